@@ -1,0 +1,47 @@
+"""The contract of a backend: a way to lower a graph and to run it. The smallest one, `eager`, is the tutorial.
+
+A backend is one file of this folder; its name is the file's name. It defines the functions of `Backend`. Imports of
+optional libraries stand inside the functions, after `missing()` has been asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from infer.capture import Graph
+from infer.spec import Finding, Plan, TensorSpec
+
+
+class Runner(Protocol):
+    """An opened compiled graph: named tensors in, named tensors out. One call at a time per runner."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Inputs and outputs are dense tensors on the runner's device, or on CPU; shapes were checked by the caller."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    def missing(self) -> str | None:
+        """Why this machine can't run the backend at all, or None: `no CUDA device`."""
+        ...
+
+    def refuses(self, graph: Graph, plan: Plan) -> str | None:
+        """Why this graph under this plan can't be lowered, or None."""
+        ...
+
+    def lower(self, graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
+        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `infer.capture.save`)."""
+        ...
+
+    def open(self, folder: Path, device: str) -> Runner:
+        """Open what `lower` wrote; `folder` is the artifact's root, its files already verified and trusted."""
+        ...

@@ -1,0 +1,117 @@
+"""Every exception of `infer`, with its exit code (command line) and status (HTTP).
+
+    InferError                    1  500   a bug of ours, or the base class
+    ├── UsageError                2  400   an option or a name is wrong
+    │   └── InputError            2  400   a tensor does not match its spec
+    ├── SourceError               3  400   the file is not what it should be
+    │   ├── UnsafeSourceError     3  400   the file holds code and nobody said to trust it
+    │   └── ArtifactError         3  500   the artifact is damaged, foreign or wrong
+    ├── GateError                 4  500   less faithful, or slower, than was allowed
+    ├── NotUsableError            5  501   this machine, or this model, can't do it
+    ├── BusyError                 6  409   somebody else is writing there, or it exists
+    ├── ResourceError             7  503   out of memory or disk
+    └── ServeError                1  500   only over HTTP
+        ├── NotFoundError         1  404
+        ├── TooLargeError         1  413
+        ├── UnsupportedMediaError 1  415
+        ├── OverloadedError       1  503   queue full; carries `retry_after` seconds
+        ├── DeadlineError         1  504
+        └── NotReadyError         1  503
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InferError(Exception):
+    """What was wrong; `where` says at which file, tensor or field; `hint` says what to do."""
+
+    exit_code = 1
+    status = 500
+    code = "internal"
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.where, self.hint = message, where, hint
+
+    def __str__(self) -> str:
+        text = f"{self.message} - at {self.where}" if self.where else self.message
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class UsageError(InferError):
+    exit_code, status, code = 2, 400, "usage"
+
+
+class InputError(UsageError):
+    code = "invalid_input"
+
+
+class SourceError(InferError):
+    exit_code, status, code = 3, 400, "bad_file"
+
+
+class UnsafeSourceError(SourceError):
+    code = "unsafe_code"
+
+
+class ArtifactError(SourceError):
+    status, code = 500, "bad_artifact"
+
+
+class GateError(InferError):
+    exit_code, code = 4, "gate"
+
+
+class NotUsableError(InferError):
+    exit_code, status, code = 5, 501, "not_usable"
+
+
+class BusyError(InferError):
+    exit_code, status, code = 6, 409, "busy"
+
+
+class ResourceError(InferError):
+    exit_code, status, code = 7, 503, "out_of_resources"
+
+
+class ServeError(InferError):
+    pass
+
+
+class NotFoundError(ServeError):
+    status, code = 404, "not_found"
+
+
+class TooLargeError(ServeError):
+    status, code = 413, "too_large"
+
+
+class UnsupportedMediaError(ServeError):
+    status, code = 415, "unsupported_media"
+
+
+class OverloadedError(ServeError):
+    status, code = 503, "overloaded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, where: str = "", hint: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.retry_after = retry_after
+
+
+class DeadlineError(ServeError):
+    status, code = 504, "deadline_exceeded"
+
+
+class NotReadyError(ServeError):
+    status, code = 503, "not_ready"
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """`no backend named 'inducter'. Known: …. Did you mean inductor?`"""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    return UsageError(f"no {kind} named {name!r}", hint=f"Known: {', '.join(names)}.{guess}")

@@ -1,0 +1,60 @@
+"""A file is a plug-in: its name is its name, and the module itself satisfies the folder's contract.
+
+Four folders share this shape (`backends`, `infer.quant`, `infer.attention`, `infer.serve.protocols`); third
+parties add names through entry points of the group `infer.<folder>`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from .errors import InferError, unknown
+
+KINDS = {
+    "backends": "backend",
+    "infer.quant": "quantizer",
+    "infer.attention": "attention kernel",
+    "infer.serve.protocols": "protocol",
+}
+
+
+def names(folder: str) -> list[str]:
+    """The plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
+    own = sorted(m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_"))
+    return own + [name for name in sorted(_foreign(folder)) if name not in own]
+
+
+def get(folder: str, name: str) -> ModuleType:
+    """The plug-in module; raises `UsageError` with the nearest name when there is none."""
+    if name not in names(folder):
+        raise unknown(KINDS[folder], name, names(folder))
+    foreign = _foreign(folder).get(name)
+    return foreign.load() if foreign else importlib.import_module(f"{folder}.{name}")
+
+
+def why_not(folder: str, name: str) -> str | None:
+    """Why the plug-in can't be used on this machine, or None."""
+    return get(folder, name).missing()
+
+
+def _foreign(folder: str) -> dict[str, EntryPoint]:
+    group = f"infer.{folder.rpartition('.')[2]}"
+    return {point.name: point for point in entry_points(group=group)}
+
+
+@cache
+def _package(folder: str) -> ModuleType:
+    package = importlib.import_module(folder)
+    here = Path(__file__).resolve().parent
+    found = Path(str(package.__path__[0])).resolve()
+    if here != found and here not in found.parents and here.parent != found.parent:
+        raise InferError(
+            f"a folder named {folder!r} at {found} hides the one of infer",
+            hint="Rename it, or start Python from another folder",
+        )
+    return package

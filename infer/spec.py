@@ -1,0 +1,169 @@
+"""The words of `infer` as values: tensor specs, the plan, choices, findings; the only place that knows defaults."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from .errors import InputError, UsageError
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
+ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32", "u8": "uint8", "i8": "int8"}
+DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
+
+_INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
+_DIM = re.compile(r"^[A-Za-z_]\w*$")
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Name, dtype and shape of one input or output; a `str` size is symbolic and shared by name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.dtype} [{', '.join(map(str, self.shape))}]"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """`ids=int64[batch,seq]`; raises `UsageError` with the form that was expected."""
+        match = _INPUT.match(text.replace(" ", ""))
+        if match is None:
+            raise UsageError(f"expected NAME=DTYPE[DIMS], got {text!r}", hint="Example: ids=int64[batch,seq]")
+        dtype = ALIASES.get(match["dtype"], match["dtype"])
+        if dtype not in DTYPES:
+            raise UsageError(f"no dtype named {match['dtype']!r}", hint=f"Known: {', '.join(DTYPES)}")
+        return cls(match["name"], dtype, tuple(_size(part, text) for part in match["dims"].split(",") if part))
+
+    def format(self) -> str:
+        """The inverse of `parse`."""
+        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def check(self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None) -> None:
+        """Raise `InputError` unless dtype and shape fit; `sizes` collects symbolic sizes across tensors."""
+        dtype = DTYPE_NAMES.get(array.dtype) if isinstance(array, torch.Tensor) else str(array.dtype)
+        got = f"{dtype} {list(array.shape)}"
+        if dtype != self.dtype or len(array.shape) != len(self.shape):
+            raise InputError(f"expected input {self}, got {got}", where=where)
+        bound = {} if sizes is None else sizes
+        for want, have in zip(self.shape, array.shape, strict=True):
+            expected = bound.setdefault(want, int(have)) if isinstance(want, str) else want
+            if expected != have:
+                named = f" with {want}={expected}" if isinstance(want, str) else ""
+                raise InputError(f"expected input {self}{named}, got {got}", where=where)
+
+
+def _size(part: str, text: str) -> int | str:
+    if part.isdigit() and int(part) > 0:
+        return int(part)
+    if _DIM.match(part):
+        return part
+    raise UsageError(f"a size is a positive number or a name, got {part!r} in {text!r}")
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One decision: what was asked, what was taken, and why."""
+
+    what: str
+    asked: str
+    value: str
+    reason: str
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One measured or decided fact. `stage` is the arrow of the street that found it."""
+
+    stage: str
+    what: str
+    value: float | int | str | bool | None
+    unit: str = ""
+    why: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is asked of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
+
+    source: str
+    backend: str = "auto"
+    quant: str = "none"
+    dtype: str = "auto"
+    device: str = "auto"
+    inputs: tuple[str, ...] = ()
+    model: str | None = None
+    data: str | None = None
+    load: str = "auto"
+    trust_code: bool = False
+    allow_slower: bool = False
+    max_error: float | None = None
+    max_batch: int = 64
+    max_length: int = 512
+    threads: int | None = None
+    seed: int = 0
+
+    @property
+    def quant_name(self) -> str:
+        """`cluster:3` → `cluster`."""
+        return self.quant.partition(":")[0]
+
+    @property
+    def quant_option(self) -> str:
+        """`cluster:3` → `3`; empty when none was given."""
+        return self.quant.partition(":")[2]
+
+    def with_(self, **changes: Any) -> Plan:
+        return msgspec.structs.replace(self, **changes)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row."""
+
+    relative_error: float
+    cosine: float
+    top1: float
+    kl: float
+    perplexity: float
+
+
+# The quality table of the design: what each precision class may lose against the float original.
+LIMITS: dict[str, Limits] = {
+    "float32": Limits(relative_error=1e-3, cosine=0.9999, top1=0.998, kl=1e-4, perplexity=0.001),
+    "float16": Limits(relative_error=1e-2, cosine=0.999, top1=0.995, kl=1e-3, perplexity=0.002),
+    "bfloat16": Limits(relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01),
+    "int8": Limits(relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01),
+    "4bit": Limits(relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12),
+    "3bit": Limits(relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50),
+    "2bit": Limits(relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00),
+}
+
+
+def precision_class(quant: str, dtype: str) -> str:
+    """The row of `LIMITS` that judges this quantization and compute dtype."""
+    name, _, option = quant.partition(":")
+    if name == "cluster":
+        return {"2": "2bit", "3": "3bit", "6": "int8"}.get(option, "4bit")
+    if name in ("nf4", "int4", "fp4"):
+        return "4bit"
+    if name in ("int8", "fp8"):
+        return "int8"
+    return dtype if dtype in LIMITS else "float32"
