@@ -30,12 +30,18 @@ class Runner(Protocol):
 
 
 class Backend(Protocol):
+    EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted
+
     def missing(self) -> str | None:
         """Why this machine can't run the backend at all, or None: `no CUDA device`."""
         ...
 
     def refuses(self, graph: Graph, plan: Plan) -> str | None:
         """Why this graph under this plan can't be lowered, or None."""
+        ...
+
+    def target(self, device: str) -> dict[str, str]:
+        """What a compiled result is tied to (`isa`, `torch`, `sm`, …): where it differs, the graph is lowered again."""
         ...
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> list[Finding]:

@@ -1,0 +1,31 @@
+"""infer: shrink a trained model, lower it, check it against the original, serve it.
+
+    from infer import Predictor, Plan, optimize
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize"]
+
+_HOMES = {
+    "Finding": "spec",
+    "InferError": "errors",
+    "Plan": "spec",
+    "Predictor": "predict",
+    "TensorSpec": "spec",
+    "optimize": "pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,15 +1,45 @@
-"""Model → graph: `torch.export` with named, typed, symbolically sized inputs and outputs."""
+"""Model → graph: `torch.export` with named, typed, symbolically sized inputs and outputs.
+
+`save` writes a graph as graph.pt2 without its weights plus weights/model.safetensors, so that every backend maps the
+same file and no tensor is stored twice; `load` puts the two together again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import inspect
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
-from .spec import TensorSpec
+from .errors import ArtifactError, NotUsableError, UsageError
+from .spec import DTYPE_NAMES, TensorSpec
+
+WEIGHTS = "weights/model.safetensors"
+PROGRAM = "graph.pt2"
+SIGNATURE = "graph.json"
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a graph takes and gives, as stored in graph.json beside every compiled form of it."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: dict[str, tuple[int, int]]
+    task: str
 
 
 @dataclass(frozen=True)
@@ -20,6 +50,209 @@ class Graph:
     outputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
-    program: torch.export.ExportedProgram | None = None
+    program: ExportedProgram | None = None
     onnx: Path | None = None
     task: str = "tensors"
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program in plain torch: the slow twin of every backend."""
+        return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
+        if self.program is None:
+            raise NotUsableError("an ONNX graph has no torch program", hint="Use --backend ort")
+        module = self.program.module()
+        return lambda **inputs: flatten(module(**inputs))
+
+
+def flatten(outputs: Any) -> list[Tensor]:
+    """The tensors of whatever a model returned (tensor, tuple, dict, ModelOutput), in order."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def capture(
+    module: nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    samples: Mapping[str, Tensor],
+    *,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    outputs: tuple[str, ...] = (),
+    task: str = "tensors",
+) -> Graph:
+    """Export `module` (called by keyword) with the symbolic sizes that `inputs` name.
+
+    `sizes` bounds them (default 1…4096). Raises `UsageError` when the names are not the model's own and
+    `NotUsableError` with the exporter's reason when the model can't be captured.
+    """
+    _check_names(module, inputs)
+    bounds = {d: (1, 4096) for s in inputs for d in s.shape if isinstance(d, str)} | dict(sizes or {})
+    used = {d for s in inputs for d in s.shape if isinstance(d, str)}
+    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in bounds.items() if name in used and low < high}
+    shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
+    examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
+    with quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            raise NotUsableError(
+                f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",
+                hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
+            ) from error
+    graph = Graph(inputs, (), samples, {d: bounds[d] for d in used}, program, task=task)
+    return replace(graph, outputs=_outputs(program, inputs, outputs))
+
+
+def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for spec in inputs:
+        if spec.name not in known:
+            raise UsageError(
+                f"the model has no input named {spec.name!r}",
+                hint=f"Its forward takes: {', '.join(known)}. Name it with --input {known[0] if known else 'x'}=…",
+            )
+
+
+def _at_least_two(sample: Tensor, spec: TensorSpec) -> Tensor:
+    """Symbolic sizes of 0 or 1 would be taken as constants by the exporter."""
+    for axis, size in enumerate(spec.shape):
+        if isinstance(size, str) and sample.shape[axis] < 2:
+            sample = sample.repeat_interleave(2, dim=axis)
+    return sample[:2].contiguous() if spec.shape and isinstance(spec.shape[0], str) else sample
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] or type(error).__name__
+
+
+def _outputs(
+    program: ExportedProgram, inputs: tuple[TensorSpec, ...], names: tuple[str, ...]
+) -> tuple[TensorSpec, ...]:
+    signature, nodes = program.graph_signature, {n.name: n for n in program.graph.nodes}
+    symbols: dict[str, str] = {}
+    for spec, node in zip(inputs, signature.user_inputs, strict=True):
+        for size, actual in zip(spec.shape, nodes[str(node)].meta["val"].shape, strict=True):
+            if isinstance(size, str):
+                symbols[str(actual)] = size
+    values = [nodes[str(name)].meta["val"] for name in signature.user_outputs]
+    names = names or _output_names(program, len(values))
+    if len(names) != len(values):
+        raise UsageError(f"expected {len(values)} output names, got {len(names)}: {', '.join(names)}")
+    return tuple(
+        TensorSpec(name, DTYPE_NAMES[value.dtype], tuple(_named(size, symbols) for size in value.shape))
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def _output_names(program: ExportedProgram, count: int) -> tuple[str, ...]:
+    spec = program.call_spec.out_spec
+    if spec is not None and spec.type is dict and len(spec.context) == count:
+        return tuple(str(key) for key in spec.context)
+    return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
+
+
+def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))
+
+
+@contextmanager
+def quiet() -> Any:
+    """Exporters and compilers talk a lot; what matters reaches us as exceptions."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def save(graph: Graph, folder: Path) -> None:
+    """Write graph.json, graph.pt2 (hollow) and weights/model.safetensors into `folder`; a shared tensor once.
+
+    Of an ONNX graph only graph.json is written here; its backend carries the model file.
+    """
+    signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task)
+    (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
+    program = graph.program
+    if program is None:
+        return
+    (folder / "weights").mkdir(exist_ok=True)
+    tensors, aliases = _unique({**program.state_dict, **program.constants})
+    save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
+    state, constants = program._state_dict, program._constants
+    program._state_dict = {name: _hollow(value) for name, value in state.items()}
+    program._constants = {n: _hollow(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
+    try:
+        with quiet():
+            torch.export.save(program, folder / PROGRAM)
+    finally:
+        program._state_dict, program._constants = state, constants
+
+
+def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    seen: dict[tuple[Any, ...], str] = {}
+    unique: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            continue
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
+        if key in seen:
+            aliases[name] = seen[key]
+            continue
+        seen[key] = name
+        dense = value.detach().contiguous()
+        whole = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
+        unique[name] = dense if whole else dense.clone()
+    return unique, aliases
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    """Same shape and dtype over a single stored element, so that the file holds no weights."""
+    hollow = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
+
+
+def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Every weight and constant by name, mapped from the file; aliases share one tensor."""
+    path = folder / WEIGHTS
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    except OSError as error:
+        raise ArtifactError(f"the weights can't be read: {error}", where=str(path)) from error
+    return tensors | {name: tensors[target] for name, target in aliases.items()}
+
+
+def load_signature(folder: Path) -> Signature:
+    path = folder / SIGNATURE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Signature)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"the graph's signature can't be read: {error}", where=str(path)) from error
+
+
+def load(folder: Path, device: str = "cpu") -> Graph:
+    """The graph that `save` wrote, weights mapped. Runs code of graph.pt2: the caller has settled trust."""
+    signature = load_signature(folder)
+    with quiet():
+        program = torch.export.load(folder / PROGRAM)
+    weights = load_weights(folder, device)
+    program._state_dict = {
+        name: nn.Parameter(weights[name], requires_grad=False) if isinstance(value, nn.Parameter) else weights[name]
+        for name, value in program._state_dict.items()
+    }
+    program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
+    return Graph(signature.inputs, signature.outputs, {}, signature.sizes, program, task=signature.task)

@@ -119,6 +119,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     max_length: int = 512
     threads: int | None = None
+    batches: tuple[int, ...] = (1, 8)
     seed: int = 0
 
     @property

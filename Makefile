@@ -1,0 +1,37 @@
+# Two commands: `make demo` and `make test`. Needs Python >= 3.11 and a C++ compiler; everything else lands in .venv.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check table bench-load bench-serve clean
+demo: $(STAMP)
+	$(RUN) models/demo.py
+
+test: check
+	$(RUN) -m pytest
+
+check: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q tests/test_layers.py tests/test_surface.py
+
+table: $(STAMP)
+	$(RUN) bench/table.py
+
+bench-load: $(STAMP)
+	$(RUN) bench/load.py
+
+bench-serve: $(STAMP)
+	$(RUN) bench/serve.py
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infer needs Python 3.11 or newer")'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt torch
+	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[hf,ort,serve,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

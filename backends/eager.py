@@ -1,0 +1,51 @@
+"""The graph in plain torch, one operator after the other: the null device, the slow twin, and the tutorial.
+
+To add a backend copy this file, rename it, and make `lower` write what `open` reads; nothing else has to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+import infer.kernels  # noqa: F401  the graph may hold infer:: operators
+from infer import capture
+from infer.spec import Finding, Plan
+
+EXECUTES_CODE = True
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(graph: capture.Graph, plan: Plan) -> str | None:
+    return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
+
+
+def target(device: str) -> dict[str, str]:
+    return {}
+
+
+def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
+    return [Finding("lower", "operators", len(graph.program.graph.nodes), why="run one by one by torch")]
+
+
+class Runner:
+    def __init__(self, graph: capture.Graph, device: str) -> None:
+        self.inputs, self.outputs, self._device = graph.inputs, graph.outputs, device
+        self._call = graph.callable()
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            outputs = self._call(**{name: value.to(self._device) for name, value in inputs.items()})
+        return dict(zip((o.name for o in self.outputs), outputs, strict=True))
+
+    def close(self) -> None:
+        del self._call
+
+
+def open(folder: Path, device: str) -> Runner:
+    return Runner(capture.load(folder, device), device)

@@ -1,0 +1,93 @@
+"""AOTInductor: the graph compiled ahead of time into one shared library, weights mapped from the artifact.
+
+Quantized operators are lowered by their pure-torch decompositions, which the compiler fuses; weights stay packed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch._inductor
+
+from infer import capture, folders, kernels
+from infer import device as hardware
+from infer.errors import ArtifactError, NotUsableError
+from infer.spec import Finding, Plan
+
+EXECUTES_CODE = True
+PACKAGE = "compiled/model.pt2"
+
+
+def missing() -> str | None:
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (InvalidCxxCompiler, FileNotFoundError):
+        return "no C++ compiler (install g++, or set CXX)"
+    return None
+
+
+def refuses(graph: capture.Graph, plan: Plan) -> str | None:
+    return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
+
+
+def target(device: str) -> dict[str, str]:
+    """The library is built for one torch, one instruction set and one kind of GPU."""
+    return {"torch": torch.__version__, **hardware.fingerprint(device)}
+
+
+def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
+    package = folder / PACKAGE
+    package.parent.mkdir(exist_ok=True)
+    program = graph.program.run_decompositions(kernels.decompositions())
+    settings = {
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.package_cpp_only": False,
+        "cpp.dynamic_threads": True,  # follow torch.set_num_threads instead of baking in this machine's
+    }
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
+    try:
+        with capture.quiet():
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(package), inductor_configs=settings
+            )
+    except (RuntimeError, torch._inductor.exc.InductorError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NotUsableError(f"inductor can't compile this graph: {first}") from error
+    return [Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")]
+
+
+class Runner:
+    def __init__(self, folder: Path, device: str) -> None:
+        signature = capture.load_signature(folder)
+        self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
+        with capture.quiet():
+            self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))
+        self._weights = capture.load_weights(folder, device)
+        wanted = self._model.get_constant_fqns()
+        absent = [name for name in wanted if name not in self._weights]
+        if absent:
+            raise ArtifactError(f"weights are missing: {', '.join(absent[:5])}", where=str(folder))
+        self._model.load_constants(
+            {name: self._weights[name] for name in wanted}, check_full_update=True, user_managed=True
+        )
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        moved = {name: value.to(self._device).contiguous() for name, value in inputs.items()}
+        with self._lock, torch.no_grad():
+            outputs = capture.flatten(self._model(**moved))
+        return dict(zip((o.name for o in self.outputs), outputs, strict=True))
+
+    def close(self) -> None:
+        del self._model, self._weights
+
+
+def open(folder: Path, device: str) -> Runner:
+    return Runner(folder, device)

@@ -1,0 +1,238 @@
+"""Arguments in, sentences out. Exit codes: 0 done · 1 internal · 2 usage · 3 bad file or artifact · 4 a gate refused ·
+5 not usable on this machine · 6 busy or exists · 7 out of memory or disk · 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..errors import InferError, ResourceError
+from ..spec import Plan
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Shrink a trained model, lower it, check it against the original, serve it.",
+)
+
+Artifact = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="a folder NAME.infer made by `infer optimize`")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout, nothing else")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold code")]
+
+
+@app.command()
+def optimize(
+    source: Annotated[str, typer.Argument(help=".pt, .pt2, .safetensors, .onnx, or a Hugging Face folder")],
+    output: Annotated[Path | None, typer.Option(help="artifact to write; default: NAME.infer here")] = None,
+    backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
+    quant: Annotated[str, typer.Option(help="none, int8[:weight|:static], nf4, cluster[:2|:3|:4|:6]")] = "none",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16, tf32")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="NAME=DTYPE[DIMS], repeatable")] = None,
+    model: Annotated[str | None, typer.Option(help="FILE.py:FACTORY that builds the model of a state dict")] = None,
+    data: Annotated[str | None, typer.Option(help="real inputs: .npz, .npy, .pt, text, folder, FILE.py:FN, random")] = None,
+    load: Annotated[str, typer.Option(help="auto, meta, sequential, per-tensor, torch, offload")] = "auto",
+    batch: Annotated[str, typer.Option(help="batch sizes that matter, timed and gated")] = "1,8",
+    max_batch: Annotated[int, typer.Option(help="largest batch the graph takes", min=1)] = 64,
+    max_length: Annotated[int, typer.Option(help="longest sequence the graph takes", min=1)] = 512,
+    max_error: Annotated[float | None, typer.Option(help="allow this relative error, judge nothing else")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)] = None,
+    trust_code: Trust = False,
+    allow_slower: Annotated[bool, typer.Option(help="keep a slower result: memory was the point")] = False,
+    force: Annotated[bool, typer.Option(help="replace an existing artifact")] = False,
+    plan: Annotated[Path | None, typer.Option(help="take everything from this manifest.json or plan file")] = None,
+    profile: Annotated[Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
+    from .. import pipeline
+    from . import options, show
+
+    asked = options.to_plan(
+        source=source,
+        backend=backend,
+        quant=quant,
+        dtype=dtype,
+        device=device,
+        inputs=tuple(inputs or ()),
+        model=model,
+        data=data,
+        load=load,
+        batches=batch,
+        max_batch=max_batch,
+        max_length=max_length,
+        max_error=max_error,
+        threads=threads,
+        trust_code=trust_code,
+        allow_slower=allow_slower,
+    )
+    made: Plan = options.read_plan(plan, source) if plan else asked
+    target = output or options.default_output(source)
+    with show.watching(quiet=as_json) as watch:
+        outcome = pipeline.optimize(made, target, watch=watch, replace=force)
+    show.report(outcome.report, as_json=as_json, path=outcome.path)
+    if profile:
+        from .. import bench
+
+        bench.profile(outcome.path, profile)
+        Console(stderr=True).print(f"profile: {profile} (open it at ui.perfetto.dev)")
+
+
+@app.command()
+def predict(
+    artifact: Artifact,
+    input: Annotated[str, typer.Argument(help=".npz, .npy, .json, a text file, or - for text on stdin")],
+    output: Annotated[Path | None, typer.Option(help=".npz or .json; default: JSON on stdout")] = None,
+    trust_code: Trust = False,
+) -> None:
+    """Run an artifact on a file of inputs."""
+    from . import files
+    from ..predict import Predictor
+
+    with Predictor.load(artifact, trust_code=trust_code) as predictor:
+        files.write(files.answer(predictor, input), output)
+
+
+@app.command()
+def bench(
+    artifact: Artifact,
+    vs: Annotated[Path | None, typer.Option(help="another artifact, run in turn with this one")] = None,
+    batch: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16",
+    seconds: Annotated[float, typer.Option(help="time per batch size", min=0.05)] = 1.0,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    output: Annotated[Path | None, typer.Option(help="also write the JSON document here")] = None,
+    profile: Annotated[Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")] = None,
+    trust_code: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency percentiles, throughput, memory and the roofline of an artifact."""
+    from .. import bench as benching
+    from . import options, show
+
+    result = benching.run(
+        artifact, vs=vs, batches=options.parse_batches(batch), seconds=seconds, threads=threads, trust_code=trust_code
+    )
+    if output:
+        output.write_bytes(benching.encode(result))
+    if profile:
+        benching.profile(artifact, profile, trust_code=trust_code)
+    show.bench(result, as_json=as_json)
+
+
+@app.command()
+def serve(
+    artifacts: Annotated[list[Path], typer.Argument(metavar="ARTIFACT...")],
+    host: Annotated[str, typer.Option(help="address to bind")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    max_delay_ms: Annotated[float, typer.Option(help="wait this long for a batch to fill", min=0)] = 0.0,
+    drain: Annotated[float, typer.Option(help="seconds to finish accepted requests on SIGTERM", min=0)] = 30.0,
+    trust_code: Trust = False,
+) -> None:
+    """Serve artifacts over HTTP: KServe v2, OpenAI embeddings, health and metrics."""
+    from .. import serve as serving
+
+    raise typer.Exit(
+        serving.run(
+            [str(a) for a in artifacts],
+            host=host,
+            port=port,
+            threads=threads,
+            max_delay_us=int(max_delay_ms * 1000),
+            drain=drain,
+            trust_code=trust_code,
+        )
+    )
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="an artifact or a model file; nothing in it is executed")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a file or an artifact holds, from its headers alone."""
+    from .. import inspection
+    from . import show
+
+    show.facts(inspection.inspect(path), as_json=as_json)
+
+
+@app.command()
+def verify(artifact: Artifact, trust_code: Trust = False, as_json: AsJson = False) -> None:
+    """Check every hash, the signature, and the golden inputs of an artifact."""
+    from .. import inspection
+    from . import show
+
+    show.facts(inspection.verify(artifact, trust_code=trust_code), as_json=as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What can run on this machine, what can't and why, and versions that clash."""
+    from .. import inspection
+    from . import show
+
+    show.doctor(inspection.doctor(), as_json=as_json)
+
+
+@app.command()
+def report(
+    artifact: Artifact,
+    html: Annotated[Path | None, typer.Option(help="write the HTML page here")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the report that an artifact carries."""
+    from .. import inspection
+    from . import show
+
+    document = inspection.report(artifact)
+    if html:
+        html.write_bytes((artifact / "report.html").read_bytes())
+    show.report(document, as_json=as_json, path=artifact)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Errors are one sentence on stderr."""
+    signal.signal(signal.SIGTERM, _terminate)
+    debug = "--debug" in (arguments if arguments is not None else sys.argv)
+    given = [a for a in (arguments if arguments is not None else sys.argv[1:]) if a != "--debug"]
+    try:
+        result: Any = app(given, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was published", 130)
+    except InferError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(str(error), error.exit_code, error.code if "--json" in given else "")
+    except MemoryError:
+        return _fail("out of memory; try --load offload, or a machine with more", ResourceError.exit_code)
+    except typer.TyperException as error:  # type: ignore[attr-defined]
+        return _fail(str(error), 2)
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1)
+
+
+def _fail(sentence: str, code: int, kind: str = "") -> int:
+    if kind:
+        print(json.dumps({"error": {"code": kind, "message": sentence, "exit_code": code}}))
+    print(f"infer: {sentence}", file=sys.stderr)
+    return code
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Command-line options → `Plan`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+from ..spec import ALIASES, Plan
+
+DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def to_plan(*, dtype: str, device: str, batches: str, max_batch: int, **rest: Any) -> Plan:
+    """Spellings made canonical, bad combinations refused before anything is opened."""
+    dtype = ALIASES.get(dtype, dtype)
+    if dtype not in DTYPES:
+        raise UsageError(f"no compute dtype named {dtype!r}", hint=f"Known: {', '.join(DTYPES)}")
+    if device not in DEVICES:
+        raise UsageError(f"no device named {device!r}", hint=f"Known: {', '.join(DEVICES)}")
+    sizes = parse_batches(batches)
+    if max(sizes) > max_batch:
+        raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
+    return Plan(dtype=dtype, device=device, batches=sizes, max_batch=max_batch, **rest)
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """`1,8` → (1, 8)."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"expected batch sizes like 1,8, got {text!r}")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def default_output(source: str) -> Path:
+    """`model.pt` → `model.infer` in the current folder."""
+    path = Path(source.partition(":")[0].rstrip("/"))
+    stem = path.name if path.is_dir() else path.stem
+    return Path(f"{stem or 'model'}.infer")
+
+
+def read_plan(path: Path, source: str) -> Plan:
+    """A plan from a manifest.json (its `plan`) or a TOML file; SOURCE on the command line wins over the stored one."""
+    try:
+        data = tomllib.loads(path.read_text()) if path.suffix == ".toml" else msgspec.json.decode(path.read_bytes())
+        return msgspec.convert({**data.get("plan", data), "source": source}, Plan)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.MsgspecError, AttributeError) as error:
+        raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error

@@ -1,0 +1,33 @@
+"""Where `infer` keeps things of the user: compile caches and the signing key. Private folders, made on first use.
+
+`INFER_CACHE` and `INFER_CONFIG` override the places; otherwise the XDG base directories are followed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def cache(name: str) -> Path:
+    base = os.environ.get("INFER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer"
+    return _private(Path(base) / name)
+
+
+def signing_key() -> bytes:
+    """This user's own key, 32 random bytes, readable by nobody else; made once."""
+    base = os.environ.get("INFER_CONFIG") or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "infer"
+    path = _private(Path(base)) / "key"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(handle, "wb") as file:
+        file.write(secrets.token_bytes(32))
+    return path.read_bytes()
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

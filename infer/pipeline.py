@@ -1,0 +1,291 @@
+"""optimize(): the one-way street from a source to a published artifact.
+
+    source ─ load ─▶ model ─ shrink ─▶ smaller model ─ capture ─▶ graph ─ lower ─▶ runner ─ compare, time ─▶ artifact
+
+The float reference travels beside it. Each step returns findings; a gate that fails raises and nothing is published.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from . import __version__, artifact, capture, fidelity, plugins, quant, sources
+from . import device as hardware
+from .errors import GateError, InferError, NotUsableError
+from .report import document, html, memory
+from .spec import LIMITS, Choice, Finding, Plan, precision_class
+from .trial import Trial, run_trial
+
+
+class Watch:
+    """What a person sees while it runs; the command line overrides it, the Python API stays silent."""
+
+    def step(self, name: str, detail: str = "") -> None: ...
+
+    def progress(self, done: int, total: int, what: str) -> None: ...
+
+    def found(self, finding: Finding) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What `optimize` leaves: the artifact's path, its manifest and the report."""
+
+    path: Path
+    manifest: artifact.Manifest
+    report: document.Report
+
+
+@dataclass
+class Street:
+    """The state of one run: everything found so far, in order."""
+
+    plan: Plan
+    watch: Watch
+    choices: list[Choice] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def found(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self.findings.append(finding)
+            self.watch.found(finding)
+
+
+def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: bool = False) -> Outcome:
+    """Take `plan.source` down the street and publish `output`. Raises an `InferError`, and then leaves nothing behind.
+
+    `GateError`: less faithful than the limits of its precision class, or slower than the unquantized graph.
+    """
+    street = Street(resolve_plan_names(plan), watch or Watch())
+    resolve(street)
+    with artifact.stage(output, replace=replace) as folder:
+        street.watch.step("load", plan.source)
+        loaded = _load(street)
+        street.watch.step("capture", "the float original")
+        original = float_graph(loaded, street.plan)
+        street.watch.step("shrink", street.plan.quant)
+        small, module = shrink(street, loaded, original)
+        capture.save(small, folder)
+        trials = _try_backends(street, original, small, folder)
+        best = choose(street, trials)
+        enforce(street, best, loaded.module, module, small)
+        return _publish(street, loaded, small, best, folder, output)
+
+
+def resolve_plan_names(plan: Plan) -> Plan:
+    """Unknown names fail before anything is loaded."""
+    if plan.backend != "auto":
+        plugins.get("backends", plan.backend)
+    if plan.quant != "none":
+        quant.check_option(plugins.get("infer.quant", plan.quant_name), plan)
+    return plan
+
+
+def resolve(street: Street) -> None:
+    """Turn every "auto" into a value and a reason, once."""
+    plan = street.plan
+    device = hardware.resolve(plan.device)
+    street.choices.append(device)
+    if plan.dtype == "auto":
+        dtype = "float32" if device.value == "cpu" else "bfloat16"
+        why = "CPUs without half-precision units are slower in it" if dtype == "float32" else "tensor cores"
+        street.choices.append(Choice("dtype", "auto", dtype, why))
+    else:
+        dtype = plan.dtype
+    street.plan = plan.with_(device=device.value, dtype=dtype)
+    if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
+        other = "inductor" if plan.backend != "inductor" else "eager"
+        raise NotUsableError(
+            f"backend {plan.backend} is not usable on this machine: {reason}",
+            hint=f"Use --backend {other}, or run 'infer doctor'",
+        )
+    if plan.threads:
+        torch.set_num_threads(plan.threads)
+
+
+def _load(street: Street) -> sources.LoadedModel:
+    loaded = sources.load(street.plan)
+    street.found(loaded.findings)
+    street.found([Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)])
+    if loaded.module is not None:
+        street.found(sources.fill(loaded))
+    return loaded
+
+
+def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:
+    """The float original as a graph; nothing about it was changed."""
+    if loaded.onnx is not None:
+        return capture.Graph(
+            loaded.inputs, _onnx_outputs(loaded), loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task
+        )
+    return _captured(loaded, loaded.module)
+
+
+def _onnx_outputs(loaded: sources.LoadedModel) -> tuple[Any, ...]:
+    return tuple(loaded.meta.get("outputs", ()))
+
+
+def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
+    return capture.capture(
+        module.eval(),
+        loaded.inputs,
+        loaded.samples,
+        sizes=loaded.sizes,
+        outputs=loaded.outputs,
+        task=loaded.task,
+    )
+
+
+def shrink(
+    street: Street, loaded: sources.LoadedModel, original: capture.Graph
+) -> tuple[capture.Graph, nn.Module | None]:
+    """A second copy of the model with its layers quantized and its dtype lowered, captured like the first."""
+    plan = street.plan
+    if original.onnx is not None or (plan.quant == "none" and plan.dtype == "float32"):
+        return original, loaded.module
+    copy = sources.load(plan)
+    if plan.quant != "none":
+        stats = quant.calibrate(loaded.module, _calibration_batches(loaded)) if quant.needs_stats(plan) else None
+        found = quant.quantize_model(
+            copy.module,
+            plan,
+            reader=copy.reader,
+            renames=copy.renames,
+            stats=stats,
+            progress=street.watch.progress,
+        )
+        street.found(found)
+    sources.fill(copy)
+    if plan.dtype in ("float16", "bfloat16"):
+        copy.module = capture.in_dtype(copy.module, loaded.inputs, hardware_dtype(plan.dtype))
+    return _captured(copy, copy.module), copy.module
+
+
+def hardware_dtype(name: str) -> torch.dtype:
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+
+
+def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]:
+    """Inputs kept for calibration, else the second half of the samples: never the rows that judge."""
+    rows = len(next(iter(loaded.samples.values())))
+    samples = loaded.calibration or {name: value[rows // 2 :] for name, value in loaded.samples.items()}
+    count = len(next(iter(samples.values())))
+    return [{name: value[i : i + 8] for name, value in samples.items()} for i in range(0, count, 8)]
+
+
+def _try_backends(
+    street: Street, original: capture.Graph, small: capture.Graph, folder: Path
+) -> list[Trial]:
+    trials, errors = [], []
+    names = [street.plan.backend] if street.plan.backend != "auto" else plugins.names("backends")
+    work = folder / "trials"
+    for name in names:
+        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(small, street.plan)
+        if reason:
+            street.found([Finding("lower", f"refused {name}", None, why=reason)])
+            errors.append(f"{name}: {reason}")
+            continue
+        street.watch.step("lower", name)
+        plan = street.plan.with_(backend=name)
+        try:
+            trials.append(run_trial(plan, original, small, folder, work / name, street.watch.step))
+        except NotUsableError as error:
+            if street.plan.backend != "auto":
+                raise
+            street.found([Finding("lower", f"refused {name}", None, why=str(error))])
+            errors.append(f"{name}: {error}")
+    if not trials:
+        raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
+    return trials
+
+
+def choose(street: Street, trials: list[Trial]) -> Trial:
+    """The fastest trial that passes its gates; when none passes, the fastest of all (its gate then speaks)."""
+    passing = [t for t in trials if t.failure(street.plan) is None]
+    ranked = sorted(passing or trials, key=lambda t: t.seconds)
+    best = ranked[0]
+    others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
+    why = f"the fastest here; time of the others: {others}" if others else "the only one that was tried"
+    asked = street.plan.backend
+    street.choices.append(Choice("backend", asked, best.backend, why if asked == "auto" else "asked for"))
+    for trial in trials:
+        street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
+    street.plan = street.plan.with_(backend=best.backend)
+    street.found(best.findings)
+    return best
+
+
+def enforce(
+    street: Street, best: Trial, original: nn.Module | None, module: nn.Module | None, graph: capture.Graph
+) -> None:
+    """The two gates. The fidelity gate names the worst layers; both say the way out."""
+    reason = best.unfaithful(street.plan)
+    if reason:
+        worst = ""
+        if original is not None and module is not None and street.plan.quant != "none":
+            rows = {name: value[:4] for name, value in graph.samples.items()}
+            layers = fidelity.worst_layers(original, module, rows)
+            worst = "; worst layers: " + ", ".join(f"{f.what} {f.value:.3f}" for f in layers)
+        raise GateError(
+            f"refused, not faithful enough: {reason}{worst}",
+            hint="Nothing was published. Choose a milder --quant, or allow more with --max-error",
+        )
+    if best.slower and not street.plan.allow_slower:
+        raise GateError(
+            f"refused, slower: {best.verdict}",
+            hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
+        )
+
+
+def _publish(
+    street: Street, loaded: sources.LoadedModel, small: capture.Graph, best: Trial, folder: Path, output: Path
+) -> Outcome:
+    street.watch.step("publish", str(output))
+    shutil.move(best.folder / "compiled", folder / "compiled") if (best.folder / "compiled").exists() else None
+    (folder / "golden").mkdir()
+    for name, tensors in best.golden.items():
+        save_file(tensors, folder / "golden" / f"{name}.safetensors")
+    for name, path in loaded.files.items():
+        shutil.copyfile(path, folder / name)
+    best.close()
+    shutil.rmtree(folder / "trials", ignore_errors=True)
+    street.found(memory.probe(best.backend, folder, street.plan.device))
+    manifest = _manifest(street, loaded, small, best, output)
+    report = document.from_manifest(manifest, latency=best.latency, size=artifact.size(folder))
+    (folder / "report.json").write_bytes(document.encode(report))
+    (folder / "report.html").write_text(html.render_html(report))
+    return Outcome(output, artifact.publish(folder, output, manifest), report)
+
+
+def _manifest(
+    street: Street, loaded: sources.LoadedModel, small: capture.Graph, best: Trial, output: Path
+) -> artifact.Manifest:
+    backend = plugins.get("backends", best.backend)
+    return artifact.Manifest(
+        name=output.name.removesuffix(".infer"),
+        made_with=f"infer {__version__}",
+        plan=street.plan,
+        choices=tuple(street.choices),
+        backend=best.backend,
+        device=street.plan.device,
+        task=small.task,
+        inputs=small.inputs,
+        outputs=small.outputs,
+        sizes=dict(small.sizes),
+        target=backend.target(street.plan.device),
+        versions=hardware.versions(),
+        meta=dict(loaded.meta),
+        verdict=tuple(best.verdicts(street.plan)),
+        findings=tuple(street.findings),
+    )
+
+
+__all__ = ["LIMITS", "InferError", "Mapping", "Outcome", "Watch", "optimize", "precision_class"]

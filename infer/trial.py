@@ -1,0 +1,189 @@
+"""One backend tried on one graph: lowered, compared with the float original, timed against its own unquantized form."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import capture, fidelity, plugins
+from .report import latency
+from .spec import LIMITS, Finding, Plan, TensorSpec, precision_class
+
+MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
+
+
+@dataclass
+class Timing:
+    """One batch size: seconds of the runner and of what it is measured against, in the same interleaved run."""
+
+    batch: int
+    ours: latency.Latency
+    baseline: latency.Latency
+    pair: latency.Paired
+
+
+@dataclass
+class Trial:
+    """What was learned; `folder` holds the compiled form until it is published."""
+
+    backend: str
+    folder: Path
+    fidelity: list[Finding]
+    latency: list[Timing]
+    golden: dict[str, dict[str, Tensor]]
+    baseline: str
+    findings: list[Finding] = field(default_factory=list)
+    runner: Any = None
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the median latencies over the batch sizes of the plan: what trials are ranked by."""
+        return sum(t.ours.p50 for t in self.latency)
+
+    @property
+    def slower(self) -> bool:
+        return any(t.pair.verdict == "slower" for t in self.latency)
+
+    @property
+    def verdict(self) -> str:
+        """`2.1x faster than inductor float32 at batch 1, same at batch 8`."""
+        parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
+        return f"{', '.join(parts)} against {self.baseline}"
+
+    def unfaithful(self, plan: Plan) -> str | None:
+        return fidelity.judge(self.fidelity, LIMITS[precision_class(plan.quant, plan.dtype)], plan.max_error)
+
+    def failure(self, plan: Plan) -> str | None:
+        return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)
+
+    def verdicts(self, plan: Plan) -> list[str]:
+        """The lines that people read first."""
+        limits = precision_class(plan.quant, plan.dtype)
+        lines = [self.verdict, f"fidelity within the limits of {limits}"]
+        return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
+
+    def close(self) -> None:
+        if self.runner is not None:
+            self.runner.close()
+            self.runner = None
+
+
+def _speed(pair: latency.Paired) -> str:
+    if pair.verdict == "faster":
+        return f"{1 / pair.ratio:.2f}x faster"
+    if pair.verdict == "slower":
+        return f"{pair.ratio:.2f}x slower"
+    return pair.verdict
+
+
+def run_trial(
+    plan: Plan,
+    original: capture.Graph,
+    small: capture.Graph,
+    folder: Path,
+    work: Path,
+    step: Callable[[str, str], None],
+) -> Trial:
+    """Lower `small` into `work/small`, compare it with `original` on its samples, time it at `plan.batches`.
+
+    What it is timed against: the same backend on the float graph; for a float graph itself, plain torch.
+    """
+    backend = plugins.get("backends", plan.backend)
+    ours = workplace(folder, work / "small")
+    findings = backend.lower(small, plan, ours)
+    runner = backend.open(ours, plan.device)
+    reference = _Eager(original) if original.program is not None else _float_runner(original, work, plan)
+    step("compare", plan.backend)
+    compared, golden = _compare(reference, runner, original)
+    if small is original:
+        baseline, name = reference, "torch eager" if original.program is not None else "ONNX Runtime"
+    else:
+        step("lower", f"{plan.backend}, the float form to time against")
+        baseline, name = _float_runner(original, work, plan), f"{plan.backend} float32"
+    step("time", f"{plan.backend} against {name}")
+    timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
+    gc.collect()
+    return Trial(plan.backend, ours, compared, timings, golden, name, [*findings, *compared], runner)
+
+
+def workplace(source: Path, place: Path) -> Path:
+    """A folder to lower in that shares the graph and the weights of `source` by links."""
+    place.mkdir(parents=True)
+    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+        if (source / name).exists():
+            (place / name).symlink_to((source / name).resolve())
+    return place
+
+
+def _float_runner(original: capture.Graph, work: Path, plan: Plan) -> Any:
+    """The unquantized graph on the same backend: what "never slower" is measured against."""
+    backend = plugins.get("backends", plan.backend)
+    place = work / "float"
+    place.mkdir(parents=True)
+    capture.save(original, place)
+    backend.lower(original, plan.with_(quant="none", dtype="float32"), place)
+    return backend.open(place, plan.device)
+
+
+class _Eager:
+    """The float original in plain torch: what everything is compared with."""
+
+    def __init__(self, graph: capture.Graph) -> None:
+        self._names, self._call = [o.name for o in graph.outputs], graph.callable()
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return dict(zip(self._names, self._call(**inputs), strict=True))
+
+
+def _batches(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
+    batched = all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+    rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
+    for start in range(0, rows, size):
+        yield {s.name: graph.samples[s.name][start : start + size] if batched else graph.samples[s.name] for s in graph.inputs}
+
+
+def _compare(
+    reference: Any, runner: Any, graph: capture.Graph
+) -> tuple[list[Finding], dict[str, dict[str, Tensor]]]:
+    """Both runners over the samples; the first rows become the golden inputs and outputs."""
+    comparison = fidelity.Comparison(graph.task)
+    golden: dict[str, dict[str, Tensor]] = {}
+    for inputs in _batches(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
+        expected, got = reference.run(inputs), runner.run(inputs)
+        expected = {name: value.cpu() for name, value in expected.items()}
+        got = {name: value.cpu() for name, value in got.items()}
+        comparison.add(expected, got, inputs)
+        if not golden:
+            golden = _golden(reference, runner, graph, inputs)
+    return comparison.findings(), golden
+
+
+def _golden(
+    reference: Any, runner: Any, graph: capture.Graph, inputs: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    batched = all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+    few = {name: value[:2].contiguous() if batched else value for name, value in inputs.items()}
+    outputs = {"float_outputs": reference.run(few), "outputs": runner.run(few)}
+    dense = {key: {n: v.detach().cpu().contiguous() for n, v in value.items()} for key, value in outputs.items()}
+    return {"inputs": few, **dense}
+
+
+def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:
+    inputs = next(_batches(graph, batch))
+    inputs = {s.name: _fit(inputs[s.name], s, batch) for s in graph.inputs}
+    result = latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device)
+    return Timing(batch, result)
+
+
+def _fit(value: Tensor, spec: TensorSpec, rows: int) -> Tensor:
+    """Exactly `rows` rows of a batched input, repeating the samples where they are too few."""
+    if not spec.shape or spec.shape[0] != "batch":
+        return value
+    return value.repeat(-(-rows // len(value)), *[1] * (value.dim() - 1))[:rows].contiguous()

@@ -1,0 +1,57 @@
+"""For every test: private user folders, seeded numbers, NaN instead of uninitialised memory, two threads."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the caches, or the key, of whoever runs it; compile caches are shared by the run."""
+    monkeypatch.setenv("INFER_CACHE", str(_shared(tmp_path_factory, "cache")))
+    monkeypatch.setenv("INFER_CONFIG", str(_shared(tmp_path_factory, "config")))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@functools.cache
+def _shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    return factory.mktemp(name)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """`torch.empty` comes filled with NaN (or the largest integer): a kernel that reads it is caught."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = before
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def run_python() -> Callable[[str], str]:
+    """Run a piece of Python in a fresh process and return what it prints."""
+
+    def run(code: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

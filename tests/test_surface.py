@@ -1,0 +1,67 @@
+"""What users type does not change by accident: public names, command line flags, manifest keys, exit codes."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+
+import infer
+from infer import artifact, errors, plugins
+from infer.cli import app
+from infer.spec import Plan
+
+COMMANDS = ["optimize", "predict", "bench", "serve", "inspect", "verify", "doctor", "report"]
+
+
+def test_public_names() -> None:
+    assert infer.__all__ == [
+        "Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize",
+    ]  # fmt: skip
+    assert all(getattr(infer, name) is not None for name in infer.__all__)
+
+
+def test_importing_infer_imports_no_torch(run_python) -> None:
+    assert run_python("import infer, sys; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_commands() -> None:
+    assert list(typer.main.get_command(app).commands) == COMMANDS
+
+
+def test_flags_of_optimize() -> None:
+    command = typer.main.get_command(app).commands["optimize"]
+    flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
+    assert flags == [
+        "--allow-slower", "--backend", "--batch", "--data", "--device", "--dtype", "--force", "--input", "--json",
+        "--load", "--max-batch", "--max-error", "--max-length", "--model", "--output", "--plan", "--profile", "--quant",
+        "--threads", "--trust-code",
+    ]  # fmt: skip
+
+
+def test_manifest_keys() -> None:
+    assert [f.name for f in msgspec.structs.fields(artifact.Manifest)] == [
+        "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
+        "sizes", "target", "versions", "meta", "verdict", "findings", "files",
+    ]  # fmt: skip
+
+
+def test_plan_round_trips_through_json() -> None:
+    plan = Plan(source="model.pt", quant="cluster:3", inputs=("x=float32[batch,8]",), max_error=0.1)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+
+
+def test_exit_codes() -> None:
+    codes = {c.__name__: c.exit_code for c in (errors.InferError, *_subclasses(errors.InferError))}
+    assert codes["InferError"] == 1
+    assert codes["UsageError"] == codes["InputError"] == 2
+    assert codes["SourceError"] == codes["ArtifactError"] == codes["UnsafeSourceError"] == 3
+    assert (codes["GateError"], codes["NotUsableError"], codes["BusyError"], codes["ResourceError"]) == (4, 5, 6, 7)
+
+
+def _subclasses(cls: type) -> list[type]:
+    return [c for sub in cls.__subclasses__() for c in (sub, *_subclasses(sub))]
+
+
+def test_backends_and_quantizers() -> None:
+    assert plugins.names("backends") == ["eager", "inductor", "ort", "trt"]
+    assert plugins.names("infer.quant") == ["cluster", "int8", "nf4"]
