@@ -236,3 +236,8 @@ def require_trust(folder: Path, why: str) -> None:
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
+
+
+def size(folder: Path) -> int:
+    """Bytes of every file in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -89,23 +89,26 @@ def run_trial(
     folder: Path,
     work: Path,
     step: Callable[[str, str], None],
+    floats: FloatForms | None = None,
 ) -> Trial:
     """Lower `small` into `work/small`, compare it with `original` on its samples, time it at `plan.batches`.
 
     What it is timed against: the same backend on the float graph; for a float graph itself, plain torch.
+    `floats` keeps those forms for the next trial of the same original.
     """
+    floats = floats or FloatForms(original, work)
     backend = plugins.get("backends", plan.backend)
     ours = workplace(folder, work / "small")
     findings = backend.lower(small, plan, ours)
     runner = backend.open(ours, plan.device)
-    reference = _Eager(original) if original.program is not None else _float_runner(original, work, plan)
+    reference = floats.reference(plan)
     step("compare", plan.backend)
     compared, golden = _compare(reference, runner, original)
     if small is original:
         baseline, name = reference, "torch eager" if original.program is not None else "ONNX Runtime"
     else:
         step("lower", f"{plan.backend}, the float form to time against")
-        baseline, name = _float_runner(original, work, plan), f"{plan.backend} float32"
+        baseline, name = floats.runner(plan), f"{plan.backend} float32"
     step("time", f"{plan.backend} against {name}")
     timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
     gc.collect()
@@ -121,14 +124,26 @@ def workplace(source: Path, place: Path) -> Path:
     return place
 
 
-def _float_runner(original: capture.Graph, work: Path, plan: Plan) -> Any:
-    """The unquantized graph on the same backend: what "never slower" is measured against."""
-    backend = plugins.get("backends", plan.backend)
-    place = work / "float"
-    place.mkdir(parents=True)
-    capture.save(original, place)
-    backend.lower(original, plan.with_(quant="none", dtype="float32"), place)
-    return backend.open(place, plan.device)
+class FloatForms:
+    """The float original, in plain torch and lowered by each backend: what a trial is compared with and timed against."""
+
+    def __init__(self, original: capture.Graph, work: Path) -> None:
+        self._original, self._work = original, work
+        self._runners: dict[str, Any] = {}
+
+    def reference(self, plan: Plan) -> Any:
+        return _Eager(self._original) if self._original.program is not None else self.runner(plan)
+
+    def runner(self, plan: Plan) -> Any:
+        """The unquantized graph on the plan's backend, lowered once."""
+        if plan.backend not in self._runners:
+            backend = plugins.get("backends", plan.backend)
+            place = self._work / f"float-{plan.backend}"
+            place.mkdir(parents=True)
+            capture.save(self._original, place)
+            backend.lower(self._original, plan.with_(quant="none", dtype="float32"), place)
+            self._runners[plan.backend] = backend.open(place, plan.device)
+        return self._runners[plan.backend]
 
 
 class _Eager:

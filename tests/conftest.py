@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,17 +13,15 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def private_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """No test reads or writes the caches, or the key, of whoever runs it; compile caches are shared by the run."""
-    monkeypatch.setenv("INFER_CACHE", str(_shared(tmp_path_factory, "cache")))
-    monkeypatch.setenv("INFER_CONFIG", str(_shared(tmp_path_factory, "config")))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-@functools.cache
-def _shared(factory: pytest.TempPathFactory, name: str) -> Path:
-    return factory.mktemp(name)
+    folder = tmp_path_factory.mktemp("user")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFER_CACHE", str(folder / "cache"))
+        patch.setenv("INFER_CONFIG", str(folder / "config"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield folder
 
 
 @pytest.fixture(autouse=True)
