@@ -15,6 +15,7 @@ from infer import capture
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
+PORTABLE = False
 
 
 def missing() -> str | None:

@@ -19,6 +19,7 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
+PORTABLE = False
 PACKAGE = "compiled/model.pt2"
 
 

@@ -68,7 +68,7 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
     resolve(street)
     with artifact.stage(output, replace=replace) as folder:
         street.watch.step("load", plan.source)
-        loaded = _load(street)
+        loaded = load(street)
         street.watch.step("capture", "the float original")
         original = float_graph(loaded, street.plan)
         street.watch.step("shrink", street.plan.quant)
@@ -111,7 +111,7 @@ def resolve(street: Street) -> None:
         torch.set_num_threads(plan.threads)
 
 
-def _load(street: Street) -> sources.LoadedModel:
+def load(street: Street) -> sources.LoadedModel:
     loaded = sources.load(street.plan)
     street.found(loaded.findings)
     street.found([Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)])
@@ -257,6 +257,9 @@ def _publish(
         shutil.copyfile(path, folder / name)
     best.close()
     shutil.rmtree(folder / "trials", ignore_errors=True)
+    if plugins.get("backends", best.backend).PORTABLE:
+        shutil.rmtree(folder / "weights", ignore_errors=True)
+        (folder / capture.PROGRAM).unlink(missing_ok=True)
     street.found(memory.probe(best.backend, folder, street.plan.device))
     manifest = _manifest(street, loaded, small, best, output)
     report = document.from_manifest(manifest, latency=best.latency, size=artifact.size(folder))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -238,12 +239,14 @@ def _lower_again(
     key = artifact.digest(json.dumps([manifest.files, backend.target(device)], sort_keys=True).encode())
     place = folders.cache("lowered") / key
     notes.append(Finding("open", "lowered again", str(place), why=f"made for another machine: {why}"))
-    if (place / "done").exists():
+    if place.exists():
         return place
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(mode=0o700)
-    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
-        (place / name).symlink_to((folder / name).resolve())
-    backend.lower(capture.load(folder, "cpu"), manifest.plan, place)
-    (place / "done").touch()
+    with tempfile.TemporaryDirectory(dir=place.parent) as work:
+        fresh = Path(work) / key
+        fresh.mkdir(mode=0o700)
+        for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+            (fresh / name).symlink_to((folder / name).resolve())
+        backend.lower(capture.load(folder), manifest.plan, fresh)
+        with contextlib.suppress(OSError):  # another process was first: its result is equal
+            fresh.rename(place)
     return place

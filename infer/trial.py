@@ -38,6 +38,7 @@ class Trial:
     latency: list[Timing]
     golden: dict[str, dict[str, Tensor]]
     baseline: str
+    size: int  # bytes that the artifact would hold of it
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
 
@@ -112,7 +113,15 @@ def run_trial(
     step("time", f"{plan.backend} against {name}")
     timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
     gc.collect()
-    return Trial(plan.backend, ours, compared, timings, golden, name, [*findings, *compared], runner)
+    size = published_size(backend, folder, ours)
+    return Trial(plan.backend, ours, compared, timings, golden, name, size, [*findings, *compared], runner)
+
+
+def published_size(backend: Any, folder: Path, ours: Path) -> int:
+    """Bytes of the compiled form, plus graph and weights unless the compiled form stands for itself."""
+    parts = [ours / "compiled"] if backend.PORTABLE else [ours / "compiled", folder / "weights", folder / capture.PROGRAM]
+    files = [f for part in parts for f in (part.rglob("*") if part.is_dir() else [part])]
+    return sum(f.stat().st_size for f in files if f.is_file())
 
 
 def workplace(source: Path, place: Path) -> Path:
