@@ -1,33 +1,26 @@
-"""Opens any source safely: recognises it by content, asks for the one thing that is missing."""
+"""Opens any source safely: recognises it by content, asks for the one thing that is missing.
+
+identify(path)      what a file or folder is, without running anything in it
+load(plan)          a model whose weights are still on disk, its inputs, and real samples
+fill(loaded)        gives the weights their values, by one of `STRATEGIES`
+read_data(spec, …)  what `--data` names, as samples
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from .data import read_data
+from .filling import STRATEGIES, fill, resolve_strategy
+from .identify import Identified, identify
+from .loading import load
+from .model import LoadedModel
 
-from torch import Tensor, nn
-
-from ..spec import Finding, TensorSpec
-from ..weights import WeightReader
-
-
-@dataclass
-class LoadedModel:
-    """A model before anything was done to it. Parameters are on the meta device while `reader` is set."""
-
-    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "onnx"
-    module: nn.Module | None  # None for onnx
-    reader: WeightReader | None
-    inputs: tuple[TensorSpec, ...]
-    samples: Mapping[str, Tensor]  # real inputs, batch first
-    samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
-    outputs: tuple[str, ...] = ()  # names, when the source knows them
-    task: str = "tensors"  # "tensors" | "classification" | "embedding" | "text-generation"
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
-    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
-    onnx: Path | None = None
-    files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
-    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
-    findings: list[Finding] = field(default_factory=list)
+__all__ = [
+    "STRATEGIES",
+    "Identified",
+    "LoadedModel",
+    "fill",
+    "identify",
+    "load",
+    "read_data",
+    "resolve_strategy",
+]

@@ -1,0 +1,209 @@
+"""A Hugging Face folder: the model's own code from transformers, its weights from safetensors, never remote code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..spec import Finding, Plan, TensorSpec
+from ..weights import FiniteReader, num_bytes
+from ..weights.safetensors_file import SafetensorsReader
+from .model import LoadedModel
+from .pooling import Pooling, read_pooling
+from .skeleton import Match, build_skeleton, match
+from .wrappers import Classifier, Decoder, Encoder
+
+CARRIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "merges.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+TASKS = {"ForCausalLM": "text-generation", "ForSequenceClassification": "classification"}
+LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
+
+
+def load_huggingface(plan: Plan) -> LoadedModel:
+    """Config, tokenizer files and a model on meta, wrapped to take and give plain tensors."""
+    folder = Path(plan.source)
+    config = read_json(folder / "config.json")
+    _refuse_code(config, folder)
+    task = task_of(config, folder)
+    if find_spec("transformers") is None:
+        raise NotUsableError(
+            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
+        )
+    reader = SafetensorsReader(_weight_files(folder))
+    model, findings = build_skeleton(lambda: _from_config(folder, task), _architecture(config))
+    pooling = read_pooling(folder) if task == "embedding" else None
+    wrapped = _wrap(model, task, pooling)
+    fit = match(wrapped, reader, lambda name: _other_names(name, model))
+    fit.check(str(folder), strict=False)
+    findings += _said(reader, fit)
+    return LoadedModel(
+        kind="huggingface",
+        module=wrapped,
+        reader=FiniteReader(reader, str(folder)),
+        inputs=_inputs(task),
+        samples={},
+        samples_from="",
+        outputs=("embedding",) if task == "embedding" else ("logits",),
+        task=task,
+        sizes=_sizes(plan, config),
+        renames=fit.renames,
+        files={name: folder / name for name in CARRIED if (folder / name).is_file()},
+        meta=_meta(plan, config, folder, pooling),
+        findings=findings,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"expected JSON: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
+    return found
+
+
+def task_of(config: Mapping[str, Any], folder: Path) -> str:
+    """From the `architectures` of config.json; raises `SourceError` for what is none of the three."""
+    name = _architecture(config)
+    for ending, task in TASKS.items():
+        if name.endswith(ending):
+            return task
+    if (folder / "modules.json").is_file() or name.endswith("Model"):
+        return "embedding"
+    raise SourceError(
+        f"expected an architecture ending in {', '.join(TASKS)} or Model, got {name!r}",
+        where=str(folder / "config.json"),
+        hint="Export it with torch.export, or give its state dict and --model file.py:factory",
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    found = config.get("architectures")
+    if isinstance(found, list) and found and isinstance(found[0], str):
+        return found[0]
+    return f"{config.get('model_type', 'no')} model without architectures"
+
+
+def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
+    remote = config.get("auto_map")
+    if remote:
+        named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
+        raise UnsafeSourceError(
+            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
+            where=str(folder / "config.json"),
+            hint="Code in a model folder is never run. Put it in a file of yours and give --model file.py:factory",
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [index]
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors") in files:
+        return [folder / "model.safetensors"]
+    return files
+
+
+def _from_config(folder: Path, task: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    model = kinds.get(task, AutoModel).from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    model.tie_weights()
+    return model
+
+
+def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
+    if task == "text-generation":
+        return Decoder(model).eval()
+    if task == "classification":
+        return Classifier(model).eval()
+    # The pooler's output is not the embedding, and many checkpoints lack its weights.
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return Encoder(model, pooling or Pooling()).eval()
+
+
+def _other_names(name: str, model: nn.Module) -> list[str]:
+    """Where a checkpoint may hold what the wrapper calls `model.…`: without the wrapper, with or without the base prefix."""
+    inner = name.removeprefix("model.")
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]
+    old = [
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for n in names
+    ]
+    return names + old
+
+
+def _said(reader: SafetensorsReader, fit: Match) -> list[Finding]:
+    stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
+    findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
+    if {"float16", "bfloat16"} & set(stored):
+        why = "the float original is the checkpoint in float32, which holds its values exactly"
+        findings.append(Finding("load", "upcast", "float32", why=why))
+    if fit.unexpected:
+        left = f"the model does not use {', '.join(fit.unexpected[:8])}"
+        findings.append(Finding("load", "tensors left", len(fit.unexpected), why=left))
+    return findings
+
+
+def _inputs(task: str) -> tuple[TensorSpec, ...]:
+    ids = TensorSpec("input_ids", "int64", ("batch", "seq"))
+    mask = TensorSpec("attention_mask", "int64", ("batch", "seq"))
+    return (ids,) if task == "text-generation" else (ids, mask)
+
+
+def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    positions = config.get("max_position_embeddings")
+    longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
+    return {"batch": (1, plan.max_batch), "seq": (1, longest)}
+
+
+def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling | None) -> dict[str, Any]:
+    """What serving needs to know, as JSON."""
+    limits = [_sizes(plan, config)["seq"][1]]
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        if isinstance(found, int | float) and 0 < found < LARGE_VOCAB:
+            limits.append(int(found))
+    meta: dict[str, Any] = {
+        "architecture": _architecture(config),
+        "model_type": config.get("model_type"),
+        "max_length": min(limits),
+        "vocab_size": config.get("vocab_size"),
+        "pad_id": config.get("pad_token_id"),
+        "bos_id": config.get("bos_token_id"),
+        "eos_id": config.get("eos_token_id"),
+    }
+    if isinstance(config.get("id2label"), dict):
+        meta["labels"] = [
+            str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
+        ]
+    if pooling is not None:
+        meta |= {"pooling": pooling.mode, "normalize": pooling.normalize}
+    return meta

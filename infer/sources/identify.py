@@ -1,0 +1,193 @@
+"""What a source is, by its content and never by its suffix; nothing in it is run."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SourceError, UsageError
+from ..weights.pickles import MAX_PICKLE, code_among, globals_of
+from ..weights.safetensors_file import read_header
+from ..weights.zips import TorchZip
+from .protobuf import looks_like_onnx
+
+# torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
+LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+HEAD = 1024
+# Eight bytes of text, read as the header length of safetensors, are far above this.
+MAX_LENGTH = 1 << 48
+WRONG: tuple[tuple[bytes, str, str], ...] = (
+    (
+        b"version https://git-lfs",
+        "a git-LFS pointer, not the file it points to",
+        "Run 'git lfs pull' in its repository",
+    ),
+    (b"\x1f\x8b", "a gzip file", "Unpack it first"),
+    (b"BZh", "a bzip2 file", "Unpack it first"),
+    (b"\xfd7zXZ\x00", "an xz file", "Unpack it first"),
+    (b"\x93NUMPY", "one NumPy array (.npy), which is data, not a model", "Did you mean --data?"),
+    (b"\x89HDF", "an HDF5 file (Keras)", "Save the model from PyTorch, or export it to ONNX"),
+    (b"GGUF", "a GGUF file", "Give the Hugging Face folder it was made from"),
+    (b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
+    (b"ustar", "a tar archive", "Unpack it first"),
+)
+
+
+@dataclass(frozen=True)
+class Identified:
+    """`code` is true when opening it would run what it holds; `globals` is what a pickle names."""
+
+    kind: str
+    says: str
+    code: bool = False
+    globals: tuple[str, ...] = ()
+
+
+def identify(path: Path) -> Identified:
+    """Recognise a file, a folder or `file.py:factory`; raises `SourceError` saying what a wrong file looks like."""
+    if is_recipe(str(path)):
+        return Identified("recipe", f"a function that builds the model, {path}")
+    if not path.exists():
+        if path.is_symlink():
+            raise SourceError(
+                "a link to a file that is not there", where=str(path), hint="Download the file itself"
+            )
+        raise SourceError("there is no such file or folder", where=str(path), hint="Check the path")
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise SourceError("expected a file or a folder, got a device or a pipe", where=str(path))
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except PermissionError as error:
+        raise SourceError(
+            "it may not be read by this user", where=str(path), hint="Check its permissions"
+        ) from error
+    return _file(path, head)
+
+
+def is_recipe(text: str) -> bool:
+    file, _, name = text.rpartition(":")
+    return file.endswith(".py") and name.isidentifier()
+
+
+def _folder(path: Path) -> Identified:
+    config, weights = (path / "config.json").is_file(), any(path.glob("*.safetensors"))
+    if config and weights:
+        return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
+    held = ", ".join(sorted(item.name for item in path.iterdir())[:6]) or "nothing"
+    if config and (any(path.glob("pytorch_model*.bin")) or any(path.glob("*.bin"))):
+        raise SourceError(
+            "a Hugging Face folder whose weights are only pytorch_model.bin (pickle)",
+            where=str(path),
+            hint="Save it once with model.save_pretrained(folder), which writes model.safetensors",
+        )
+    if config:
+        raise SourceError(f"a folder with config.json but no *.safetensors: it holds {held}", where=str(path))
+    if weights:
+        raise SourceError(
+            f"a folder with safetensors but no config.json: it holds {held}",
+            where=str(path),
+            hint="Give the .safetensors file itself with --model file.py:factory",
+        )
+    hint = (
+        "It is an artifact already: infer serve, infer inspect" if (path / "manifest.json").is_file() else ""
+    )
+    raise SourceError(
+        f"a folder without config.json: it holds {held}",
+        where=str(path),
+        hint=hint or "A Hugging Face folder holds config.json and model.safetensors",
+    )
+
+
+def _file(path: Path, head: bytes) -> Identified:
+    if not head:
+        raise SourceError(
+            "the file is empty (0 bytes)", where=str(path), hint="The download or save failed: do it again"
+        )
+    if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
+        return _zip(path)
+    for magic, says, hint in WRONG:
+        if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
+            raise SourceError(f"expected a model, got {says}", where=str(path), hint=hint)
+    if head[:1] == b"\x80":
+        return _pickle(path, head)
+    if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
+        tensors, _ = read_header(path)
+        return Identified("safetensors", f"a safetensors file of {len(tensors)} tensors")
+    if looks_like_onnx(path):
+        return Identified("onnx", "an ONNX model")
+    raise _text_or_unknown(path, head)
+
+
+def _zip(path: Path) -> Identified:
+    file = TorchZip(path, allow_compressed=("code/", "constants/", "extra/", "debug_pkl"))
+    if any(name.endswith(".npy") for name in file.names()):
+        raise SourceError(
+            "expected a model, got a NumPy archive (.npz), which is data",
+            where=str(path),
+            hint="Did you mean --data?",
+        )
+    if file.under("code") and file.has("constants.pkl"):
+        return Identified("torchscript", "a TorchScript archive", code=True)
+    if file.has("archive_format") or file.under("models") or file.bare("serialized_exported_program.json"):
+        return Identified("exported", "an exported program (.pt2)", code=True)
+    if not file.has("data.pkl"):
+        some = ", ".join(file.names()[:4]) or "nothing"
+        raise SourceError(
+            f"expected a model, got a zip that holds {some}", where=str(path), hint="Unpack it first"
+        )
+    names = globals_of(io.BytesIO(file.read("data.pkl", MAX_PICKLE)), str(path))
+    code = code_among(names)
+    if code:
+        return Identified("module", "pickled objects, not only tensors", True, tuple(code))
+    return Identified("state-dict", "a state dict written by torch.save")
+
+
+def _pickle(path: Path, head: bytes) -> Identified:
+    if LEGACY_MAGIC not in head[:32]:
+        with path.open("rb") as file:
+            names = globals_of(file, str(path))
+        named = f" that names {', '.join(names[:8])}" if names else ""
+        raise SourceError(
+            f"expected a file written by torch.save, got a plain Python pickle{named}",
+            where=str(path),
+            hint="It was not opened. Save model.state_dict() with torch.save and give --model file.py:factory",
+        )
+    with path.open("rb") as file:
+        # The magic number, the protocol and the system's sizes come first, each a pickle of its own.
+        code = code_among(globals_of(file, str(path), pickles=4))
+    if code:
+        return Identified(
+            "legacy-module", "pickled objects in the format of torch before 1.6", True, tuple(code)
+        )
+    return Identified("legacy-state-dict", "a state dict in the format of torch before 1.6")
+
+
+def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
+    try:
+        text = head.decode("utf-8", errors="strict" if len(head) < HEAD else "ignore").strip()
+    except UnicodeDecodeError:
+        text = "\0"
+    if any(ord(char) < 32 and char not in "\t\r\n\f" for char in text):
+        return SourceError(
+            f"not a model in any format known here; it begins with {head[:8].hex(' ')}",
+            where=str(path),
+            hint="Known: .pt (state dict), .pt2, safetensors, ONNX, a Hugging Face folder",
+        )
+    if text[:200].lower().startswith(("<!doctype", "<html", "<?xml")):
+        return SourceError(
+            "expected a model, got a web page (HTML)",
+            where=str(path),
+            hint="The download saved an error or login page: fetch the raw file",
+        )
+    if path.suffix == ".py":
+        return UsageError(
+            f"{path.name} is a Python file", hint=f"Name the function that builds the model: {path}:build"
+        )
+    line = text.splitlines()[0][:40] if text else ""
+    return SourceError(
+        f"expected a model, got text that begins {line!r}", where=str(path), hint="Is it the right file?"
+    )

@@ -1,0 +1,78 @@
+"""What a model takes: told by the source, by --input, or proposed from its first layer and said."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from torch import nn
+
+from ..errors import UsageError
+from ..spec import Finding, Plan, TensorSpec
+
+LENGTHS = ("seq", "time", "length", "tokens")
+EXAMPLE = "Example: --input x=float32[batch,3,224,224]"
+_SPATIAL: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.Conv1d, "length"),
+    (nn.Conv2d, "height,width"),
+    (nn.Conv3d, "depth,height,width"),
+)
+_OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
+
+
+def resolve_inputs(
+    plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
+) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
+    """The specs to use; `--input` wins over `known`. Raises `UsageError` asking for one --input when nothing tells."""
+    given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
+    if len(given) != len(plan.inputs):
+        raise UsageError("an input is given twice", where="--input")
+    if known:
+        merged = {spec.name: spec for spec in known} | given
+        return tuple(merged.values()), []
+    if given:
+        return tuple(given.values()), []
+    proposed, why = (
+        propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
+    )
+    if proposed is None:
+        raise UsageError(f"what does the model take? {why}", where="--input", hint=EXAMPLE)
+    return (proposed,), [
+        Finding("load", "input proposed", proposed.format(), why=f"{why}; --input overrides it")
+    ]
+
+
+def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
+    """A guess from `forward`'s one required argument and the first layer that has a weight; or None and why not."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if len(required) != 1:
+        return None, f"its forward takes {', '.join(required) or 'no named argument'}"
+    name = required[0]
+    for path, layer in module.named_modules():
+        if isinstance(layer, _OPAQUE):
+            break
+        said = f"from its first layer {path or type(layer).__name__} ({type(layer).__name__})"
+        if isinstance(layer, nn.Linear):
+            return TensorSpec(name, "float32", ("batch", layer.in_features)), said
+        if isinstance(layer, nn.Embedding):
+            return TensorSpec(name, "int64", ("batch", "seq")), said
+        for kind, dims in _SPATIAL:
+            if isinstance(layer, kind):
+                return TensorSpec(name, "float32", ("batch", layer.in_channels, *dims.split(","))), said
+        if any(True for _ in layer.parameters(recurse=False)):
+            break
+    return None, f"the size of {name!r} can't be seen from its layers"
+
+
+def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
+    """The symbolic sizes that the plan bounds: the first dimension, and those named like a length."""
+    found: dict[str, tuple[int, int]] = {}
+    for spec in specs:
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str) and axis == 0:
+                found[size] = (1, plan.max_batch)
+            elif isinstance(size, str) and size in LENGTHS:
+                found.setdefault(size, (1, plan.max_length))
+    return found

@@ -1,0 +1,66 @@
+"""A checkpoint of tensors only (`.pt` state dict, `.safetensors`) and the user's file that builds the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import UsageError
+from ..spec import Finding, Plan
+from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
+from ..weights.containers import strip_prefixes, unwrap
+from ..weights.safetensors_file import SafetensorsReader
+from ..weights.torch_file import TorchReader, load_safely
+from .model import LoadedModel
+from .recipes import Recipe
+from .skeleton import build_skeleton, match
+
+
+def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
+    """Builds `plan.model` on meta and checks every name and shape against the checkpoint; samples are not read yet."""
+    path = Path(plan.source)
+    reader, said = open_checkpoint(path, kind)
+    if plan.model is None:
+        raise UsageError(
+            f"{path.name} {describe(reader)}: weights without the model's code",
+            where=str(path),
+            hint="Give the Python file and the function that builds the model: --model net.py:build",
+        )
+    recipe = Recipe(plan.model)
+    module, findings = build_skeleton(recipe.build, recipe.text)
+    fit = match(module, reader)
+    fit.check(str(path), strict=True)
+    findings += [Finding("load", "checkpoint", text) for text in said]
+    findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB", describe(reader)))
+    loaded = LoadedModel(
+        kind="safetensors" if kind == "safetensors" else "state-dict",
+        module=module,
+        reader=FiniteReader(reader, str(path)),
+        inputs=recipe.inputs,
+        samples={},
+        samples_from="",
+        outputs=recipe.outputs,
+        task=recipe.task,
+        renames=fit.renames,
+        findings=findings,
+    )
+    return loaded, recipe
+
+
+def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
+    """The reader for a checkpoint of that kind, and what was unwrapped or stripped."""
+    if kind == "safetensors":
+        return SafetensorsReader(path), []
+    if kind == "state-dict":
+        reader = TorchReader(path, verify=True)
+        return reader, reader.said
+    tensors, said = unwrap(load_safely(path), str(path))
+    tensors, stripped = strip_prefixes(tensors)
+    return DictReader(tensors), [*said, *stripped, "the format of torch before 1.6: read whole into memory"]
+
+
+def describe(reader: WeightReader) -> str:
+    """`holds 34 tensors, first fc1.weight [128, 64]`."""
+    names = reader.names()
+    if not names:
+        return "holds no tensors"
+    return f"holds {len(names)} tensors, first {names[0]} {list(reader.shape(names[0]))}"

@@ -1,0 +1,71 @@
+"""Text as samples: windows of tokens for a language model, one padded row a paragraph for an encoder."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from .model import LoadedModel
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+WINDOW = 128
+MAX_ROWS = 64
+T = TypeVar("T")
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+
+
+def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
+    """int64 [rows, seq] for each text input the model takes; at most 64 rows, spread evenly over the text."""
+    from ..text import Tokenizer
+
+    if "tokenizer.json" not in loaded.files:
+        raise UsageError(
+            "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
+        )
+    foreign = [spec.name for spec in loaded.inputs if spec.name not in TEXT_INPUTS]
+    if foreign:
+        raise UsageError(
+            f"text can't be made into {foreign[0]!r}", where="--data", hint="Give arrays: --data x.npz"
+        )
+    window = min(WINDOW, int(loaded.meta.get("max_length", WINDOW)))
+    pad_id = loaded.meta.get("pad_id")
+    whole = loaded.task == "text-generation"
+    tokenizer = Tokenizer(
+        loaded.files["tokenizer.json"], max_length=10**6 if whole else window, pad_id=int(pad_id or 0)
+    )
+    rows = _windows(tokenizer.encode(texts), window) if whole else tokenizer.encode(_spread(_pieces(texts)))
+    if not rows or not any(rows):
+        raise InputError("expected text, got none", where="--data")
+    found = {name: torch.from_numpy(array) for name, array in tokenizer.pad(_spread(rows)).items()}
+    shape = found["input_ids"].shape
+    found["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
+    found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
+    return {spec.name: found[spec.name] for spec in loaded.inputs}
+
+
+def _windows(documents: list[list[int]], window: int) -> list[list[int]]:
+    """All tokens after each other, cut into full windows, so that no padding is judged."""
+    tokens = [token for document in documents for token in document]
+    size = min(window, len(tokens))
+    return [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)] if size else []
+
+
+def _pieces(texts: list[str]) -> list[str]:
+    """Paragraphs; lines where a text has only one paragraph."""
+    found: list[str] = []
+    for text in texts:
+        parts = [part.strip() for part in _PARAGRAPHS.split(text) if part.strip()]
+        found += parts if len(parts) > 1 else [line.strip() for line in text.splitlines() if line.strip()]
+    return found
+
+
+def _spread(items: list[T]) -> list[T]:
+    if len(items) <= MAX_ROWS:
+        return items
+    return [items[i * len(items) // MAX_ROWS] for i in range(MAX_ROWS)]

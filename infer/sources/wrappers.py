@@ -1,0 +1,61 @@
+"""Thin modules around Hugging Face models: named tensors in, one tensor out, `model` is the original."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+from .pooling import Pooling
+
+
+class Decoder(nn.Module):
+    """A causal language model. It takes no attention mask: right padding can't reach tokens before it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.own_mask = _takes_4d_mask(model)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [batch, seq] → logits float [batch, seq, vocab]."""
+        mask = None
+        if self.own_mask:
+            # One comparison instead of the search for packed sequences that transformers traces.
+            place = torch.arange(input_ids.shape[1], device=input_ids.device)
+            mask = (place[None, :] <= place[:, None])[None, None]
+        return self.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
+
+
+class Classifier(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """int64 [batch, seq] twice → logits float [batch, labels]."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+class Encoder(nn.Module):
+    """A sentence encoder with its pooling and normalisation inside the graph."""
+
+    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.model, self.pooling = model, pooling
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """int64 [batch, seq] twice → embedding float [batch, dim]."""
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.pooling(hidden, attention_mask)
+
+
+def _takes_4d_mask(model: nn.Module) -> bool:
+    """Whether every layer attends to the whole past and the model's code passes a ready mask through."""
+    config = model.config
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    code = sys.modules.get(type(base).__module__)
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return layers == {"full_attention"} and not sliding and hasattr(code, "create_causal_mask")
