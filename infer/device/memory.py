@@ -1,0 +1,86 @@
+"""How much memory there is, and how much of it this process holds. All in bytes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_SMAPS = Path("/proc/self/smaps_rollup")
+_CGROUP = Path("/sys/fs/cgroup")
+# Limit and use, cgroup v2 then v1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def memory_available(device: str = "cpu") -> int:
+    """Free GPU memory, or RAM that can be taken without swapping and within the container's limit."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    left = _container_left()
+    return free if left is None else min(free, left)
+
+
+def _container_left() -> int | None:
+    """Room below the cgroup's limit. Page cache counts as used there, so this is a lower bound."""
+    for limit, used in _CGROUP_FILES:
+        try:
+            top = (_CGROUP / limit).read_text().strip()
+            if top.isdigit() and int(top) < 1 << 60:
+                return max(0, int(top) - int((_CGROUP / used).read_text()))
+        except OSError:
+            continue
+    return None
+
+
+def rss() -> int:
+    """Resident memory of this process, file-backed pages included."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss() -> int:
+    """The highest resident memory since the start, or since the last `reset_peak` that was permitted."""
+    try:
+        match = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    if match:
+        return int(match[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return max(rss(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def reset_peak() -> bool:
+    """Make `peak_rss` start from now (proc(5), clear_refs 5); False where the kernel does not permit it."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def resident_split() -> tuple[int, int] | None:
+    """Resident memory as (anonymous, file-backed), from smaps_rollup; None where the system has none.
+
+    File-backed pages are mapped weights and libraries: the kernel may drop and re-read them, and processes
+    share them.
+    """
+    try:
+        fields = dict(re.findall(r"^(\w+):\s*(\d+) kB", _SMAPS.read_text(), re.MULTILINE))
+    except OSError:
+        return None
+    if "Rss" not in fields or "Anonymous" not in fields:
+        return None
+    anonymous = int(fields["Anonymous"]) * 1024
+    return anonymous, max(0, int(fields["Rss"]) * 1024 - anonymous)

@@ -1,0 +1,78 @@
+"""The ceilings that a report compares with: reading memory, multiplying matrices. Measured once a process."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..errors import NotUsableError
+from ..spec import DTYPES
+from .memory import memory_available
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def sync(device: str) -> None:
+    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+@functools.cache
+def read_bandwidth(device: str = "cpu") -> float:
+    """Bytes per second of reading memory: the best of several sums over more than the caches hold.
+
+    Uses all torch threads, takes about 0.2 s. A busy machine lowers it: it may be too low, never too high.
+    """
+    size = min(max(4 * last_level_cache(), 128 << 20), 512 << 20, memory_available(device) // 4)
+    block = torch.ones(max(size // 8, 1), dtype=torch.int64, device=device)
+    return block.numel() * 8 / _best(block.sum, device, seconds=0.15)
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache one core sees; 32 MiB where the system does not say."""
+    sizes = [32 << 20]
+    for path in _CACHES.glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
+        if match:
+            sizes.append(int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]])
+    return max(sizes)
+
+
+@functools.cache
+def peak_flops(device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> float:
+    """Floating-point operations per second of a square matmul in `dtype`; takes about 0.2 s.
+
+    Raises `NotUsableError` for dtypes that torch does not multiply there.
+    """
+    kind = DTYPES.get(dtype, torch.float32) if isinstance(dtype, str) else dtype
+    if not kind.is_floating_point:
+        raise NotUsableError(
+            f"torch has no {kind} matmul to measure", hint="Measure float32, float16 or bfloat16"
+        )
+    best, size, took = 0.0, 256, 0.0
+    while size <= 8192 and 8 * took < 0.05:
+        a = torch.ones(size, size, dtype=kind, device=device)
+        took = _best(functools.partial(torch.mm, a, a), device, seconds=0.02)
+        best, size = max(best, 2 * size**3 / took), 2 * size
+    return best
+
+
+def _best(call: Callable[[], object], device: str, *, seconds: float) -> float:
+    """The shortest of at least three timed calls within a budget, after one that is not counted."""
+    call()
+    sync(device)
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < deadline and len(times) < 1000):
+        start = time.perf_counter()
+        call()
+        sync(device)
+        times.append(time.perf_counter() - start)
+    return max(min(times), 1e-9)

@@ -1,0 +1,9 @@
+"""Fidelity: how near the optimized model is to the float original, whether that is enough, and where not."""
+
+from __future__ import annotations
+
+from .gate import judge
+from .layers import worst_layers
+from .metrics import Comparison, compare
+
+__all__ = ["Comparison", "compare", "judge", "worst_layers"]

@@ -1,0 +1,83 @@
+"""The fidelity gate: which metric is held against which limit, and the sentence when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..spec import LIMITS, Finding, Limits
+
+# Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
+JUDGED: dict[str, tuple[str, bool]] = {
+    "relative_error": ("relative_error", True),
+    "cosine": ("cosine", False),
+    "exact": ("top1", False),
+    "top1": ("top1", False),
+    "kl": ("kl", True),
+    "perplexity_change": ("perplexity", True),
+}
+
+
+def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> str | None:
+    """The first violated limit as a sentence, or None.
+
+    A wrong shape, or a value that is not finite where the float model's is, fails at once. `max_error`
+    replaces the limit of relative_error, and then only that is judged. Among rows too few to resolve the
+    limit of top1, a single flip is no violation; kl and relative_error still speak.
+    """
+    rows = {f.what.rpartition(".")[0]: f.value for f in findings if f.what.endswith(".rows")}
+    for finding in findings:
+        output, _, metric = finding.what.rpartition(".")
+        if metric == "shape" and finding.value is False:
+            return f"{output} has the wrong shape: {finding.why}"
+        if metric == "non_finite" and finding.value:
+            return f"{output} has {finding.value} values that are NaN or infinite, unlike the float model's"
+    for finding in findings:
+        output, _, metric = finding.what.rpartition(".")
+        if metric not in JUDGED or (max_error is not None and metric != "relative_error"):
+            continue
+        reason = _violation(finding, metric, limits, max_error, rows.get(output))
+        if reason:
+            return reason
+    return None
+
+
+def limit(what: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
+    """The limit that judges a metric (`logits.kl`) and whether larger is worse; None if only shown."""
+    metric = what.rpartition(".")[2]
+    if metric not in JUDGED or (max_error is not None and metric != "relative_error"):
+        return None
+    field, larger_is_worse = JUDGED[metric]
+    return (getattr(limits, field) if max_error is None else max_error), larger_is_worse
+
+
+def _violation(
+    finding: Finding, metric: str, limits: Limits, max_error: float | None, rows: object
+) -> str | None:
+    field, larger_is_worse = JUDGED[metric]
+    bound = getattr(limits, field) if max_error is None else max_error
+    if bound is None:
+        return None
+    whose = "by --max-error" if max_error is not None else _owner(limits)
+    value = finding.value
+    if value is None:
+        if metric != "relative_error":
+            return None
+        return f"{finding.what} can't be known: the float output is all zeros or not finite"
+    if not isinstance(value, int | float):
+        return None
+    if larger_is_worse:
+        return None if value <= bound else f"{finding.what} {value:.3g} is above {bound:g} allowed {whose}"
+    one_flip = metric == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
+    if value >= bound or one_flip:
+        return None
+    return f"{finding.what} {_below(value, bound)} is below {bound:g} allowed {whose}"
+
+
+def _owner(limits: Limits) -> str:
+    name = next((name for name, known in LIMITS.items() if known == limits), None)
+    return f"for {name}" if name else "by the limits given"
+
+
+def _below(value: float, bound: float) -> str:
+    """Enough digits that the value does not read as the limit itself."""
+    return next((text for digits in (3, 4, 6) if float(text := f"{value:.{digits}f}") < bound), f"{value!r}")

@@ -1,0 +1,93 @@
+"""How near the optimized model is to the float original: pure metrics.
+
+Pure: tensors in, findings out. `sums` holds the arithmetic, `gate` the judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..spec import Finding
+from .sums import Sums, add_output, class_axis, next_tokens
+
+_WHY = {
+    "relative_error": "Frobenius norm of the difference over that of the float output",
+    "worst_row_error": "the same for the worst row",
+    "cosine": "mean over rows",
+    "cosine_min": "the worst row",
+    "max_abs": "largest absolute difference",
+    "top1": "share of rows whose best class is the float one",
+    "kl": "mean KL(float || optimized)",
+    "kl_max": "the worst row",
+    "rows": "rows compared",
+    "exact": "share of values that are equal",
+    "perplexity_float": "of the float original, next token",
+    "perplexity": "of the optimized model, next token",
+    "perplexity_change": "relative change",
+    "non_finite": "values that are NaN or infinite only in the optimized model",
+}
+_UNITS = {"kl": "nats", "kl_max": "nats"}
+
+
+def compare(
+    reference: Mapping[str, Tensor],
+    got: Mapping[str, Tensor],
+    *,
+    task: str,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> list[Finding]:
+    """Metrics of one batch, output by output; see `Comparison`."""
+    comparison = Comparison(task)
+    comparison.add(reference, got, inputs)
+    return comparison.findings()
+
+
+class Comparison:
+    """Metrics over many batches in bounded memory: `add` each, then ask for `findings`.
+
+    Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
+    name, or any float output with two or more classes when `task` is classification or text-generation):
+    rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Integer outputs: exact.
+    """
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._sums: dict[str, Sums] = {}
+        self._broken: dict[str, str] = {}
+
+    def add(
+        self,
+        reference: Mapping[str, Tensor],
+        got: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Compare one batch; of `inputs`, attention_mask [B, T] and input_ids [B, T] are used where given."""
+        given = dict(inputs or {})
+        for name, expected in reference.items():
+            actual = got.get(name)
+            if actual is None or actual.shape != expected.shape:
+                have = "nothing" if actual is None else str(list(actual.shape))
+                self._broken[name] = f"expected {list(expected.shape)}, got {have}"
+                continue
+            sums = self._sums.setdefault(name, Sums(self._is_logits(name, expected, reference)))
+            expected, actual = expected.detach(), actual.detach().to(expected.device)
+            generates = sums.logits and self._task == "text-generation"
+            targets = next_tokens(expected, given) if generates else None
+            add_output(sums, expected, actual, given, targets)
+
+    def _is_logits(self, name: str, value: Tensor, outputs: Mapping[str, Tensor]) -> bool:
+        if not value.is_floating_point() or value.dim() < 2 or value.shape[class_axis(value)] < 2:
+            return False
+        named = "logits" in outputs
+        return name == "logits" if named else self._task in ("classification", "text-generation")
+
+    def findings(self) -> list[Finding]:
+        """One `Finding` per metric, `what` like `logits.top1`; a value that can't be known is None."""
+        broken = [Finding("compare", f"{name}.shape", False, why=why) for name, why in self._broken.items()]
+        return broken + [
+            Finding("compare", f"{name}.{what}", value, _UNITS.get(what, ""), _WHY[what])
+            for name, sums in self._sums.items()
+            for what, value in sums.metrics()
+        ]

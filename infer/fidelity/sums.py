@@ -1,0 +1,205 @@
+"""The arithmetic of fidelity: what is added up over batches for one output.
+
+A *row* is what one decision is made on: the last axis of logits and of per-token outputs, otherwise one
+sample. Padded positions (attention_mask = 0) are no rows. Sums are float64, in chunks: logits are never held
+twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+CHUNK = 1 << 21  # values widened to float32 at a time: 8 MiB, a few of them alive
+MASKED = -1e4  # what float16 code writes for -inf
+
+
+@dataclass
+class Sums:
+    """What is added up over batches for one output."""
+
+    logits: bool
+    probabilities: bool | None = None
+    floating: bool = True
+    values: int = 0
+    equal: int = 0
+    non_finite: int = 0
+    difference: float = 0.0
+    norm: float = 0.0
+    max_abs: float = 0.0
+    rows: int = 0
+    worst_row: float = 0.0
+    cosine: float = 0.0
+    cosine_min: float = 1.0
+    top1: int = 0
+    kl: float = 0.0
+    kl_rows: int = 0
+    kl_max: float = 0.0
+    targets: int = 0
+    nll: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def metrics(self) -> Iterator[tuple[str, float | int | None]]:
+        if not self.floating:
+            yield "exact", _share(self.equal, self.values)
+            return
+        yield "relative_error", _ratio(self.difference, self.norm) if self.rows else None
+        yield "worst_row_error", self.worst_row if self.rows and math.isfinite(self.worst_row) else None
+        yield "cosine", _share(self.cosine, self.rows)
+        yield "cosine_min", self.cosine_min if self.rows else None
+        yield "max_abs", self.max_abs if self.rows else None
+        if self.logits:
+            yield "rows", self.rows
+            yield "top1", _share(self.top1, self.rows)
+            yield "kl", _share(self.kl, self.kl_rows)
+            yield "kl_max", self.kl_max if self.kl_rows else None
+        if self.targets:
+            reference, got = (_exp(nll / self.targets) for nll in self.nll)
+            yield "perplexity_float", reference
+            yield "perplexity", got
+            yield "perplexity_change", got / reference - 1 if got is not None and reference else None
+        if self.non_finite:
+            yield "non_finite", self.non_finite
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _ratio(difference: float, norm: float) -> float | None:
+    """Square root of a quotient of squared norms; against zeros only an exact match has an error."""
+    if norm > 0:
+        return math.sqrt(difference / norm)
+    return 0.0 if difference == 0 else None
+
+
+def _exp(mean_nll: float) -> float | None:
+    return math.exp(mean_nll) if mean_nll < 700 else None
+
+
+def class_axis(value: Tensor) -> int:
+    """Images carry classes on axis 1 ([B, C, H, W]), everything else on the last."""
+    return 1 if value.dim() == 4 else -1
+
+
+def _rows(value: Tensor, logits: bool, per_token: bool) -> Tensor:
+    """[rows, width], a view where the layout permits it."""
+    if value.dim() == 0:
+        return value.reshape(1, 1)
+    if logits:
+        value = value.movedim(class_axis(value), -1)
+        return value.reshape(-1, value.shape[-1])
+    if per_token:
+        return value.reshape(value.shape[0] * value.shape[1], -1)
+    return value.reshape(value.shape[0], -1) if value.numel() else value.reshape(0, 1)
+
+
+def _kept(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """Indices of the rows that are real tokens, or None when the output has no padded positions."""
+    mask = inputs.get("attention_mask")
+    per_token = value.dim() >= 3 or not value.is_floating_point()
+    if mask is None or mask.dim() != 2 or not per_token or value.shape[:2] != mask.shape:
+        return None
+    return mask.to(value.device).reshape(-1).nonzero().reshape(-1)
+
+
+def add_output(
+    sums: Sums, reference: Tensor, got: Tensor, inputs: Mapping[str, Tensor], targets: Tensor | None
+) -> None:
+    """Add one batch of one output. `targets` [rows] are the classes that came next, -1 where unknown."""
+    kept = _kept(reference, inputs)
+    if not reference.is_floating_point():
+        sums.floating = False
+        same = (reference == got).reshape(-1) if kept is None else (reference == got).flatten(0, 1)[kept]
+        sums.values, sums.equal = sums.values + same.numel(), sums.equal + int(same.sum())
+        return
+    expected, actual = (_rows(t, sums.logits, kept is not None) for t in (reference, got))
+    if sums.logits and sums.probabilities is None and expected.numel():
+        sums.probabilities = _are_probabilities(expected if kept is None else expected[kept[:64]])
+    count = len(expected) if kept is None else len(kept)
+    step = max(1, CHUNK // max(1, expected.shape[1]))
+    for start in range(0, count, step):
+        take: Any = slice(start, min(start + step, count))
+        take = take if kept is None else kept[take]
+        pair = _widen(expected[take]), _widen(actual[take])
+        if sums.logits:
+            _add_logits(sums, *pair, None if targets is None else targets[take])
+        _add_rows(sums, *pair)
+
+
+def _widen(rows: Tensor) -> Tensor:
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    few = rows[:64].double()
+    return bool((few >= 0).all() and ((few.sum(-1) - 1).abs() < 1e-3).all())
+
+
+def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
+    """[rows, width] pairs. Where the reference is not finite there is no error to measure."""
+    finite, sound = reference.isfinite(), got.isfinite()
+    if not bool((finite & sound).all()):
+        still_masked = (reference < 0) & (got < MASKED)
+        lost = (finite & ~sound) | (reference.isinf() & (reference != got) & ~still_masked)
+        sums.non_finite += int(lost.sum())
+        reference, got = reference.where(finite & sound, 0.0), got.where(finite & sound, 0.0)
+    difference = got - reference
+    error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))
+    sums.difference += float(error.square().sum())
+    sums.norm += float(norm.square().sum())
+    relative = (error / norm).where(error > 0, 0.0)
+    scale = norm * other
+    dot = (reference * got).sum(1, dtype=torch.float64)
+    cosine = (dot / scale.where(scale > 0, 1.0)).where((norm > 0) | (other > 0), 1.0).clamp(-1, 1)
+    sums.rows += len(reference)
+    sums.max_abs = max(sums.max_abs, float(difference.abs().max()))
+    sums.worst_row = max(sums.worst_row, float(relative.max()))
+    sums.cosine += float(cosine.sum())
+    sums.cosine_min = min(sums.cosine_min, float(cosine.min()))
+
+
+def _add_logits(sums: Sums, reference: Tensor, got: Tensor, targets: Tensor | None) -> None:
+    """Agreement counts a class that ties with the float model's best one."""
+    best = reference.amax(-1, keepdim=True)
+    sums.top1 += int((reference.gather(-1, got.argmax(-1, keepdim=True)) >= best).sum())
+    p, q = (_log_probabilities(t, bool(sums.probabilities)) for t in (reference, got))
+    if targets is not None:
+        _add_targets(sums, p, q, targets)
+    terms = p.exp().mul_(p - q)
+    if not bool(terms.isfinite().all()):
+        terms = terms.where(p > -math.inf, 0.0)
+    kl = terms.sum(-1, dtype=torch.float64)
+    kl = kl[kl.isfinite()].clamp(min=0)
+    sums.kl, sums.kl_rows = sums.kl + float(kl.sum()), sums.kl_rows + len(kl)
+    sums.kl_max = max(sums.kl_max, float(kl.max()) if len(kl) else 0.0)
+
+
+def _log_probabilities(rows: Tensor, probabilities: bool) -> Tensor:
+    return rows.clamp(min=1e-12).log() if probabilities else rows.log_softmax(-1)
+
+
+def _add_targets(sums: Sums, p: Tensor, q: Tensor, targets: Tensor) -> None:
+    known = (targets >= 0).nonzero().reshape(-1)
+    losses = [-t[known, targets[known]].double() for t in (p, q)]
+    both = losses[0].isfinite() & losses[1].isfinite()
+    sums.targets += int(both.sum())
+    for side, loss in enumerate(losses):
+        sums.nll[side] += float(loss[both].sum())
+
+
+def next_tokens(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """The token of input_ids [B, T] that follows each position of the logits, flat; -1 where none does."""
+    ids = inputs.get("input_ids")
+    if ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        return None
+    ids = ids.to(logits.device)
+    real = inputs.get("attention_mask", torch.ones_like(ids)).to(ids.device).bool()
+    following = ids.roll(-1, 1).masked_fill(~(real & real.roll(-1, 1)), -1)
+    following[:, -1] = -1
+    return following.masked_fill(following >= logits.shape[2], -1).reshape(-1)
