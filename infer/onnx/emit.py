@@ -1,0 +1,75 @@
+"""A small hand for editing onnx_ir graphs: nodes appear before one node, constants become initialisers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import NotUsableError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Emit:
+    """Collects the nodes that will stand where `node` stands now; names come from its output."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self.graph, self.node = graph, node
+        self.prefix = str(node.outputs[0].name)
+        self.nodes: list[ir.Node] = []
+        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        self.weight_name = str(weight.name) if weight is not None else self.prefix
+
+    def __call__(self, op: str, *inputs: ir.Value | None, num_outputs: int = 1, **attributes: Any) -> Any:
+        """Append one operator of the default domain; one output comes back as a value, several as a tuple."""
+        import onnx_ir as ir
+
+        name = f"{self.prefix}/{op}_{len(self.nodes)}"
+        outputs = [ir.val(f"{name}:{index}" if index else name) for index in range(num_outputs)]
+        self.nodes.append(ir.node(op, list(inputs), attributes or None, outputs=outputs, name=name))
+        return outputs[0] if num_outputs == 1 else tuple(outputs)
+
+    def constant(self, name: str, array: np.ndarray) -> ir.Value:
+        """An initialiser of that name; the one that is there already is returned."""
+        import onnx_ir as ir
+
+        if name in self.graph.initializers:
+            return self.graph.initializers[name]
+        tensor = ir.tensor(array, name=name)
+        value = ir.val(name, tensor.dtype, list(array.shape), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def scalar(self, value: float, dtype: Any = np.float32) -> ir.Value:
+        """A 0-dimensional constant, shared across the graph by dtype and value."""
+        array = np.array(value, dtype)
+        return self.constant(f"const/{array.dtype}/{array.item()!r}", array)
+
+    def replace(self, output: ir.Value) -> None:
+        """Put the collected nodes in the node's place; `output` takes over its name, users and type."""
+        import onnx_ir as ir
+
+        old = self.node.outputs[0]
+        output.type, output.shape = old.type, old.shape
+        ir.convenience.replace_nodes_and_values(
+            self.graph, self.node, [self.node], self.nodes, [old], [output]
+        )
+
+
+def data(value: ir.Value | None, node: ir.Node) -> np.ndarray:
+    """The numbers of an initialiser; raises `NotUsableError` naming the node when it is computed instead."""
+    if value is None or value.const_value is None:
+        raise NotUsableError(
+            f"weights of {node.op_type} are computed by the program, not stored", where=str(node.name)
+        )
+    return value.const_value.numpy()
+
+
+def drop_unused(graph: ir.Graph) -> None:
+    """Remove initialisers nobody reads any more (outputs and subgraphs count as readers)."""
+    outputs = set(map(id, graph.outputs))
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and id(value) not in outputs:
+            del graph.initializers[name]

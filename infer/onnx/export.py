@@ -1,0 +1,208 @@
+"""Graph → ONNX file: names and symbolic sizes as the specs say, int8 operators written for one target.
+
+The `infer::` int8 operators pass through torch's exporter as symbolic nodes of the domain `infer`; `int8.py`
+then writes them for the target. Other `infer::` operators are decomposed to plain torch before the export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.nn import functional as F
+
+from .. import kernels
+from ..capture import Graph
+from ..errors import NotUsableError
+from ..spec import TensorSpec
+from .int8 import Rewritten, rewrite
+from .linear import Form
+from .operands import Target
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+OPSET = 20
+OPSET_CAP = 23
+IR_VERSION_CAP = 10
+DOMAIN = "infer"
+
+_LINEAR = ("linear_int8", "linear_int8_weight", "linear_int8_static")
+_CONV = ("conv2d_int8", "conv2d_int8_weight", "conv2d_int8_static")
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the file, its operator set, and how each int8 layer was expressed."""
+
+    path: Path
+    opset: int
+    num_bytes: int  # the file and its external data
+    rewritten: Rewritten
+
+
+def export(graph: Graph, target: Target, path: Path, *, form: Form = "token", opset: int = OPSET) -> Exported:
+    """Write the graph's program to `path`, large tensors to `path`.data beside it, and check the result.
+
+    Raises `NotUsableError` naming the operator when torch's exporter can't translate the program.
+    """
+    import onnx
+
+    model = to_ir(graph, opset=opset)
+    rewritten = rewrite(model, target, form)
+    save(model, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    return Exported(path, model.opset_imports[""], folder_bytes(path), rewritten)
+
+
+def to_ir(graph: Graph, *, opset: int = OPSET) -> ir.Model:
+    """The program as an onnx_ir model in which int8 layers are still nodes of the domain `infer`."""
+    if graph.program is None:
+        raise NotUsableError("an ONNX source is copied, not exported")
+    if not 18 <= opset <= OPSET_CAP:
+        raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
+    inputs = [spec.name for spec in graph.inputs]
+    with _quiet():
+        program = graph.program.run_decompositions(_table(graph.program))
+        try:
+            exported = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                input_names=None if _same_names(program, inputs) else inputs,
+                output_names=[spec.name for spec in graph.outputs],
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise NotUsableError(f"this model has no ONNX form: {_cause(error)}") from error
+    if exported is None:
+        raise NotUsableError("torch's ONNX exporter returned nothing")
+    model = exported.model
+    model.ir_version = min(model.ir_version, IR_VERSION_CAP)
+    _strip(model)
+    _name_sizes(model, graph.inputs, graph.outputs)
+    return model
+
+
+def save(model: ir.Model, path: Path) -> None:
+    """Write `path` and one file of tensors beside it, aligned so that the runtime can map it."""
+    import onnx_ir as ir
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ir.save(model, path, external_data=path.name + ".data")
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of everything that lies in the folder of an ONNX file: the file and its external data."""
+    return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+
+
+def _table(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of one program: int8 layers to symbolic nodes, other `infer::` operators to torch."""
+    table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    for target in targets:
+        namespace, _, name = str(getattr(target, "name", str)()).partition("::")
+        if namespace != "infer":
+            continue
+        name = name.partition(".")[0]
+        if name in _LINEAR + _CONV:
+            table[target] = _symbol(target, name)
+    return table
+
+
+def _symbol(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]:
+    """What replaces `infer::name` in the program: one node of the domain `infer`, tensors in schema order."""
+    schema = op._schema.arguments
+
+    def symbol(*args: Any, **named: Any) -> torch.Tensor:
+        given: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
+        given |= dict(zip(given, args, strict=False)) | named
+        tensors = [given[argument.name] for argument in schema if "Tensor" in str(argument.type)]
+        x, codes = tensors[:2]
+        if name in _LINEAR:
+            attributes: dict[str, Any] = {}
+            shape: Any = (*x.shape[:-1], codes.shape[0])
+        else:
+            options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
+            shape = F.conv2d(x, codes.to(x.dtype), None, **options, groups=given["groups"]).shape
+            attributes = {**options, "groups": given["groups"]}
+        node = f"{DOMAIN}::{name}"
+        return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=x.dtype, shape=shape, version=1)
+
+    return symbol
+
+
+def _pair(value: int | list[int] | tuple[int, ...]) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
+
+
+def _same_names(program: ExportedProgram, names: list[str]) -> bool:
+    return sorted(map(str, program.graph_signature.user_inputs)) == sorted(names)
+
+
+def _strip(model: ir.Model) -> None:
+    """Drop what the exporter notes about its machine: stack traces, paths, module names."""
+    for holder in (model, model.graph, *model.graph, *model.graph.initializers.values()):
+        holder.metadata_props.clear()
+        holder.doc_string = None
+
+
+def _name_sizes(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Rename torch's symbols (`s31`) in every shape to the names of the specs (`batch`)."""
+    import onnx_ir as ir
+
+    values = {str(value.name): value for value in model.graph.inputs}
+    names: dict[str, str] = {}
+    for spec in inputs:
+        for want, have in zip(spec.shape, values[spec.name].shape or (), strict=True):
+            if isinstance(want, str) and isinstance(have, ir.SymbolicDim):
+                names[str(have.value)] = want
+    for value in (*model.graph.inputs, *(out for node in model.graph for out in node.outputs)):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+    for spec, value in zip(outputs, model.graph.outputs, strict=True):
+        value.shape = ir.Shape(list(spec.shape))
+
+
+def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    if dim.value is None:
+        return None
+    return _SYMBOL.sub(lambda match: names.get(match[0], match[0]), str(dim.value))
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the innermost exception: it names the operator."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what the exporter prints: progress, a torch-internal deprecation, and absent torchvision."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.filterwarnings(
+                "ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning
+            )
+            yield
+    finally:
+        logger.setLevel(level)

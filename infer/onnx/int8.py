@@ -1,0 +1,59 @@
+"""int8 layers for one target: what the exported model holds as `infer::linear_int8` becomes ONNX operators.
+
+    layer        ort-u8u8, ort-u8s8                             trt
+    dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
+    static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
+    weight-only  DequantizeLinear, MatMul                       the same
+    conv2d       QLinearConv where scales are known, else float QuantizeLinear, DequantizeLinear, Conv
+
+`u8u8` stores weights unsigned with zero point 128: without VNNI, x86's 8-bit product of unsigned by signed
+saturates at 16 bits and gives wrong sums (13.7 % error where 0.01 % is ideal).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import NotUsableError
+from .conv import conv
+from .emit import Emit, drop_unused
+from .linear import Form, dynamic, static, weight_only
+from .operands import Target
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+DOMAIN = "infer"
+_LINEAR = {"linear_int8": dynamic, "linear_int8_static": static, "linear_int8_weight": weight_only}
+
+
+@dataclass
+class Rewritten:
+    """How many layers took which form, and the names of the weights that were left in float."""
+
+    forms: Counter[str] = field(default_factory=Counter)
+    in_float: list[str] = field(default_factory=list)
+
+
+def rewrite(model: ir.Model, target: Target, form: Form = "token") -> Rewritten:
+    """Write every int8 node of the domain `infer` for `target`, in place; other nodes stay as they are."""
+    done = Rewritten()
+    for node in list(model.graph):
+        if node.domain != DOMAIN:
+            continue
+        emit = Emit(model.graph, node)
+        if node.op_type in _LINEAR:
+            output, taken = _LINEAR[node.op_type](emit, target, form)
+        elif node.op_type.startswith("conv2d_int8"):
+            output, taken = conv(emit, target)
+        else:
+            raise NotUsableError(f"infer::{node.op_type} has no ONNX form", where=str(node.name))
+        emit.replace(output)
+        done.forms[taken] += 1
+        if "in float" in taken:
+            done.in_float.append(str(emit.weight_name))
+    drop_unused(model.graph)
+    model.opset_imports.pop(DOMAIN, None)
+    return done

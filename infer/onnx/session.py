@@ -1,0 +1,164 @@
+"""ONNX Runtime sessions: how they open, what the runtime made of a model, how named tensors pass through."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import NotUsableError, ResourceError
+from ..spec import DTYPES, TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_LARGE_CALL = 4.0  # times the usual size: such a call gives its memory back
+
+
+def providers(device: str) -> list[Any]:
+    """What to run on; raises `NotUsableError` when a CUDA device is asked of a build without CUDA."""
+    import onnxruntime
+
+    if not device.startswith("cuda"):
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise NotUsableError("this onnxruntime has no CUDA", hint="pip install 'infer[gpu]'")
+    options = {
+        "device_id": str(torch.device(device).index or 0),
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": "1",
+    }
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+
+
+def open_session(
+    path: Path,
+    device: str,
+    *,
+    threads: int | None = None,
+    is_dynamic: bool = True,
+    optimized: Path | None = None,
+) -> onnxruntime.InferenceSession:
+    """A quiet session with all graph optimizations; `optimized` receives the graph that will really run.
+
+    Memory plans are kept for each input shape, so with symbolic sizes they are switched off.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = not is_dynamic
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights.bin"
+        )
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=providers(device))
+    except runtime_errors() as error:
+        raise NotUsableError(f"ONNX Runtime refuses the model: {_sentence(error)}") from error
+
+
+def runtime_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions of ONNX Runtime; they share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kinds = [getattr(state, name) for name in dir(state) if isinstance(getattr(state, name), type)]
+    return (*(kind for kind in kinds if issubclass(kind, BaseException)), RuntimeError)
+
+
+def running_nodes(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
+    """How often each operator stands in the graph that ONNX Runtime really runs, after its fusions."""
+    import onnx
+
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        optimized = Path(folder) / "model.onnx"
+        open_session(path, device, is_dynamic=is_dynamic, optimized=optimized)
+        model = onnx.load(str(optimized), load_external_data=False)
+    return Counter(node.op_type for node in model.graph.node)
+
+
+class OrtRunner:
+    """A session as a `Runner`. On CPU tensors pass as numpy views, on CUDA by their addresses."""
+
+    def __init__(
+        self,
+        path: Path,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        device: str,
+    ) -> None:
+        self.inputs, self.outputs, self.device = inputs, outputs, device
+        is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
+        self._session: Any = open_session(path, device, is_dynamic=is_dynamic)
+        self._names = [spec.name for spec in outputs]
+        self._usual = 0.0
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raises `ResourceError` when memory runs out."""
+        given = {spec.name: inputs[spec.name] for spec in self.inputs}
+        try:
+            outputs = self._on_cpu(given) if self.device == "cpu" else self._on_cuda(given)
+        except runtime_errors() as error:
+            if "allocate memory" in str(error) or "bad_alloc" in str(error):
+                raise ResourceError(
+                    f"out of memory: {_sentence(error)}", hint="Send smaller batches"
+                ) from error
+            raise
+        return dict(zip(self._names, outputs, strict=True))
+
+    def close(self) -> None:
+        self._session = None
+
+    def _on_cpu(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        feeds = {name: value.detach().cpu().contiguous().numpy() for name, value in inputs.items()}
+        arrays = self._session.run(self._names, feeds, self._options(inputs))
+        return [torch.from_numpy(array) for array in arrays]
+
+    def _on_cuda(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        binding = self._session.io_binding()
+        index = torch.device(self.device).index or 0
+        dense = {name: value.detach().to(self.device).contiguous() for name, value in inputs.items()}
+        for spec in self.inputs:
+            value = dense[spec.name]
+            binding.bind_input(
+                spec.name, "cuda", index, _ELEMENT[spec.torch_dtype], list(value.shape), value.data_ptr()
+            )
+        for name in self._names:
+            binding.bind_output(name, "cuda", index)
+        torch.cuda.current_stream(self.device).synchronize()
+        self._session.run_with_iobinding(binding, self._options(inputs))
+        return [torch.from_dlpack(value) for value in binding.get_outputs()]
+
+    def _options(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        """A call far above the usual size gives the arena's memory back; others keep it warm."""
+        import onnxruntime
+
+        size = float(sum(value.numel() for value in inputs.values()))
+        is_large = size > _LARGE_CALL * self._usual > 0
+        self._usual = 0.9 * self._usual + 0.1 * size if self._usual else size
+        if not is_large:
+            return None
+        options = onnxruntime.RunOptions()
+        where = "cpu:0" if self.device == "cpu" else f"gpu:{torch.device(self.device).index or 0};cpu:0"
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", where)
+        return options
+
+
+# Numbers of onnx.TensorProto, which bindings take where numpy has no such type.
+_NUMBERS = {"float32": 1, "uint8": 2, "int8": 3, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
+_NUMBERS |= {"float64": 11, "bfloat16": 16}
+_ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
+
+
+def _sentence(error: BaseException) -> str:
+    """The runtime's words without its error codes and source paths."""
+    text = " ".join(str(error).split())
+    return text.rpartition(" : ")[2][:400] or type(error).__name__
