@@ -1,0 +1,220 @@
+"""The report as a value: all that was asked, tried, chosen, refused and measured. `report.json` is this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from .. import device as hardware
+from ..artifact import Manifest
+from ..fidelity.gate import judge, limit
+from ..spec import LIMITS, Choice, Finding, Plan, TensorSpec, precision_class
+from . import roofline, wording
+from .latency import Latency, Paired
+
+
+class Timed(Protocol):
+    """What was timed at one batch size: `pair.a` is the artifact, `pair.b` what it was timed against."""
+
+    batch: int
+    pair: Paired
+
+
+class LatencyRow(msgspec.Struct, frozen=True):
+    """One batch size. `floor` is the least time possible, in seconds; `of_ceiling` is floor / p50."""
+
+    batch: int
+    pair: Paired
+    per_second: float
+    floor: float | None = None
+    of_ceiling: float | None = None
+    bound: str = ""
+
+    @property
+    def ours(self) -> Latency:
+        return self.pair.a
+
+    @property
+    def baseline(self) -> Latency:
+        return self.pair.b
+
+
+class FidelityRow(msgspec.Struct, frozen=True):
+    """One metric; without a `limit` it is shown, not judged. `used` is the share of what the limit allows."""
+
+    what: str
+    value: float | int | str | bool | None
+    unit: str
+    why: str
+    limit: float | None = None
+    larger_is_worse: bool = True
+    used: float | None = None
+    ok: bool | None = None
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One backend: `outcome` is chosen, tried or refused; `seconds` is what it was ranked by."""
+
+    name: str
+    outcome: str
+    seconds: float | None
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """See the fields; sizes are bytes, times seconds. `headline` is read first, then `verdict`."""
+
+    format: int = 1
+    name: str
+    made_with: str
+    headline: str
+    passed: bool
+    failure: str = ""
+    verdict: tuple[str, ...]
+    command: str
+    backend: str
+    device: str
+    task: str
+    precision: str
+    baseline: str
+    plan: Plan
+    choices: tuple[Choice, ...]
+    tried: tuple[Tried, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    fidelity: tuple[FidelityRow, ...]
+    latency: tuple[LatencyRow, ...]
+    size: int
+    original_size: int | None
+    findings: tuple[Finding, ...]
+    versions: dict[str, str]
+    machine: dict[str, str]
+
+    def stage(self, name: str) -> tuple[Finding, ...]:
+        """The findings of one stage: `memory`, `ceiling`, `load`, …"""
+        return tuple(f for f in self.findings if f.stage == name)
+
+
+def encode(report: Report) -> bytes:
+    """Indented JSON; what is unknown is null."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1)
+
+
+def decode(data: bytes) -> Report:
+    """The inverse of `encode`; raises `msgspec.ValidationError` for anything else."""
+    return msgspec.json.decode(data, type=Report)
+
+
+def from_manifest(
+    manifest: Manifest,
+    *,
+    latency: Sequence[Timed],
+    size: int,
+    baseline: str = "",
+    original_size: int | None = None,
+) -> Report:
+    """Gather the manifest and the timings; `original_size` defaults to the bytes of the weights loaded."""
+    plan, findings = manifest.plan, manifest.findings
+    precision = precision_class(plan.quant, plan.dtype)
+    rows = tuple(_latency_row(timed, findings) for timed in latency)
+    failure = judge(_compared(findings), LIMITS[precision], plan.max_error) or ""
+    original = original_size if original_size is not None else _loaded_bytes(findings)
+    return Report(
+        name=manifest.name,
+        made_with=manifest.made_with,
+        headline=_headline(rows, findings, original, size, passed=not failure),
+        passed=not failure,
+        failure=failure,
+        verdict=manifest.verdict,
+        command=wording.command(plan, f"{manifest.name}.infer"),
+        backend=manifest.backend,
+        device=manifest.device,
+        task=manifest.task,
+        precision=precision,
+        baseline=baseline or _against(manifest.verdict),
+        plan=plan,
+        choices=manifest.choices,
+        tried=_tried(manifest),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        fidelity=tuple(_fidelity_row(f, plan, precision, findings) for f in _compared(findings)),
+        latency=rows,
+        size=size,
+        original_size=original,
+        findings=findings,
+        versions=manifest.versions,
+        machine=hardware.fingerprint(manifest.device),
+    )
+
+
+def _headline(
+    rows: Sequence[LatencyRow], findings: Sequence[Finding], original: int | None, size: int, *, passed: bool
+) -> str:
+    parts = [
+        wording.speeds([(row.batch, row.pair) for row in rows]) if rows else None,
+        wording.smaller(original, size),
+        wording.faithful(findings),
+        "passed" if passed else "failed",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _latency_row(timed: Timed, findings: Sequence[Finding]) -> LatencyRow:
+    per_second = timed.batch / max(timed.pair.a.p50, 1e-12)
+    least = roofline.floors(findings).get(timed.batch)
+    if least is None or not isinstance(least.value, int | float):
+        return LatencyRow(timed.batch, timed.pair, per_second)
+    floor = float(least.value)
+    bound = least.why.partition("-bound")[0]
+    return LatencyRow(timed.batch, timed.pair, per_second, floor, floor / timed.pair.a.p50, bound)
+
+
+def _compared(findings: Sequence[Finding]) -> list[Finding]:
+    return [f for f in findings if f.stage == "compare" and "." in f.what]
+
+
+def _fidelity_row(finding: Finding, plan: Plan, precision: str, findings: Sequence[Finding]) -> FidelityRow:
+    base = FidelityRow(finding.what, finding.value, finding.unit, finding.why)
+    judged = limit(finding.what, LIMITS[precision], plan.max_error)
+    if judged is None or not isinstance(finding.value, int | float):
+        return base
+    bound, larger_is_worse = judged
+    room = bound if larger_is_worse else 1 - bound
+    spent = max(0.0, finding.value if larger_is_worse else 1 - finding.value)
+    counts = [f for f in findings if f.what == f"{finding.what.rpartition('.')[0]}.rows"]
+    return msgspec.structs.replace(
+        base,
+        limit=bound,
+        larger_is_worse=larger_is_worse,
+        used=spent / room if room > 0 else None,
+        ok=judge([finding, *counts], LIMITS[precision], plan.max_error) is None,
+    )
+
+
+def _tried(manifest: Manifest) -> tuple[Tried, ...]:
+    rows = []
+    for finding in manifest.findings:
+        outcome, _, name = finding.what.partition(" ")
+        if finding.stage != "lower" or outcome not in ("tried", "refused") or not name:
+            continue
+        outcome = "chosen" if outcome == "tried" and name == manifest.backend else outcome
+        spent = float(finding.value) if isinstance(finding.value, int | float) else None
+        rows.append(Tried(name, outcome, spent, finding.why))
+    order = {"chosen": 0, "tried": 1, "refused": 2}
+    return tuple(sorted(rows, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))
+
+
+def _loaded_bytes(findings: Sequence[Finding]) -> int | None:
+    """The weights as the source stored them, as the load stage found them."""
+    for finding in findings:
+        known = isinstance(finding.value, int | float) and finding.unit in ("MB", "B")
+        if finding.stage == "load" and finding.what == "weights" and known:
+            return int(float(finding.value or 0) * (1e6 if finding.unit == "MB" else 1))
+    return None
+
+
+def _against(verdict: Sequence[str]) -> str:
+    found = (line.rpartition(" against ")[2] for line in verdict if " against " in line)
+    return next(found, "the unquantized model")

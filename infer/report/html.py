@@ -1,0 +1,163 @@
+"""The report as one HTML file: no script, no reference to anything outside it, every string escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from . import charts, terminal, wording
+from .document import Report
+from .style import CSS
+
+
+def render_html(report: Report) -> str:
+    """The whole page."""
+    sections = [
+        _header(report),
+        _decisions(report),
+        _section("Card", _pairs(terminal.card(report))),
+        _latency(report),
+        _fidelity(report),
+        _memory(report),
+        _graph(report),
+        _found(report),
+        _again(report),
+    ]
+    body = "\n".join(filter(None, sections))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(report.name)}: {escape(report.headline)}</title>\n"
+        f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    kind = "passed" if report.passed else "failed"
+    lines = [*report.verdict, *([report.failure] if report.failure else [])]
+    said = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return (
+        f'<header class="{kind}"><h1>{escape(report.name)} <span class="soft">{escape(report.backend)} '
+        f"{escape(report.precision)}, {escape(report.device)}</span></h1>"
+        f'<p class="headline">{escape(report.headline)}</p>{said}</header>'
+    )
+
+
+def _latency(report: Report) -> str:
+    if not report.latency:
+        return ""
+    bars = "".join(charts.latency_bars(row, report.baseline) for row in report.latency)
+    key = "Bars end at the median; the thin line runs from the fastest call to the 90th percentile"
+    if any(row.floor is not None for row in report.latency):
+        key += "; the orange tick is the least time that this machine's memory and arithmetic allow"
+    rows = [terminal.latency_cells(row) for row in report.latency]
+    caption = f"Interleaved with {report.baseline}; ratio is this artifact's time over its"
+    table = _table(caption, terminal.LATENCY_HEADS, rows, right=range(8))
+    return _section("Latency", f'{bars}<p class="soft">{key}.</p>{table}')
+
+
+def _fidelity(report: Report) -> str:
+    if not report.fidelity:
+        return ""
+    judged = [row for row in report.fidelity if row.used is not None]
+    bars = "".join(charts.fidelity_bar(row) for row in judged)
+    key = f"Share of what the limits of {report.precision} allow; the tick is the limit."
+    shown = (
+        f'<figure><figcaption>{escape(key)}</figcaption><div class="bars">{bars}</div></figure>'
+        if judged
+        else ""
+    )
+    rows, kinds = [], []
+    for row in report.fidelity:
+        what, value, bound, meaning = terminal.fidelity_cells(row)
+        verdict = "" if row.ok is None else "within" if row.ok else "over"
+        rows.append((what, value, bound, verdict, meaning))
+        kinds.append({3: "ok" if row.ok else "over"} if row.ok is not None else {})
+    heads = ("what", "value", "limit", "verdict", "meaning")
+    return _section(
+        "Fidelity", shown + _table("Against the float original", heads, rows, right=(1, 2), kinds=kinds)
+    )
+
+
+def _memory(report: Report) -> str:
+    found = report.stage("memory")
+    if not found:
+        return ""
+    values = {f.what: f.value for f in found}
+    names = {"runtime": "runtime", "opened": "weights and code", "run": "activations and workspace"}
+    parts = [(words, values.get(what)) for what, words in names.items()]
+    known = [(words, float(value)) for words, value in parts if isinstance(value, int | float)]
+    chart = charts.stacked(known) if len(known) == len(parts) else ""
+    rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in found]
+    return _section(
+        "Memory",
+        chart + _table("A fresh process that opens and runs it", ("what", "value", "why"), rows, (1,)),
+    )
+
+
+def _decisions(report: Report) -> str:
+    tried = [(row.name, row.outcome, wording.seconds(row.seconds), row.why) for row in report.tried]
+    chosen = [(c.what, c.asked, c.value, c.reason) for c in report.choices]
+    tables = [
+        _table("Tried and refused", ("backend", "outcome", "time", "why"), tried, (2,)) if tried else "",
+        _table("Chosen", ("what", "asked", "taken", "why"), chosen) if chosen else "",
+    ]
+    return _section("Decisions", "".join(tables)) if any(tables) else ""
+
+
+def _found(report: Report) -> str:
+    rows = [(f.stage, f.what, wording.number(f.value, f.unit), f.why) for f in terminal.others(report)]
+    table = _table("In the order in which it was found", ("stage", "what", "value", "why"), rows)
+    return _section("Found on the way", table) if rows else ""
+
+
+def _graph(report: Report) -> str:
+    rows = [("input", s.name, s.dtype, _shape(s.shape)) for s in report.inputs]
+    rows += [("output", s.name, s.dtype, _shape(s.shape)) for s in report.outputs]
+    return _section(
+        "Inputs and outputs", _table(f"Task: {report.task}", ("side", "name", "dtype", "shape"), rows)
+    )
+
+
+def _shape(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _again(report: Report) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    made = [("made with", report.made_with), *report.machine.items(), ("versions", versions)]
+    return _section("Make it again", f"<pre>{escape(report.command)}</pre><br>{_pairs(made)}")
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in rows)}</dl>"
+
+
+def _table(
+    caption: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    kinds: Sequence[dict[int, str]] = (),
+) -> str:
+    """Narrow pages show a row as a list, each cell behind its column's name (data-head)."""
+    top = "".join(f'<th scope="col"{_kind(i, right, {})}>{escape(head)}</th>' for i, head in enumerate(heads))
+    body = []
+    for number, row in enumerate(rows):
+        own = kinds[number] if kinds else {}
+        cells = (
+            f'<td{_kind(i, right, own)} data-head="{escape(heads[i])}">{escape(cell)}</td>'
+            for i, cell in enumerate(row)
+        )
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    head = f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead>"
+    return f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
+
+
+def _kind(index: int, right: Sequence[int], own: dict[int, str]) -> str:
+    kind = own.get(index) or ("num" if index in right else "key" if index == 0 else "")
+    return f' class="{kind}"' if kind else ""

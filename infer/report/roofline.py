@@ -1,0 +1,93 @@
+"""The least time that a call can take here: its bytes over the bandwidth, or its operations over the peak.
+
+Williams et al. 2009, "Roofline". Weights are read once a call, whatever the batch; activations are left out,
+so the floor is a little too low and a share of it a little too modest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import device as hardware
+from ..capture import Graph
+from ..spec import Finding, Plan, precision_class
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """`seconds` is what `bound` ("memory" or "compute") allows at best."""
+
+    seconds: float
+    bound: str
+
+
+def floor(num_bytes: int, flops: int | None, bandwidth: float, peak: float) -> Floor:
+    """max(bytes / bandwidth, flops / peak); bytes/s and operations/s. Unknown operations leave the bytes."""
+    reading = num_bytes / bandwidth
+    computing = (flops or 0) / peak
+    return Floor(max(reading, computing), "memory" if reading >= computing else "compute")
+
+
+def count_flops(call: Callable[[], object]) -> int | None:
+    """Operations of one call of plain torch code, 2 per multiply-add; None when nothing in it counts."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops()) or None
+
+
+def graph_flops(graph: Graph, batch: int) -> int | None:
+    """Operations of one call of a float graph on `batch` rows; None for an ONNX graph."""
+    if graph.program is None:
+        return None
+    rows = {name: _rows(value, 1) for name, value in graph.samples.items()}
+    once = count_flops(lambda: graph.run(rows))
+    return None if once is None else once * batch
+
+
+def _rows(value: Tensor, rows: int) -> Tensor:
+    return value[:rows] if value.dim() else value
+
+
+def multiply_peak(plan: Plan) -> tuple[float, str]:
+    """Operations per second of the plan's arithmetic, and how that number came about."""
+    dtype = plan.dtype if plan.dtype in ("float32", "float16", "bfloat16") else "float32"
+    peak = hardware.peak_flops(plan.device, dtype)
+    if plan.device != "cpu" or precision_class(plan.quant, plan.dtype) == plan.dtype:
+        return peak, f"measured {dtype} matmul"
+    # An instruction multiplies 64 int8 pairs against 16 float32 ones; without VNNI it takes three.
+    factor = 4.0 if hardware.has_vnni() or "dotprod" in hardware.isa() else 4 / 3
+    return peak * factor, f"{factor:.2g} x the measured {dtype} matmul, for int8 products"
+
+
+def probe(
+    graph: Graph, weight_bytes: int, plan: Plan, *, batches: Sequence[int] | None = None
+) -> list[Finding]:
+    """The ceiling of an artifact: weight bytes, bandwidth, peak, and the floor at each batch size.
+
+    `graph` is the float original: its operations are what has to be computed, however they are packed.
+    """
+    bandwidth = hardware.read_bandwidth(plan.device)
+    peak, how = multiply_peak(plan)
+    findings = [
+        Finding("ceiling", "weight bytes", weight_bytes, "B", "read once a call"),
+        Finding("ceiling", "read bandwidth", bandwidth, "B/s", "measured, all threads"),
+        Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
+    ]
+    once = graph_flops(graph, 1)
+    for batch in batches or plan.batches:
+        flops = None if once is None else once * batch
+        least = floor(weight_bytes, flops, bandwidth, peak)
+        work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
+        why = f"{least.bound}-bound: {weight_bytes / 1e6:.1f} MB{work}"
+        findings.append(Finding("ceiling", f"floor batch {batch}", least.seconds, "s", why))
+    return findings
+
+
+def floors(findings: Sequence[Finding]) -> Mapping[int, Finding]:
+    """Batch size → the finding of its floor."""
+    found = (f for f in findings if f.stage == "ceiling" and f.what.startswith("floor batch "))
+    return {int(f.what.rpartition(" ")[2]): f for f in found}

@@ -1,0 +1,169 @@
+"""The report on a terminal: verdict, card, tables. Elsewhere it is plain text of at most 100 columns."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..spec import Finding
+from . import wording
+from .document import FidelityRow, LatencyRow, Report
+
+WIDTH = 100
+
+
+def render_terminal(report: Report, console: Console) -> None:
+    """Print the report: as wide as the terminal, at most 100 columns. Nothing in it is taken for markup."""
+    if console.is_terminal:
+        _render(report, console, min(console.width, WIDTH))
+        return
+    plain = Console(file=io.StringIO(), width=WIDTH, no_color=True)
+    _render(report, plain, WIDTH)
+    lines = cast(io.StringIO, plain.file).getvalue().splitlines()
+    console.file.write("\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def _render(report: Report, console: Console, width: int) -> None:
+    title = f"{report.name}  {report.backend} {report.precision}, {report.device}"
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(Text(report.headline, style="bold green" if report.passed else "bold red"), width=width)
+    for line in (*report.verdict, *([report.failure] if report.failure else [])):
+        console.print(Text(line), width=width)
+    for table in _decisions(report):
+        console.print(table, width=width)
+    _lines(console, "Card", card(report), width)
+    for table in _numbers(report, narrow=width < 96):
+        console.print(table, width=width)
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    _lines(
+        console, "Made", [("with", report.made_with), ("on", _machine(report)), ("versions", versions)], width
+    )
+    console.print("\nagain:", highlight=False)
+    console.print(Text(report.command), soft_wrap=True)
+
+
+def _decisions(report: Report) -> Iterator[Table]:
+    tried = [(row.name, row.outcome, wording.seconds(row.seconds), row.why) for row in report.tried]
+    if tried:
+        yield _table("Tried", ("backend", "outcome", "time", "why"), tried, right=(2,))
+    if report.choices:
+        chosen = [(c.what, c.asked, c.value, c.reason) for c in report.choices]
+        yield _table("Chosen", ("what", "asked", "taken", "why"), chosen)
+
+
+def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
+    if report.latency:
+        yield _latency(report, narrow=narrow)
+    if report.fidelity:
+        yield _fidelity(report.fidelity)
+    if memory := report.stage("memory"):
+        rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory]
+        yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
+    if found := others(report):
+        rows = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in found]
+        yield _table("Found on the way", ("what", "value", "why"), rows)
+
+
+def others(report: Report) -> list[Finding]:
+    """The findings that no other table shows."""
+    shown = ("compare", "memory", "ceiling")
+    decided = ("tried ", "refused ")
+    return [f for f in report.findings if f.stage not in shown and not f.what.startswith(decided)]
+
+
+def card(report: Report) -> list[tuple[str, str]]:
+    """What to know before any number: sizes, bandwidth, ceiling."""
+    ceiling = {f.what: f for f in report.stage("ceiling")}
+    weights = next((f for f in report.stage("memory") if f.what == "weights"), ceiling.get("weight bytes"))
+    before = f", from {wording.size(report.original_size)}" if report.original_size else ""
+    rows = [("artifact", f"{wording.size(report.size)}{before}")]
+    if weights is not None:
+        why = f" ({weights.why})" if weights.stage == "memory" and weights.why else ""
+        rows.append(("weights", f"{wording.number(weights.value, 'B')}{why}"))
+    for what, name in (("read bandwidth", "bandwidth"), ("multiply peak", "peak")):
+        if what in ceiling:
+            found = ceiling[what]
+            rows.append((name, f"{wording.number(found.value, found.unit)} ({found.why})"))
+    for row in report.latency:
+        if row.floor is not None:
+            text = f"{wording.seconds(row.floor)} a call at batch {row.batch}, {row.bound}-bound"
+            rows.append(("ceiling", text))
+    return rows
+
+
+def latency_cells(row: LatencyRow) -> tuple[str, ...]:
+    """batch, p50, p90, p99, rows/s, of ceiling, baseline p50, ratio with interval, verdict."""
+    pair, ours = row.pair, row.ours
+    return (
+        str(row.batch),
+        wording.seconds(ours.p50),
+        wording.seconds(ours.p90),
+        wording.seconds(ours.p99),
+        f"{row.per_second:,.0f}" if row.per_second >= 10 else f"{row.per_second:.2f}",
+        wording.share(row.of_ceiling),
+        wording.seconds(row.baseline.p50),
+        f"{pair.ratio:.3f} [{pair.low:.3f}, {pair.high:.3f}]",
+        wording.speed(pair),
+    )
+
+
+LATENCY_HEADS = ("batch", "p50", "p90", "p99", "rows/s", "of ceiling", "baseline", "ratio [95 %]", "verdict")
+
+
+def fidelity_cells(row: FidelityRow) -> tuple[str, str, str, str]:
+    """what, value, limit, meaning."""
+    bound = "" if row.limit is None else f"{'≤' if row.larger_is_worse else '≥'} {row.limit:g}"
+    return row.what, wording.number(row.value, row.unit), bound, row.why
+
+
+def _latency(report: Report, *, narrow: bool) -> Table:
+    """A narrow terminal gets batch, p50, p99, baseline and verdict."""
+    kept = (0, 1, 3, 6, 8) if narrow else tuple(range(9))
+    rows = [[latency_cells(row)[i] for i in kept] for row in report.latency]
+    heads = [LATENCY_HEADS[i] for i in kept]
+    return _table(f"Latency, against {report.baseline}", heads, rows, right=range(len(kept) - 1))
+
+
+def _fidelity(rows: Sequence[FidelityRow]) -> Table:
+    cells = [fidelity_cells(row) for row in rows]
+    return _table(
+        "Fidelity, against the float original", ("what", "value", "limit", "meaning"), cells, right=(1, 2)
+    )
+
+
+def _machine(report: Report) -> str:
+    return ", ".join(value for key, value in report.machine.items() if key in ("cpu", "gpu", "arch", "isa"))
+
+
+def _table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    last = len(heads) - 1
+    for index, head in enumerate(heads):
+        wraps = index == last
+        table.add_column(
+            head,
+            justify="right" if index in right else "left",
+            overflow="fold",
+            no_wrap=not wraps,
+            header_style="dim",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _lines(console: Console, title: str, rows: Sequence[tuple[str, str]], width: int) -> None:
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.show_header = False
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    console.print(table, width=width)
