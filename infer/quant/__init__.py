@@ -1,19 +1,26 @@
 """Ways to shrink a weight: one file each, its name the name after `--quant` (`int8`, `nf4`, `cluster`).
 
-A quantizer is a module with the functions of `Quantizer`. Every format works row by row, so that a weight can be
-quantized in blocks of rows and one tensor at most is in float at a time. What it makes is a dict of tensors plus the
-`infer::` op that computes with them; `quantize_model` walks a model and swaps its layers.
+A quantizer is a module with the functions of `Quantizer`. Every format works row by row, so that a weight can
+be quantized in blocks of rows and one tensor at most is in float at a time. What it makes is a dict of
+tensors plus the `infer::` op that computes with them; `quantize_model` walks a model and swaps its layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from .. import plugins
+from ..errors import unknown
 from ..spec import Plan
+
+if TYPE_CHECKING:
+    from ._calibrate import calibrate
+    from ._walk import quantize_model
 
 
 class Stats(Protocol):
@@ -23,20 +30,28 @@ class Stats(Protocol):
     square_mean: Tensor  # [in_features or in_channels], float32: the mean of x² per input column
     num_rows: int
 
+    @property
+    def clip(self) -> Tensor:
+        """Scalar: where to clip, so that an int8 grid over ±clip has the smallest mean squared error."""
+        ...
+
 
 class Quantizer(Protocol):
     OPTIONS: tuple[str, ...]  # what may follow the colon; "" is the default
+    NEEDS_STATS: frozenset[str]  # the options that can't do without calibration
+    ROWS: int  # rows that share something: blocks of rows are cut at its multiples
+    SHARED: frozenset[str]  # the tensors that all rows share
 
     def missing(self) -> str | None:
         """Why this machine can't use it, or None."""
         ...
 
     def refuses(self, layer: nn.Module, plan: Plan) -> str | None:
-        """Why this layer stays float, or None. Layers are Linear, Embedding, Conv2d; others are never asked."""
+        """Why this layer stays float, or None. Only Linear, Embedding, Conv2d are asked."""
         ...
 
     def quantize(self, weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-        """weight float [rows, …] → packed tensors. Row-wise: quantizing blocks of `ROWS` rows and concatenating is equal."""
+        """weight float [rows, …] → packed tensors; row-wise: `join` of blocks equals the whole."""
         ...
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -47,10 +62,72 @@ class Quantizer(Protocol):
         """`F.linear` on the packed weight, by one `torch.ops.infer` op."""
         ...
 
+    def embedding(self, ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """`F.embedding` on the packed weight; only of a quantizer that accepts Embedding."""
+        ...
+
+    def conv2d(
+        self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
+    ) -> Tensor:
+        """`F.conv2d` with stride, padding, dilation, groups; only of a quantizer that accepts Conv2d."""
+        ...
+
+
+def get(plan: Plan) -> Quantizer:
+    """The quantizer that a plan names; raises `UsageError` for an unknown name or option."""
+    module = plugins.get("infer.quant", plan.quant_name)
+    check_option(module, plan)
+    return cast(Quantizer, module)
+
+
+def check_option(module: ModuleType, plan: Plan) -> None:
+    """Raise `UsageError` listing the options unless the quantizer knows what follows the colon."""
+    if plan.quant_option in module.OPTIONS:
+        return
+    if explain := getattr(module, "explain_option", None):
+        explain(plan.quant_option)
+    raise unknown(f"option of --quant {plan.quant_name}", plan.quant_option, filter(None, module.OPTIONS))
+
+
+def needs_stats(plan: Plan) -> bool:
+    """Whether this way to quantize has to see real inputs first."""
+    return plan.quant != "none" and plan.quant_option in get(plan).NEEDS_STATS
+
+
+def join(quantizer: Quantizer, blocks: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of a whole weight from those of its blocks of rows."""
+    parts = list(blocks)
+    if len(parts) == 1:
+        return dict(parts[0])
+    shared = quantizer.SHARED
+    return {k: v if k in shared else torch.cat([part[k] for part in parts]) for k, v in parts[0].items()}
+
 
 def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
     """Bits stored per quantized weight, tables and scales included."""
     return sum(t.numel() * t.element_size() for t in tensors.values()) * 8 / max(num_weights, 1)
 
 
-__all__ = ["Quantizer", "Stats", "bits_per_weight", "torch"]
+def __getattr__(name: str) -> Any:
+    if name == "quantize_model":
+        from ._walk import quantize_model
+
+        return quantize_model
+    if name == "calibrate":
+        from ._calibrate import calibrate
+
+        return calibrate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Quantizer",
+    "Stats",
+    "bits_per_weight",
+    "calibrate",
+    "check_option",
+    "get",
+    "join",
+    "needs_stats",
+    "quantize_model",
+]

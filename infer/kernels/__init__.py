@@ -1,0 +1,17 @@
+"""The operators `infer::*` that compute with packed weights. Importing this package registers them.
+
+    linear_int8, linear_int8_weight, linear_int8_static      [..., K] x int8 [N, K]
+    conv2d_int8, conv2d_int8_weight, conv2d_int8_static      [B, I, H, W] x int8 [O, I/groups, kh, kw]
+    linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
+    embedding_int8, embedding_lut                            rows of the same tensors
+
+Each has a reference in pure torch, which defines its result, and a decomposition into plain operators for
+backends that lack a kernel.
+"""
+
+from __future__ import annotations
+
+from . import conv2d_int8, embedding, linear_int8, linear_lut
+from ._library import decompositions, library, names
+
+__all__ = ["conv2d_int8", "decompositions", "embedding", "library", "linear_int8", "linear_lut", "names"]

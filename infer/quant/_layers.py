@@ -1,0 +1,122 @@
+"""Layers whose weight is packed: what the walk puts in the place of Linear, Embedding and Conv2d."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import kernels  # noqa: F401  registers the operators
+from . import Quantizer
+
+
+class Packed(nn.Module):
+    """The packed tensors of one weight, as buffers. Layers with tied weights hold the same `Packed`.
+
+    `.to(dtype)` moves the scales but doesn't round them; it sets `dtype`, the type of what a layer gives.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], decode: Callable[..., Tensor], dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+        self.dtype, self.decode = dtype, decode
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
+        before = self.tensors()
+        self.dtype = fn(torch.zeros(0, dtype=self.dtype)).dtype
+        super()._apply(fn, recurse)
+        for name, tensor in self.tensors().items():
+            if tensor.dtype != before[name].dtype:
+                self._buffers[name] = before[name].to(tensor.device)
+        return self
+
+
+class _Layer(nn.Module):
+    def __init__(self, packed: Packed) -> None:
+        super().__init__()
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """The float weight, decoded at each access: for code that asks for its dtype or shape."""
+        return self.packed.decode(self.packed.tensors()).to(self.packed.dtype)
+
+
+class QuantizedLinear(_Layer):
+    """`nn.Linear` on a packed weight: x [..., in_features] → [..., out_features] in x's dtype."""
+
+    def __init__(self, layer: nn.Linear, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(packed)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias, self.compute = layer.bias, quantizer.linear
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.compute(input, self.packed.tensors(), self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+
+
+class QuantizedEmbedding(_Layer):
+    """`nn.Embedding` on a packed weight: ids of any shape → [*ids.shape, embedding_dim]."""
+
+    def __init__(self, layer: nn.Embedding, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(packed)
+        self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
+        self.padding_idx, self.compute = layer.padding_idx, quantizer.embedding
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.compute(input, self.packed.tensors()).to(self.packed.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class QuantizedConv2d(_Layer):
+    """`nn.Conv2d` on a packed weight: x [B, I, H, W] or [I, H, W]."""
+
+    def __init__(self, layer: nn.Conv2d, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(packed)
+        self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.kernel_size, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.padding, self.groups = _padding(layer), layer.groups
+        self.bias, self.compute = layer.bias, quantizer.conv2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        options: dict[str, Any] = {"stride": self.stride, "padding": self.padding}
+        options |= {"dilation": self.dilation, "groups": self.groups}
+        batch = input if input.dim() == 4 else input[None]
+        output = self.compute(batch, self.packed.tensors(), self.bias, options)
+        return output if input.dim() == 4 else output[0]
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, ...]:
+    if layer.padding == "same":
+        return tuple(d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+    return (0, 0) if isinstance(layer.padding, str) else tuple(layer.padding)
+
+
+def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Module:
+    """The quantized layer that takes the place of a Linear, Embedding or Conv2d."""
+    if isinstance(layer, nn.Linear):
+        return QuantizedLinear(layer, packed, quantizer)
+    if isinstance(layer, nn.Embedding):
+        return QuantizedEmbedding(layer, packed, quantizer)
+    if isinstance(layer, nn.Conv2d):
+        return QuantizedConv2d(layer, packed, quantizer)
+    raise TypeError(f"no quantized form of {type(layer).__name__}")

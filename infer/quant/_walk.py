@@ -1,0 +1,193 @@
+"""The walk over a model: each Linear, Embedding and Conv2d that the format accepts becomes a packed one.
+
+Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
+needs memory for its packed form and for one block. What isn't quantized stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotUsableError, SourceError, UsageError
+from ..spec import Finding, Plan
+from ..weights import WeightReader, check_finite
+from . import Quantizer, Stats, get, join, needs_stats
+from ._layers import Packed, replacement
+from ._sites import Site, Weight, find
+
+STAGE = "shrink"
+# Weights in float at a time.
+BLOCK = 1 << 24
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Totals:
+    num_layers: int = 0
+    num_weights: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    square_error: float = 0.0
+    square_weight: float = 0.0
+
+
+@dataclass
+class Origin:
+    """Where the rows of a weight come from: the model, or a checkpoint while the model is on meta."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str
+    rows: Callable[[int, int], Tensor]
+
+    def blocks(self, multiple: int) -> Iterator[Tensor]:
+        """float32 blocks of rows, checked for NaN and infinity, cut at multiples of `multiple` rows."""
+        columns = max(torch.Size(self.shape[1:]).numel(), 1)
+        step = max(BLOCK // columns // multiple, 1) * multiple
+        for start in range(0, self.shape[0], step):
+            block = self.rows(start, min(start + step, self.shape[0])).detach().cpu().float()
+            check_finite(self.name, block, row=start)
+            yield block
+
+
+def quantize_model(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    reader: WeightReader | None = None,
+    renames: Mapping[str, str] | None = None,
+    stats: Mapping[str, Stats] | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Swap in place all layers that `plan.quant` accepts; weights on meta are read through `reader`.
+
+    Returns the relative rms weight error of each quantized layer, the reason of each refused one, and totals.
+    Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
+    `NotUsableError` (no layer accepts the format).
+    """
+    quantizer, calibrated = get(plan), stats or {}
+    if needs_stats(plan) and stats is None:
+        raise UsageError(
+            f"--quant {plan.quant} needs real inputs to calibrate with", hint="Give them with --data"
+        )
+    weights = find(model, lambda site: _refuses(site, quantizer, plan, calibrated))
+    accepted = [weight for weight in weights if not weight.reasons]
+    refused = [Finding(STAGE, f"refused {n}", None, why=why) for w in weights for n, why in w.reasons.items()]
+    if not accepted:
+        reasons = "; ".join(f"{finding.what}: {finding.why}" for finding in refused[:3])
+        reasons = reasons or "it has no Linear, Embedding or Conv2d"
+        raise NotUsableError(
+            f"no layer of this model can be {plan.quant} ({reasons})",
+            hint="Use --quant none, or another format",
+        )
+    findings, totals = [], Totals()
+    for done, weight in enumerate(accepted):
+        if progress:
+            progress(done, len(accepted), weight.name)
+        origin = _origin(weight, reader, renames or {})
+        findings += _swap(weight, origin, quantizer, plan, calibrated, totals)
+    if progress:
+        progress(len(accepted), len(accepted), "")
+    _disable_fast_paths(model)
+    return findings + refused + _summary(totals, len(refused))
+
+
+def _refuses(site: Site, quantizer: Quantizer, plan: Plan, stats: Mapping[str, Stats]) -> str | None:
+    if reason := quantizer.refuses(site.layer, plan):
+        return reason
+    reached = isinstance(site.layer, nn.Embedding) or _stats(site, stats) is not None
+    return None if reached or not needs_stats(plan) else "no calibration input reached it"
+
+
+def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
+    return next((stats[name] for name in site.names if name in stats), None)
+
+
+def _origin(weight: Weight, reader: WeightReader | None, renames: Mapping[str, str]) -> Origin:
+    tensor, shape = weight.tensor, tuple(weight.tensor.shape)
+    if not tensor.is_meta:
+        return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: tensor[start:stop])
+    if reader is None:
+        raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
+    held = set(reader.names())
+    name = next((n for own in weight.names for n in (renames.get(own, own),) if n in held), None)
+    if name is None:
+        raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
+    if tuple(reader.shape(name)) != shape:
+        raise SourceError(f"expected {list(shape)}, got {list(reader.shape(name))}", where=name)
+    return Origin(shape, reader.dtype(name), name, lambda start, stop: reader.rows(name, start, stop))
+
+
+def _swap(
+    weight: Weight,
+    origin: Origin,
+    quantizer: Quantizer,
+    plan: Plan,
+    stats: Mapping[str, Stats],
+    totals: Totals,
+) -> list[Finding]:
+    seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
+    parts, error, size = [], 0.0, 0.0
+    for block in origin.blocks(quantizer.ROWS):
+        part = quantizer.quantize(block, seen, plan)
+        error += _squares(quantizer.dequantize(part).sub_(block))
+        size += _squares(block)
+        parts.append(part)
+    tensors = join(quantizer, parts)
+    packed = Packed(tensors, quantizer.dequantize, weight.tensor.dtype)
+    if not weight.tensor.is_meta:
+        packed.to(weight.tensor.device)
+    count, num_bytes = weight.tensor.numel(), sum(t.nbytes for t in tensors.values())
+    findings = []
+    why = f"{plan.quant}, {num_bytes * 8 / count:.3f} bits per weight"
+    for site in weight.sites:
+        new = replacement(site.layer, packed, quantizer).train(site.layer.training)
+        for parent, attribute in site.parents:
+            setattr(parent, attribute, new)
+        tied = f", tied to {weight.name}" if site is not weight.sites[0] else ""
+        findings.append(
+            Finding(STAGE, site.name, (error / size) ** 0.5 if size else 0.0, "relative rms", why + tied)
+        )
+    totals.num_layers += len(weight.sites)
+    totals.num_weights += count
+    totals.bytes_before += count * origin.dtype.itemsize
+    totals.bytes_after += num_bytes
+    totals.square_error += error
+    totals.square_weight += size
+    return findings
+
+
+def _squares(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def _disable_fast_paths(model: nn.Module) -> None:
+    """torch's fused encoder layers read `linear1.weight` themselves, which would decode it at every call."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+
+
+def _summary(totals: Totals, num_refused: int) -> list[Finding]:
+    error = (totals.square_error / totals.square_weight) ** 0.5 if totals.square_weight else 0.0
+    bits = totals.bytes_after * 8 / max(totals.num_weights, 1)
+    return [
+        Finding(STAGE, "layers quantized", totals.num_layers, "layers", f"{num_refused} stay float"),
+        Finding(STAGE, "weights quantized", totals.num_weights, "weights"),
+        Finding(STAGE, "bits per quantized weight", round(bits, 4), "bits", "tables and scales included"),
+        Finding(STAGE, "weight error", error, "relative rms", "over all quantized weights"),
+        Finding(
+            STAGE,
+            "bytes before",
+            totals.bytes_before,
+            "bytes",
+            "of the quantized weights, as they were stored",
+        ),
+        Finding(STAGE, "bytes after", totals.bytes_after, "bytes", "of the same weights, packed"),
+    ]

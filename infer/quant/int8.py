@@ -1,0 +1,110 @@
+"""int8: one symmetric scale for each output channel, weights in ±127, a little over 8 bits per weight.
+
+    --quant int8          activations to int8 as they come, one scale per token or sample (dynamic W8A8)
+    --quant int8:static   activations by one scale for each layer, calibrated on real inputs
+    --quant int8:weight   activations stay float
+
+The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static,
+`weight_scale` weight-only. The static step comes from the clip of least squared error over the calibration
+inputs: one outlier among thousands would otherwise cost all others their resolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..spec import Plan
+from . import Stats
+from ._refusals import refuses_embedding, too_small
+
+OPTIONS = ("", "weight", "static")
+NEEDS_STATS = frozenset({"static"})
+ROWS = 1
+SHARED = frozenset({"x_scale"})
+LEVELS = 127
+FEWEST_PRODUCTS = 64
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(layer: nn.Module, plan: Plan) -> str | None:
+    if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
+        return reason
+    if isinstance(layer, nn.Conv2d) and (reason := _refuses_conv(layer)):
+        return reason
+    return too_small(layer)
+
+
+def _refuses_conv(layer: nn.Conv2d) -> str | None:
+    if layer.padding_mode != "zeros":
+        return f"padding_mode={layer.padding_mode!r}; int8 pads with zeros"
+    if layer.padding == "same" and any(
+        d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)
+    ):
+        return f"padding='same' of an even kernel {layer.kernel_size} is not symmetric"
+    products = layer.weight[0].numel()
+    if layer.groups > 1 and products < FEWEST_PRODUCTS:
+        few = f"{products} products for each output; int8 gains from {FEWEST_PRODUCTS} on"
+        return f"groups={layer.groups} leave {few}"
+    return None
+
+
+def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
+    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []."""
+    rows = weight.float().reshape(weight.shape[0], -1)
+    scale = (rows.abs().amax(1) / LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
+    codes = (rows / scale[:, None]).round_().clamp_(-LEVELS, LEVELS).to(torch.int8).reshape(weight.shape)
+    if plan.quant_option == "weight":
+        return {"codes": codes, "weight_scale": scale}
+    if plan.quant_option != "static":
+        return {"codes": codes, "scale": scale}
+    if stats is None:
+        raise UsageError("int8:static needs calibration inputs", hint="Give them with --data")
+    return {"codes": codes, "scale": scale, "x_scale": step(stats)}
+
+
+def step(stats: Stats) -> Tensor:
+    """The activation step of int8:static, a float32 scalar; 1 where all inputs were zero."""
+    clip = stats.clip.float()
+    return torch.where(clip > 0, clip / LEVELS, torch.ones(())).reshape(())
+
+
+def _scale(tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors["weight_scale"] if "weight_scale" in tensors else tensors["scale"]
+
+
+def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
+    codes = tensors["codes"]
+    return codes.float() * _scale(tensors).reshape(-1, *[1] * (codes.dim() - 1))
+
+
+def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+    codes, scale = tensors["codes"], _scale(tensors)
+    if "weight_scale" in tensors:
+        return torch.ops.infer.linear_int8_weight(x, codes, scale, bias)
+    if "x_scale" in tensors:
+        return torch.ops.infer.linear_int8_static(x, codes, scale, tensors["x_scale"], bias)
+    return torch.ops.infer.linear_int8(x, codes, scale, bias)
+
+
+def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.ops.infer.embedding_int8(ids, tensors["codes"], _scale(tensors))
+
+
+def conv2d(
+    x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
+) -> Tensor:
+    codes, scale = tensors["codes"], _scale(tensors)
+    last = (bias, options["stride"], options["padding"], options["dilation"], options["groups"])
+    if "weight_scale" in tensors:
+        return torch.ops.infer.conv2d_int8_weight(x, codes, scale, *last)
+    if "x_scale" in tensors:
+        return torch.ops.infer.conv2d_int8_static(x, codes, scale, tensors["x_scale"], *last)
+    return torch.ops.infer.conv2d_int8(x, codes, scale, *last)

@@ -1,0 +1,73 @@
+"""NF4: 4-bit codes into the quantiles of a normal distribution, blocks of 64, double-quantized scales.
+
+Table from QLoRA (Dettmers et al. 2023, arXiv 2305.14314, appendix E). Scales are searched with both signs
+instead of taken from the absolute maximum, and stored as int8 times one float32 for each row: 4.125 bits and
+32/K per weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.packing import GROUP, decode, pack
+from ..spec import Plan
+from . import Stats
+from ._refusals import refuses_table_format
+from ._scales import fit
+
+OPTIONS = ("",)
+NEEDS_STATS: frozenset[str] = frozenset()
+ROWS = 1
+SHARED = frozenset({"table"})
+BITS = 4
+TABLE = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(layer: nn.Module, plan: Plan) -> str | None:
+    return refuses_table_format(layer, "nf4", GROUP)
+
+
+def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/64], row_scale float32 [N]."""
+    table = torch.tensor([TABLE], dtype=torch.float32)
+    importance = None if stats is None else stats.square_mean
+    codes, scale, row_scale = fit(weight.float(), table, importance)
+    return {"codes": pack(codes, BITS), "table": table, "scale": scale, "row_scale": row_scale}
+
+
+def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
+    return decode(tensors["codes"], tensors["table"], tensors["scale"], tensors["row_scale"], None)
+
+
+def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
+    return torch.ops.infer.linear_lut(x, *parts, bias)
+
+
+def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
+    return torch.ops.infer.embedding_lut(ids, *parts)
