@@ -1,4 +1,4 @@
-"""Real inputs for checking and calibration: what `--data` names, or what the model's author shipped beside it."""
+"""Real inputs for checking and calibration: what `--data` names, or what was shipped beside the model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError, SourceError, UsageError
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
+from ..weights import raw_bytes
 from ..weights.torch_file import load_safely
 from .model import LoadedModel
 from .recipes import Recipe, called_for_tensors, import_file, importable
@@ -24,7 +25,7 @@ Samples = dict[str, Tensor]
 
 
 def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
-    """Give `loaded` its samples, from `plan.data` or else from what was shipped; raises `UsageError` for --data."""
+    """Give `loaded` its samples, from `plan.data` else as shipped; `UsageError` asks for --data."""
     if plan.data is not None:
         samples, said, digest = read_data(plan.data, loaded, seed=plan.seed)
         loaded.samples, loaded.samples_from = samples, said
@@ -48,10 +49,10 @@ def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
 
 
 def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
-    """`(samples, said, sha256)` for .npz, .npy, .pt, text, a folder of these, `file.py:function`, or "random".
+    """`(samples, said, sha256)` of .npz, .npy, .pt, text, a folder of these, `file.py:function`, or "random".
 
-    Samples are batch-first tensors by input name, checked against `loaded.inputs`; raises `InputError` (a tensor does
-    not fit), `SourceError` (the file can't be read) or `UsageError`.
+    Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
+    tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
         samples = random_inputs(loaded.inputs, seed)
@@ -68,7 +69,7 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
 
 
 def checked(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
-    """The samples that the model takes, in its order; wider floats and integers are cast where nothing is lost."""
+    """The samples that the model takes, in its order; floats are cast to its float, integers likewise."""
     sizes: dict[str, int] = {}
     found: Samples = {}
     for spec in specs:
@@ -193,7 +194,7 @@ def digest_of(samples: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in samples.items():
         digest.update(f"{name} {DTYPE_NAMES[value.dtype]} {list(value.shape)}".encode())
-        digest.update(memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest.update(raw_bytes(value))
     return digest.hexdigest()
 
 

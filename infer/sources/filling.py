@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import SourceError, unknown
 from ..spec import Choice, Finding, Plan
-from ..weights import WeightReader, num_bytes, stream
+from ..weights import WeightReader, num_bytes, read_as
 from .mapped import Mapper
 from .model import LoadedModel
 from .offload import stream_layers
@@ -33,7 +33,7 @@ Give = Callable[[str, torch.dtype], Tensor]
 
 
 def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
-    """`plan.load`, with "auto" resolved from the size of the float weights and the memory that is free now."""
+    """`plan.load`, "auto" resolved from the size of the float weights and the memory that is free now."""
     if plan.load not in ("auto", *STRATEGIES):
         raise unknown("way to load", plan.load, ("auto", *STRATEGIES))
     if plan.load != "auto":
@@ -51,8 +51,8 @@ def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
 def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | None = None) -> list[Finding]:
     """Give every meta parameter and buffer of `module` (default `loaded.module`) its value, in place.
 
-    Ties stay ties; values take the dtype the model was built with. Raises `SourceError` for a name the checkpoint
-    lacks and for NaN or infinity. Safe to call again: what already has a value is left alone.
+    Ties stay ties; values take the dtype the model was built with. Raises `SourceError` for a name that the
+    checkpoint lacks and for NaN or infinity. Safe to call again: what already has a value is left alone.
     """
     target = module if module is not None else loaded.module
     chosen = strategy or loaded.load
@@ -65,8 +65,9 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
     said = stream_layers(target, loaded.reader, source) if chosen == "offload" else ""
     how = _giver(chosen, loaded.reader, target, source)
     slots = _slots(target)
+    held = set(loaded.reader.names())
     for group in slots.values():
-        _fill_one(group, source, loaded.reader, how)
+        _fill_one(group, source, loaded.reader, held, how)
     _none_left(target)
     seconds = time.perf_counter() - begin
     why = "; ".join(text for text in (f"{len(slots)} tensors", _said(how), said) if text)
@@ -93,8 +94,9 @@ def _slots(module: nn.Module) -> dict[int, list[Slot]]:
     return found
 
 
-def _fill_one(group: list[Slot], source: Callable[[str], str], reader: WeightReader, give: Give) -> None:
-    held = set(reader.names())
+def _fill_one(
+    group: list[Slot], source: Callable[[str], str], reader: WeightReader, held: set[str], give: Give
+) -> None:
     name = next((source(slot.name) for slot in group if source(slot.name) in held), None)
     first = group[0]
     if name is None:
@@ -133,12 +135,7 @@ class Sequential:
         self.reader = reader
 
     def __call__(self, name: str, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(self.reader.shape(name), dtype=dtype)
-        for start, block in stream(self.reader, name):
-            if out.ndim == 0:
-                return block.to(dtype)
-            out[start : start + block.shape[0]] = block
-        return out
+        return read_as(self.reader, name, dtype)
 
 
 def _said(give: Give) -> str:

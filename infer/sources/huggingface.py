@@ -1,4 +1,4 @@
-"""A Hugging Face folder: the model's own code from transformers, its weights from safetensors, never remote code."""
+"""A Hugging Face folder: its model from transformers, its weights from safetensors, never code of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ CARRIED = (
     "generation_config.json",
     "config.json",
 )
-TASKS = {"ForCausalLM": "text-generation", "ForSequenceClassification": "classification"}
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "classification",
+}
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
@@ -82,8 +86,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def task_of(config: Mapping[str, Any], folder: Path) -> str:
-    """From the `architectures` of config.json; raises `SourceError` for what is none of the three."""
+    """From the `architectures` of config.json; raises `SourceError` for anything else."""
     name = _architecture(config)
+    if config.get("is_encoder_decoder"):
+        raise SourceError(
+            f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",
+            where=str(folder / "config.json"),
+            hint="Give the state dict of the half you need and --model file.py:factory",
+        )
     for ending, task in TASKS.items():
         if name.endswith(ending):
             return task
@@ -110,7 +120,7 @@ def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
         raise UnsafeSourceError(
             f"the folder wants code of its own to be run (auto_map: {named[:200]})",
             where=str(folder / "config.json"),
-            hint="Code in a model folder is never run. Put it in a file of yours and give --model file.py:factory",
+            hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
         )
 
 
@@ -141,12 +151,12 @@ def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
         return Classifier(model).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None
+        setattr(model, "pooler", None)  # noqa: B010
     return Encoder(model, pooling or Pooling()).eval()
 
 
 def _other_names(name: str, model: nn.Module) -> list[str]:
-    """Where a checkpoint may hold what the wrapper calls `model.…`: without the wrapper, with or without the base prefix."""
+    """What a checkpoint may call the wrapper's `model.…`: with or without the prefix of the base model."""
     inner = name.removeprefix("model.")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class Identified:
 
 
 def identify(path: Path) -> Identified:
-    """Recognise a file, a folder or `file.py:factory`; raises `SourceError` saying what a wrong file looks like."""
+    """Recognise a file, a folder or `file.py:factory`; a `SourceError` says what a wrong one looks like."""
     if is_recipe(str(path)):
         return Identified("recipe", f"a function that builds the model, {path}")
     if not path.exists():
@@ -154,7 +155,7 @@ def _pickle(path: Path, head: bytes) -> Identified:
         raise SourceError(
             f"expected a file written by torch.save, got a plain Python pickle{named}",
             where=str(path),
-            hint="It was not opened. Save model.state_dict() with torch.save and give --model file.py:factory",
+            hint="It was not opened. Save model.state_dict() by torch.save and give --model file.py:factory",
         )
     with path.open("rb") as file:
         # The magic number, the protocol and the system's sizes come first, each a pickle of its own.
@@ -168,7 +169,8 @@ def _pickle(path: Path, head: bytes) -> Identified:
 
 def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
     try:
-        text = head.decode("utf-8", errors="strict" if len(head) < HEAD else "ignore").strip()
+        # Not final: the head may end inside a character.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head).strip()
     except UnicodeDecodeError:
         text = "\0"
     if any(ord(char) < 32 and char not in "\t\r\n\f" for char in text):

@@ -1,4 +1,4 @@
-"""load(): from a path to a model that is ready to be shrunk or captured, by what the path turned out to be."""
+"""load(): from a path to a model that can be shrunk or captured, by what the path turned out to be."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .trusted import load_exported, load_pickled, load_recipe, load_torchscript
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 HINTS = {
-    "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run what it names",
+    "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
     "torchscript": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
     "exported": "Opening a .pt2 can run code. Pass --trust-code when you or someone you trust made it",
 }
 
 
 def load(plan: Plan) -> LoadedModel:
-    """Recognise `plan.source` by content and open it. Raises `SourceError` (exit 3), or `UsageError` asking one thing.
+    """Recognise `plan.source` by content and open it; raises `SourceError`, or `UsageError` asking one thing.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
     """

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..weights import MappableReader, Piece, WeightReader, stream
+from ..weights import MappableReader, Piece, WeightReader, read_as, stream
 
 
 class Mapper:
-    """Gives tensors as views of the mapped file where dtype and alignment allow, else as copies; counts both."""
+    """Gives tensors as views of the mapped file where dtype and alignment allow, else copies; counts both."""
 
     def __init__(self, reader: WeightReader) -> None:
         self.reader = reader
@@ -21,7 +22,7 @@ class Mapper:
     def __call__(self, name: str, dtype: torch.dtype) -> Tensor:
         piece = self.reader.piece(name) if isinstance(self.reader, MappableReader) else None
         if piece is None or piece.dtype != dtype or piece.offset % dtype.itemsize or piece.num_bytes == 0:
-            tensor = self._copy(name, dtype)
+            tensor = read_as(self.reader, name, dtype)
             self.copied += tensor.numel() * tensor.element_size()
             return tensor
         # Checked through pread, so that the mapping's pages stay untouched and out of the resident set.
@@ -34,26 +35,16 @@ class Mapper:
         mapped = f"{self.mapped / 1e6:.1f} MB mapped from the file"
         return f"{mapped}, {self.copied / 1e6:.1f} MB copied (cast or not aligned)" if self.copied else mapped
 
-    def _copy(self, name: str, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(self.reader.shape(name), dtype=dtype)
-        for start, block in stream(self.reader, name):
-            if out.ndim == 0:
-                return block.to(dtype)
-            out[start : start + block.shape[0]] = block
-        return out
-
     def _storage(self, path: Path) -> torch.UntypedStorage:
         if path not in self._storages:
             # Private: a write to a weight copies its page and never reaches the file.
-            self._storages[path] = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+            mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+            self._storages[path] = cast(torch.UntypedStorage, mapped)
         return self._storages[path]
 
 
 def view(storage: torch.UntypedStorage, piece: Piece) -> Tensor:
     """The tensor that lies at the piece's place in the mapped file; shares memory with it."""
-    stride, step = [], 1
-    for size in reversed(piece.shape):
-        stride.insert(0, step)
-        step *= max(size, 1)
+    stride = torch.empty(piece.shape, device="meta").stride()
     empty = torch.empty(0, dtype=piece.dtype)
-    return empty.set_(storage, piece.offset // piece.dtype.itemsize, piece.shape, tuple(stride))
+    return empty.set_(storage, piece.offset // piece.dtype.itemsize, piece.shape, stride)

@@ -1,7 +1,7 @@
-"""Layers whose weight stays on disk: rows are read in blocks at each forward, so a model larger than memory still runs.
+"""Layers whose weight stays on disk: rows are read in blocks at each forward, so a model may exceed memory.
 
-Each is one `infer::streamed_*` op, so that the float reference can be captured too; such a graph runs only in the
-process that opened the checkpoint.
+Each is one `infer::streamed_*` op, so that the float reference can be captured too; such a graph runs only in
+the process that opened the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from ..weights import WeightReader, row_blocks
 
@@ -31,9 +33,9 @@ class Streamed(nn.Module):
 
     def __init__(self, layer: nn.Module, reader: WeightReader, source: str) -> None:
         super().__init__()
-        weight = layer.weight
+        weight = _weight(layer)
         self.kind, self.shape = type(layer).__name__, tuple(weight.shape)
-        self.dtype = weight.dtype
+        self.dtype: torch.dtype = weight.dtype
         self.key = f"{source}#{next(_COUNT)}"
         self.bias = getattr(layer, "bias", None)
         self.geometry = _geometry(layer)
@@ -67,9 +69,13 @@ def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str
             name = f"{prefix}.{attribute}.weight" if prefix else f"{attribute}.weight"
             if not _streamable(child) or source(name) not in reader.names():
                 continue
-            count, size = count + 1, size + child.weight.numel() * child.weight.element_size()
+            count, size = count + 1, size + _weight(child).numel() * _weight(child).element_size()
             setattr(owner, attribute, Streamed(child, reader, source(name)).train(child.training))
     return f"{count} layers, {size / 1e6:.1f} MB, stay on disk and are read at each forward"
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    return cast(Tensor, layer.weight)
 
 
 def _streamable(layer: nn.Module) -> bool:
@@ -77,14 +83,13 @@ def _streamable(layer: nn.Module) -> bool:
         return layer.weight.is_meta and layer.max_norm is None
     if type(layer) is nn.Linear:
         return layer.weight.is_meta
-    plain = (
-        type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
-    return plain and layer.weight.is_meta
+    if isinstance(layer, _ConvNd) and type(layer) in _CONVOLUTIONS:
+        return layer.weight.is_meta and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return False
 
 
 def _geometry(layer: nn.Module) -> tuple[list[int], list[int], list[int], int]:
-    if type(layer) not in _CONVOLUTIONS:
+    if not isinstance(layer, _ConvNd) or isinstance(layer.padding, str):
         return [], [], [], 1
     return list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
 
@@ -140,7 +145,7 @@ def streamed_conv(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """A convolution with its weight [out, in / groups, …] read in blocks of output channels, whole groups at a time."""
+    """A convolution whose weight [out, in / groups, …] is read in blocks of output channels, groups whole."""
     convolve = _convolution(len(shape))
     per_out, per_in = shape[0] // groups, shape[1]
     parts = []

@@ -51,7 +51,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
 
 
 def check_external(model: Any, path: Path) -> int:
-    """Every external tensor lies in a plain file of its own in the model's folder; returns how many there are.
+    """Every external tensor lies in a plain file in the model's folder, linked once; returns how many.
 
     ONNX's own path checks were got around five times, and a hard link passes ONNX Runtime's.
     """
@@ -84,7 +84,7 @@ def _check_file(name: str, fields: dict[str, str], path: Path) -> None:
     offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
     if offset < 0 or length < 0 or offset + length > info.st_size:
         raise SourceError(
-            f"the data of {name!r} needs bytes {offset} to {offset + length}, {location!r} has {info.st_size}",
+            f"{name!r} needs bytes {offset} to {offset + length}, {location!r} has {info.st_size}",
             where=str(path),
         )
 

@@ -1,4 +1,4 @@
-"""Is it an ONNX ModelProto? Its outermost fields, walked without a protobuf library and without reading tensors."""
+"""Is it an ONNX ModelProto? Its outermost fields, walked without a protobuf library or reading tensors."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Recipe:
         return str(found)
 
     def tensors(self, function: str) -> dict[str, Tensor] | None:
-        """What `example_inputs()` or `calibration_inputs()` returns; None when the file has no such function."""
+        """What `example_inputs()` or `calibration_inputs()` returns; None when there is no such function."""
         call = getattr(self.module, function, None)
         return None if call is None else called_for_tensors(call, f"{self.path}:{function}")
 
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def called_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
-    """The result of a function of the user's as tensors by name; raises `SourceError` when it is something else."""
+    """What a function of the user's returns, as tensors by name; `SourceError` when it is something else."""
     found = call()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
         return {name: torch.as_tensor(value) for name, value in found.items()}

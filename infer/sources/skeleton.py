@@ -21,8 +21,8 @@ LISTED = 10
 class EmptyOnMeta(TorchFunctionMode):
     """`torch.empty` gives meta tensors, all else stays real.
 
-    Layers allocate their weights with `torch.empty`, while tables that are not in the checkpoint (rotary frequencies,
-    position ids, masks) are computed by `arange` and the like: so these are right without being built twice.
+    Layers allocate their weights with `torch.empty`, while tables that are not in the checkpoint (rotary
+    frequencies, position ids, masks) are computed by `arange` and the like: these are right at once.
     """
 
     def __torch_function__(
@@ -35,7 +35,7 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
-    """The factory's module in eval mode, everything in its state dict on meta; says why when it was built on CPU."""
+    """The factory's module in eval mode, its state dict on meta; says why when it had to be built on CPU."""
     findings: list[Finding] = []
     try:
         with EmptyOnMeta(), warnings.catch_warnings():
@@ -115,7 +115,7 @@ def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 def match(
     module: nn.Module, reader: WeightReader, propose: Callable[[str], list[str]] = lambda name: []
 ) -> Match:
-    """Which checkpoint tensor belongs to each entry of the state dict; `propose` gives other names to look under."""
+    """Which checkpoint tensor belongs to each entry of the state dict; `propose` gives other names to try."""
     held = set(reader.names())
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     found: dict[str, str] = {}

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..errors import UsageError
 from ..spec import Finding, Plan, TensorSpec
@@ -23,7 +24,7 @@ _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 def resolve_inputs(
     plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
-    """The specs to use; `--input` wins over `known`. Raises `UsageError` asking for one --input when nothing tells."""
+    """The specs to use; `--input` wins over `known`. `UsageError` asks for one --input when nothing tells."""
     given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     if len(given) != len(plan.inputs):
         raise UsageError("an input is given twice", where="--input")
@@ -43,7 +44,7 @@ def resolve_inputs(
 
 
 def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
-    """A guess from `forward`'s one required argument and the first layer that has a weight; or None and why not."""
+    """A guess from `forward`'s one required argument and the first layer with a weight; or None and why."""
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
@@ -59,7 +60,7 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
         if isinstance(layer, nn.Embedding):
             return TensorSpec(name, "int64", ("batch", "seq")), said
         for kind, dims in _SPATIAL:
-            if isinstance(layer, kind):
+            if isinstance(layer, _ConvNd) and isinstance(layer, kind):
                 return TensorSpec(name, "float32", ("batch", layer.in_channels, *dims.split(","))), said
         if any(True for _ in layer.parameters(recurse=False)):
             break

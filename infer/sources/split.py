@@ -1,4 +1,4 @@
-"""A checkpoint split once into one file per tensor, in the dtype the model wants, kept in the user's cache."""
+"""A checkpoint split once into one file per tensor, in the dtype the model wants, kept in the cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..errors import ResourceError
 from ..folders import cache
-from ..weights import MappableReader, Piece, WeightReader, num_bytes, stream
+from ..weights import MappableReader, Piece, WeightReader, num_bytes, raw_bytes, stream
 
 
 class SplitReader:
-    """The tensors of `reader` that `dtypes` names, each a file of its own: any of them can be mapped and is aligned."""
+    """The tensors of `reader` that `dtypes` names, each an aligned file that can be mapped."""
 
     def __init__(
         self, reader: WeightReader, dtypes: Mapping[str, torch.dtype], folder: Path | None = None
@@ -49,7 +49,7 @@ class SplitReader:
         return self.inner.rows(name, start, stop).to(self.dtypes[name])
 
     def _key(self) -> str:
-        """Changes with the files and their times (or the values, when in no file), and with the dtypes asked for."""
+        """Changes with the files and their times (or the values, when in no file), and with the dtypes."""
         digest = hashlib.sha256()
         for name, dtype in self.dtypes.items():
             digest.update(repr((name, str(dtype), self.inner.shape(name))).encode())
@@ -60,7 +60,7 @@ class SplitReader:
                 digest.update(repr(stamp).encode())
                 continue
             for _, block in stream(self.inner, name):
-                digest.update(_raw(block))
+                digest.update(raw_bytes(block))
         return digest.hexdigest()[:24]
 
     def _split(self) -> None:
@@ -79,14 +79,10 @@ class SplitReader:
             for name, index in self._index.items():
                 with (made / f"{index}.bin").open("wb") as file:
                     for _, block in stream(self.inner, name):
-                        file.write(_raw(block.to(self.dtypes[name])))
+                        file.write(raw_bytes(block.to(self.dtypes[name])))
             os.replace(made, self.folder)
         except OSError as error:
             if not self.folder.is_dir():
                 raise ResourceError(f"the split could not be written: {error}", where=str(parent)) from error
         finally:
             shutil.rmtree(made, ignore_errors=True)
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""A checkpoint of tensors only (`.pt` state dict, `.safetensors`) and the user's file that builds the model."""
+"""A checkpoint of tensors only (`.pt` state dict, `.safetensors`) and the user's file with the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .skeleton import build_skeleton, match
 
 
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
-    """Builds `plan.model` on meta and checks every name and shape against the checkpoint; samples are not read yet."""
+    """Builds `plan.model` on meta and checks every name and shape against the checkpoint; no samples yet."""
     path = Path(plan.source)
     reader, said = open_checkpoint(path, kind)
     if plan.model is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, UsageError
+from ..errors import InputError, NotUsableError, UsageError
 
 if TYPE_CHECKING:
     from .model import LoadedModel
@@ -22,8 +25,6 @@ _PARAGRAPHS = re.compile(r"\n\s*\n")
 
 def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     """int64 [rows, seq] for each text input the model takes; at most 64 rows, spread evenly over the text."""
-    from ..text import Tokenizer
-
     if "tokenizer.json" not in loaded.files:
         raise UsageError(
             "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
@@ -35,18 +36,41 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
         )
     window = min(WINDOW, int(loaded.meta.get("max_length", WINDOW)))
     pad_id = loaded.meta.get("pad_id")
-    whole = loaded.task == "text-generation"
-    tokenizer = Tokenizer(
-        loaded.files["tokenizer.json"], max_length=10**6 if whole else window, pad_id=int(pad_id or 0)
-    )
-    rows = _windows(tokenizer.encode(texts), window) if whole else tokenizer.encode(_spread(_pieces(texts)))
-    if not rows or not any(rows):
+    encode = _encoder(loaded.files["tokenizer.json"])
+    if loaded.task == "text-generation":
+        rows = _windows(encode(texts, None), window)
+    else:
+        rows = [row for row in encode(_spread(_pieces(texts)), window) if row]
+    if not rows:
         raise InputError("expected text, got none", where="--data")
-    found = {name: torch.from_numpy(array) for name, array in tokenizer.pad(_spread(rows)).items()}
+    found = _padded(_spread(rows), int(pad_id or 0))
     shape = found["input_ids"].shape
     found["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
     found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
     return {spec.name: found[spec.name] for spec in loaded.inputs}
+
+
+def _encoder(path: Path) -> Callable[[list[str], int | None], list[list[int]]]:
+    if find_spec("tokenizers") is None:
+        raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+
+    def encode(texts: list[str], limit: int | None) -> list[list[int]]:
+        tokenizer.no_truncation() if limit is None else tokenizer.enable_truncation(limit)
+        return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+    return encode
+
+
+def _padded(rows: list[list[int]], pad_id: int) -> dict[str, Tensor]:
+    """Padded on the right to the longest row, the mask 1 on real tokens."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def _windows(documents: list[list[int]], window: int) -> list[list[int]]:

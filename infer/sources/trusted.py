@@ -1,4 +1,4 @@
-"""Sources that are code: the user's own function, and what `--trust-code` lets in (pickles, TorchScript, `.pt2`)."""
+"""Sources that are code: the user's own function; pickles, TorchScript and `.pt2` by `--trust-code`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
         raise SourceError(
             f"the pickled model names code that is not here: {error}",
             where=plan.source,
-            hint="Run where that module can be imported, or save model.state_dict() and give --model file.py:factory",
+            hint="Run where it can be imported, or save model.state_dict() and give --model file.py:factory",
         ) from error
     if not isinstance(found, nn.Module):
         held = f"a mapping of {', '.join(map(str, list(found)[:6]))}" if isinstance(found, Mapping) else ""
@@ -68,7 +68,7 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
 
 
 def load_exported(plan: Plan) -> LoadedModel:
-    """A `.pt2`, under `plan.trust_code` only: names, dtypes and symbolic sizes from the program's own signature."""
+    """A `.pt2`, under `plan.trust_code` only: names, dtypes and sizes from the program's own signature."""
     try:
         program = torch.export.load(plan.source)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
@@ -92,7 +92,7 @@ def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
         raise UsageError(
             f"TorchScript does not tell its inputs' sizes; its forward takes {', '.join(names)}",
             where="--input",
-            hint=f"First weights: {sizes}. Example: --input {names[0] if names else 'x'}=float32[batch,3,224,224]",
+            hint=f"First weights: {sizes}. Example: --input {(*names, 'x')[0]}=float32[batch,3,224,224]",
         )
     inputs, _ = resolve_inputs(plan, known, None)
     by_name = {spec.name: spec for spec in inputs}
@@ -136,6 +136,8 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
         ) from error
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\..*deprecated", category=DeprecationWarning)
+        # The converter talks of its own steps: constants in conditions, buffers that nothing uses.
+        warnings.simplefilter("ignore", UserWarning)
         try:
             return converter(script, examples).convert()
         except Exception as error:

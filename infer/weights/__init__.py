@@ -1,4 +1,4 @@
-"""Weights on disk, one tensor at a time: the protocol that quantizing and loading read through, and its readers."""
+"""Weights on disk, one tensor at a time: the protocol that quantizing and loading read through."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError
-from .blocks import BLOCK_BYTES, FileBlocks, Piece, row_blocks
+from .blocks import BLOCK_BYTES, FileBlocks, Piece, raw_bytes, row_blocks
 from .memory import DictReader
 
 
@@ -115,6 +115,16 @@ def stream(reader: WeightReader, name: str, limit: int = BLOCK_BYTES) -> Iterato
         yield start, reader.rows(name, start, stop)
 
 
+def read_as(reader: WeightReader, name: str, dtype: torch.dtype) -> Tensor:
+    """The tensor as `dtype`, read and cast block by block: one block above the result."""
+    out = torch.empty(reader.shape(name), dtype=dtype)
+    for start, block in stream(reader, name):
+        if out.ndim == 0:
+            return block.to(dtype)
+        out[start : start + block.shape[0]] = block
+    return out
+
+
 def open_reader(path: Path) -> WeightReader:
     """A safetensors file, its index json, or a torch zip, by content; raises `SourceError` otherwise."""
     from .safetensors_file import SafetensorsReader
@@ -137,6 +147,8 @@ __all__ = [
     "non_finite",
     "num_bytes",
     "open_reader",
+    "raw_bytes",
+    "read_as",
     "row_blocks",
     "stream",
 ]

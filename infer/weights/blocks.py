@@ -1,4 +1,4 @@
-"""Bytes of a file at an offset, into memory of their own: `pread`, so that what was read never stays mapped."""
+"""Bytes of a file at an offset, into memory of their own by `pread`: what was read never stays mapped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from ..errors import SourceError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BLOCK_BYTES = 16 << 20
 # One read(2) moves at most 0x7ffff000 bytes on Linux.
@@ -31,6 +34,12 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a dense tensor; shared with it when it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(cast("Buffer", flat.numpy()))
 
 
 def row_blocks(shape: tuple[int, ...], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
@@ -69,8 +78,7 @@ class FileBlocks:
         """The tensor stored row-major at `offset`, in memory of its own."""
         out = torch.empty(shape, dtype=dtype)
         if out.numel():
-            raw = out.reshape(-1).view(torch.uint8)
-            self.read_into(memoryview(raw.numpy()), offset)
+            self.read_into(raw_bytes(out), offset)
         return out
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ _EXTENSIONS = {"EXT1", "EXT2", "EXT4"}
 def globals_of(file: IO[bytes], where: str, pickles: int = 1) -> list[str]:
     """Every `module.name` that the next `pickles` pickles in `file` refer to, in order, each once.
 
-    Reads opcodes only. A name that is computed on the pickle's stack, which `torch.save` never does, is "(computed)".
+    Reads opcodes only. A name computed on the pickle's stack, which `torch.save` never does, is "(computed)".
     """
     found: dict[str, None] = {}
     for _ in range(pickles):

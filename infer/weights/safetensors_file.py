@@ -1,7 +1,8 @@
 """Safetensors, read row by row after a strict check of the header.
 
-The format: 8 bytes little-endian header length, a JSON object `{name: {dtype, shape, data_offsets}}`, then the data
-without holes (https://huggingface.co/docs/safetensors). The reference reader accepts duplicate keys; this one does not.
+The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON object
+`{name: {dtype, shape, data_offsets}}`; the data, without holes. Duplicate keys, which the format forbids and
+the reference reader accepts, are refused.
 """
 
 from __future__ import annotations

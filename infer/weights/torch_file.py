@@ -1,6 +1,6 @@
 """A `torch.save` zip holding a state dict: metadata through torch's weights-only loader, rows by offset.
 
-Nothing is unpickled but through `torch.load(weights_only=True)` under fake tensors, so no data is read for it.
+Nothing is unpickled but by `torch.load(weights_only=True)` under fake tensors, so no data is read for it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
     offset, have = getattr(storage, "_checkpoint_offset", None), storage.nbytes()
     if offset is None or members.get(offset, -1) != have:
         raise SourceError(
-            f"the storage of {name!r} claims {have} bytes, the file holds {members.get(offset or -1, 'none')} there",
+            f"the storage of {name!r} claims {have} bytes, there are {members.get(offset or -1, 'none')}",
             where=where,
             hint="The file is damaged or forged",
         )
@@ -148,9 +148,10 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
         if 0 not in shape
         else 0
     )
-    if torch.Size(shape).numel() * itemsize > have or (last + 1) * itemsize > max(have, itemsize):
+    need = torch.Size(shape).numel() * itemsize
+    if need > have or (last + 1) * itemsize > max(have, itemsize):
         raise SourceError(
-            f"tensor {name!r} {list(shape)} needs {torch.Size(shape).numel() * itemsize} bytes, its storage has {have}",
+            f"tensor {name!r} {list(shape)} needs {need} bytes, its storage has {have}",
             where=where,
             hint="An expanded tensor: save it after .contiguous()",
         )

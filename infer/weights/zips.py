@@ -1,4 +1,4 @@
-"""Zip files as `torch.save` writes them: stored, never compressed, every name once; checked before torch opens them."""
+"""Zip files as `torch.save` writes them: stored, every name once; checked before torch opens them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Member:
 class TorchZip:
     """The checked table of contents; `root` is the one folder that holds everything.
 
-    Members that begin with one of `allow_compressed` (below the root) may be compressed, as TorchScript's source is.
+    Members that begin with one of `allow_compressed` (below the root) may be compressed, as source code is.
     """
 
     def __init__(self, path: Path, allow_compressed: tuple[str, ...] = ()) -> None:
@@ -114,7 +114,7 @@ def _contents(path: Path) -> list[zipfile.ZipInfo]:
             return file.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
         raise SourceError(
-            f"a truncated zip: begins like one, but after {path.stat().st_size} bytes has no table of contents",
+            f"a truncated zip: it has no table of contents at its end, after {path.stat().st_size} bytes",
             where=str(path),
             hint="The download or copy was cut off: fetch it again",
         ) from error
