@@ -1,0 +1,26 @@
+"""`infer.serve.run(["model.infer"])`: one port for tensors (KServe v2), OpenAI clients and operators."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NotUsableError
+
+if TYPE_CHECKING:
+    from .limits import ServeLimits
+    from .server import run
+
+__all__ = ["ServeLimits", "run"]
+NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ServeLimits":
+        return import_module(".limits", __name__).ServeLimits
+    if name == "run":
+        if missing := [package for package in NEEDS if find_spec(package) is None]:
+            raise NotUsableError(f"serving needs {', '.join(missing)}", hint="pip install 'infer[serve]'")
+        return import_module(".server", __name__).run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

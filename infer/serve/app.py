@@ -1,0 +1,196 @@
+"""The ASGI app: dispatch, limits, request ids and errors, from one route table. Protocols bring its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+from starlette.routing import Route as Address
+from starlette.routing import Router
+
+from .. import plugins
+from ..errors import InferError, NotFoundError, OverloadedError, ServeError
+from .body import ClientGoneError, discard, read_body
+from .routing import Call, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
+from .service import Service
+
+log = logging.getLogger("infer.serve")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+FOLDER = "infer.serve.protocols"
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+CLIENT_GONE = 499
+PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
+
+
+def table(service: Service) -> list[Route]:
+    """Every row of every protocol; the tensor protocol's first, for it is the busiest."""
+    return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
+
+
+def build(service: Service) -> Router:
+    """The app; one address per path, whatever its methods."""
+    routes = table(service)
+    service.routes = routes
+    paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
+    addresses = [
+        Address(path, Endpoint(service, {r.method: r for r in routes if r.path == path})) for path in paths
+    ]
+    return Router(addresses, default=Endpoint(service, {}, routes), redirect_slashes=False)
+
+
+class Endpoint:
+    """All methods of one path; without any, the answer to unknown paths."""
+
+    def __init__(
+        self, service: Service, methods: Mapping[str, Route], routes: list[Route] | None = None
+    ) -> None:
+        self.service, self.methods = service, dict(methods)
+        if "GET" in self.methods:
+            self.methods.setdefault("HEAD", self.methods["GET"])
+        self.routes = routes or list(self.methods.values())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, service = time.perf_counter(), self.service
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        asked = headers.get(b"x-request-id", b"")
+        request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else os.urandom(16).hex()
+        route = self.methods.get(scope["method"])
+        call = Call(
+            service, route or self._nearest(scope["path"]), scope.get("path_params", {}), headers, request_id
+        )
+        service.active += 1
+        try:
+            reply = await self._answer(call, known=route is not None, receive=receive)
+            await _send(call, reply, receive, send)
+            self._count(call, reply.status, began)
+        except ClientGoneError:
+            self._count(call, CLIENT_GONE, began)
+        finally:
+            service.active -= 1
+
+    async def _answer(self, call: Call, *, known: bool, receive: Receive) -> Reply:
+        dialect = call.route.dialect
+        try:
+            if not known:
+                raise MethodError(sorted(self.methods)) if self.methods else NotFoundError("no such address")
+            self._admit(call)
+            if call.route.method == "POST":
+                call.body = await read_body(receive, call.headers, self.service.limits)
+                return await _watched(call, receive)
+            return _reply(await call.route.handler(call), call.route)
+        except InferError as error:
+            return error_reply(error, dialect)
+        except (ClientGoneError, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("request %s failed", call.request_id)
+            return error_reply(
+                InferError(f"an internal error; the server's log has it under {call.request_id}"), dialect
+            )
+
+    def _admit(self, call: Call) -> None:
+        key = self.service.api_key
+        if key is not None and not call.route.open:
+            scheme, _, token = call.headers.get(b"authorization", b"").partition(b" ")
+            given = token if scheme.lower() == b"bearer" else call.headers.get(b"x-api-key", b"")
+            if not hmac.compare_digest(given, key):
+                raise UnauthorizedError("a valid API key is needed", hint="Send Authorization: Bearer KEY")
+        if call.route.work:
+            self.service.require_ready()
+
+    def _nearest(self, path: str) -> Route:
+        first = path.split("/")[1]
+        return next((r for r in self.routes if r.path.split("/")[1] == first), self.routes[0])
+
+    def _count(self, call: Call, status: int, began: float) -> None:
+        engine = self.service.engines.get(call.model)
+        name, version = (call.model, engine.predictor.version) if engine else ("", "")
+        seconds = time.perf_counter() - began
+        self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
+
+
+async def _watched(call: Call, receive: Receive) -> Reply:
+    """Run the handler; a client that hangs up cancels it. Nobody watches during the first milliseconds."""
+    loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
+    watcher: asyncio.Task[None] | None = None
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if current is not None:
+            current.cancel()
+
+    def begin() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    timer = loop.call_later(PATIENCE, begin)
+    try:
+        return _reply(await call.route.handler(call), call.route)
+    except asyncio.CancelledError:
+        if gone:
+            raise ClientGoneError from None
+        raise
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+
+
+def _reply(value: Any, route: Route) -> Reply:
+    if isinstance(value, Reply):
+        return value
+    if isinstance(route.Out, str):
+        return Reply(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
+    return Reply(msgspec.json.encode(value))
+
+
+def error_reply(error: InferError, dialect: Dialect) -> Reply:
+    """The error in the dialect's words, with the headers that its kind asks for."""
+    reply = Reply(msgspec.json.encode(dialect.body(error)), dialect.status(error))
+    if isinstance(error, OverloadedError):
+        seconds = min(max(error.retry_after, 0.001), 60.0)
+        reply.headers += [
+            (b"retry-after", b"%d" % -(-seconds // 1)),
+            (b"retry-after-ms", b"%d" % (seconds * 1000)),
+        ]
+    elif isinstance(error, ServeError) and reply.status == 503:
+        reply.headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+    elif isinstance(error, MethodError):
+        reply.headers.append((b"allow", ", ".join(error.allow).encode()))
+    elif isinstance(error, UnauthorizedError):
+        reply.headers.append((b"www-authenticate", b"Bearer"))
+    elif reply.status == 413 or isinstance(error, SlowBodyError):
+        reply.headers.append((b"connection", b"close"))
+    return reply
+
+
+async def _send(call: Call, reply: Reply, receive: Receive, send: Send) -> None:
+    headers = [
+        (b"content-type", reply.media.encode()),
+        (b"content-length", b"%d" % len(reply.body)),
+        (b"x-request-id", call.request_id.encode()),
+        *reply.headers,
+    ]
+    if call.service.state == "draining" and (b"connection", b"close") not in headers:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    unread = reply.status in (413, 415) and not call.body
+    await send({"type": "http.response.body", "body": reply.body, "more_body": unread})
+    if unread:
+        await discard(receive, call.service.limits)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

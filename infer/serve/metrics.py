@@ -1,0 +1,161 @@
+"""What the server counts: one Prometheus registry, and the same events as KServe statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
+MODEL = ("model", "version")
+
+
+class Duration(msgspec.Struct):
+    """KServe's pair: how often, and how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        self.count += times
+        self.ns += int(seconds * 1e9) * times
+
+
+class InferenceStats(msgspec.Struct):
+    success: Duration = msgspec.field(default_factory=Duration)
+    fail: Duration = msgspec.field(default_factory=Duration)
+    queue: Duration = msgspec.field(default_factory=Duration)
+    compute_input: Duration = msgspec.field(default_factory=Duration)
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+    cache_hit: Duration = msgspec.field(default_factory=Duration)
+    cache_miss: Duration = msgspec.field(default_factory=Duration)
+
+
+class BatchStats(msgspec.Struct):
+    batch_size: int
+    compute_input: Duration = msgspec.field(default_factory=Duration)
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+
+
+class ModelMetrics:
+    """The counters of one model, bound to its labels; written by the event loop's thread only."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        self._metrics, self._labels = metrics, (model, version)
+        self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
+        self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
+        self.batch_size = metrics.batch_size.labels(*self._labels)
+        self.padding_ratio = metrics.padding_ratio.labels(*self._labels)
+        self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
+        self.nonfinite = metrics.nonfinite.labels(*self._labels)
+        self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
+        self.stats, self.batches = InferenceStats(), dict[int, BatchStats]()
+        self.inferences = self.executions = self.last_ms = 0
+
+    def dispatched(self, reason: str) -> None:
+        self._metrics.dispatch.labels(*self._labels, reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._metrics.rejected.labels(*self._labels, reason).inc()
+
+    def cancelled(self, stage: str) -> None:
+        self._metrics.cancelled.labels(*self._labels, stage).inc()
+
+    def executed(self, rows: int, assemble: float, compute: float, cut: float, padding: float) -> None:
+        """One batch that ran: its rows, the seconds of its three phases, and the share that was padding."""
+        self.batch_size.observe(rows)
+        self.compute_seconds.observe(compute)
+        self.padding_ratio.observe(padding)
+        self.executions += 1
+        self.last_ms = int(time.time() * 1000)
+        batch = self.batches.setdefault(rows, BatchStats(rows))
+        for name, seconds in (
+            ("compute_input", assemble),
+            ("compute_infer", compute),
+            ("compute_output", cut),
+        ):
+            getattr(batch, name).add(seconds)
+
+    def failed(self, seconds: float) -> None:
+        self.stats.fail.add(seconds)
+
+    def answered(self, rows: int, queue: float, assemble: float, compute: float, cut: float) -> None:
+        """One part of a request that was answered with success."""
+        self.queue_seconds.observe(queue)
+        self.inferences += rows
+        stats = self.stats
+        stats.queue.add(queue)
+        stats.compute_input.add(assemble)
+        stats.compute_infer.add(compute)
+        stats.compute_output.add(cut)
+        stats.success.add(queue + assemble + compute + cut)
+
+
+class Metrics:
+    """All of it. Names and labels are listed in the documentation; a registry of its own, nothing global."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = own = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"infer_{name}", text, (*MODEL, *labels), registry=own)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"infer_{name}", text, MODEL, registry=own, buckets=buckets)
+
+        self.requests = counter("requests", "Requests answered", ("code", "api"))
+        self.dispatch = counter("dispatch", "Batches started", ("reason",))
+        self.rejected = counter("rejected", "Requests turned away on arrival", ("reason",))
+        self.cancelled = counter("cancelled", "Requests whose client went away", ("stage",))
+        self.deadline_exceeded = counter("deadline_exceeded", "Requests whose time ran out")
+        self.nonfinite = counter("nonfinite_outputs", "Output values that were NaN or infinite")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of the texts that came in")
+        self.queue_seconds = histogram("queue_seconds", "From arrival to the start of the batch", SECONDS)
+        self.request_seconds = histogram(
+            "request_seconds", "From the end of the headers to the answer", SECONDS
+        )
+        self.compute_seconds = histogram("compute_seconds", "The model itself, per batch", SECONDS)
+        self.batch_size = histogram("batch_size", "Rows per batch", ROWS)
+        self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
+        self._load = Gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"), registry=own)
+        self._gauges: dict[str, Gauge] = {}
+        Gauge("infer_build_info", "Always 1", ("infer",), registry=own).labels(version).set(1)
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        return ModelMetrics(self, name, version)
+
+    def watch(self, what: str, text: str, model: str, version: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when somebody scrapes."""
+        if what not in self._gauges:
+            self._gauges[what] = Gauge(f"infer_{what}", text, MODEL, registry=self.registry)
+        self._gauges[what].labels(model, version).set_function(value)
+
+    def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
+        self._load.labels(model, version, phase).set(seconds)
+
+    def request(self, model: str, version: str, status: int, api: str, seconds: float) -> None:
+        self.requests.labels(model, version, str(status), api).inc()
+        self.request_seconds.labels(model, version).observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self.registry)
+
+
+def stats_dict(model: ModelMetrics) -> dict[str, Any]:
+    """The inference half of a KServe statistics answer."""
+    return {
+        "last_inference": model.last_ms,
+        "inference_count": model.inferences,
+        "execution_count": model.executions,
+        "inference_stats": model.stats,
+        "batch_stats": [model.batches[rows] for rows in sorted(model.batches)],
+    }

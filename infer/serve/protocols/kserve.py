@@ -1,0 +1,229 @@
+"""KServe's Open Inference Protocol v2 over REST: the models, their state, and inference on tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ...errors import NotReadyError
+from .. import infer_v2
+from ..engine import Engine
+from ..metrics import BatchStats, InferenceStats, stats_dict
+from ..routing import Call, Dialect, Route
+from ..service import Service
+from ..tensors import DATATYPES, datatype, shape_of
+from ..types_v2 import InferRequest, InferResponse
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
+
+
+class ErrorText(msgspec.Struct):
+    """What went wrong; always a text."""
+
+    error: str
+
+
+class ServerMetadata(msgspec.Struct):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(msgspec.Struct):
+    live: bool
+
+
+class Ready(msgspec.Struct):
+    ready: bool
+
+
+class ModelReady(msgspec.Struct):
+    name: str
+    ready: bool
+
+
+class ModelState(msgspec.Struct):
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+
+
+class ModelIndex(msgspec.Struct):
+    models: list[ModelState]
+
+
+class TensorMetadata(msgspec.Struct):
+    """A size of -1 may vary."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(msgspec.Struct):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ConfigTensor(msgspec.Struct):
+    """Without the batch dimension where the model has one."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class ConfigParameter(msgspec.Struct):
+    string_value: str
+
+
+class DynamicBatching(msgspec.Struct):
+    max_queue_delay_microseconds: int
+
+
+class ModelConfig(msgspec.Struct, omit_defaults=True):
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[ConfigTensor]
+    output: list[ConfigTensor]
+    parameters: dict[str, ConfigParameter]
+    dynamic_batching: DynamicBatching | None = None
+
+
+class ModelStats(msgspec.Struct):
+    """As Triton's: counts and nanoseconds; `last_inference` in milliseconds since 1970."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStats
+    batch_stats: list[BatchStats]
+
+
+class Statistics(msgspec.Struct):
+    model_stats: list[ModelStats]
+
+
+DIALECT = Dialect("kserve", lambda error: error.status, lambda error: ErrorText(str(error)), ErrorText)
+
+
+def routes(service: Service) -> list[Route]:
+    def get(path: str, out: type[Any], handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+        return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)
+
+    table = [
+        get("/v2", ServerMetadata, server, "Name, version, extensions"),
+        get("/v2/health/live", Live, live, "Whether the process should live on", 503, open=True),
+        get("/v2/health/ready", Ready, ready, "Whether requests would be answered", 503, open=True),
+        get("/v2/models", ModelIndex, index, "The served models"),
+        get("/v2/models/stats", Statistics, all_stats, "Statistics of every model"),
+    ]
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        table += [
+            Route(
+                "POST",
+                f"{path}/infer",
+                InferRequest,
+                InferResponse,
+                infer,
+                "Run the model",
+                DIALECT,
+                work=True,
+                binary=True,
+            ),
+            get(path, ModelMetadata, metadata, "Inputs and outputs of a model", 404),
+            get(f"{path}/ready", ModelReady, model_ready, "Whether a model would answer", 404, 503),
+            get(f"{path}/config", ModelConfig, config, "How a model is served", 404),
+            get(f"{path}/stats", Statistics, stats, "What a model has done", 404),
+        ]
+    return table
+
+
+async def server(call: Call) -> ServerMetadata:
+    return ServerMetadata("infer", call.service.version, EXTENSIONS)
+
+
+async def live(call: Call) -> Live:
+    if not call.service.healthy:
+        raise NotReadyError("an engine died or is stuck")
+    return Live(True)
+
+
+async def ready(call: Call) -> Ready:
+    if not call.service.ready:
+        raise NotReadyError(f"the server is {call.service.state}")
+    return Ready(True)
+
+
+async def index(call: Call) -> ModelIndex:
+    state: Literal["READY", "UNAVAILABLE"] = "READY" if call.service.ready else "UNAVAILABLE"
+    return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in call.service.engines.items()])
+
+
+async def metadata(call: Call) -> ModelMetadata:
+    model = _engine(call).predictor
+    ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
+    outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
+    return ModelMetadata(model.name, [model.version], _platform(model), ins, outs)
+
+
+async def model_ready(call: Call) -> ModelReady:
+    engine = _engine(call)
+    if call.service.state != "ready" or not engine.healthy:
+        raise NotReadyError(f"model {engine.predictor.name} would not answer")
+    return ModelReady(engine.predictor.name, True)
+
+
+async def config(call: Call) -> ModelConfig:
+    engine = _engine(call)
+    model, batched = engine.predictor, engine.layout.batched
+    skip = 1 if batched else 0
+    ins, outs = (
+        [ConfigTensor(spec.name, DATATYPES[spec.dtype][1], shape_of(spec)[skip:]) for spec in specs]
+        for specs in (model.inputs, model.outputs)
+    )
+    return ModelConfig(
+        name=model.name,
+        platform=_platform(model),
+        backend="infer",
+        max_batch_size=engine.layout.max_batch if batched else 0,
+        input=ins,
+        output=outs,
+        parameters={"task": ConfigParameter(model.task)},
+        dynamic_batching=DynamicBatching(call.service.limits.max_delay_us) if batched else None,
+    )
+
+
+async def stats(call: Call) -> Statistics:
+    return Statistics([_stats(_engine(call))])
+
+
+async def all_stats(call: Call) -> Statistics:
+    return Statistics([_stats(engine) for engine in call.service.engines.values()])
+
+
+async def infer(call: Call) -> Any:
+    return await infer_v2.infer(call, _engine(call))
+
+
+def _engine(call: Call) -> Engine:
+    engine = call.service.engine(call.path["model"], call.path.get("version"))
+    call.model = engine.predictor.name
+    return engine
+
+
+def _stats(engine: Engine) -> ModelStats:
+    model = engine.predictor
+    return ModelStats(name=model.name, version=model.version, **stats_dict(engine.metrics))
+
+
+def _platform(model: Any) -> str:
+    return f"infer_{getattr(model.manifest, 'backend', None) or 'model'}"

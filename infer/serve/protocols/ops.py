@@ -1,0 +1,95 @@
+"""For those who run the server: what it is, whether it lives, what it counts, and its own description."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...errors import NotReadyError
+from .. import openapi
+from ..metrics import CONTENT_TYPE
+from ..routing import JSON, Call, Dialect, Reply, Route
+from ..service import Service
+
+
+class Error(msgspec.Struct):
+    """What went wrong, for people."""
+
+    error: str
+
+
+class Home(msgspec.Struct):
+    name: str
+    version: str
+    models: list[str]
+    links: dict[str, str]
+
+
+class Status(msgspec.Struct):
+    status: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+DIALECT = Dialect("ops", lambda error: error.status, lambda error: Error(str(error)), Error)
+LINKS = {
+    "health": "/health",
+    "ready": "/ready",
+    "metrics": "/metrics",
+    "openapi": "/openapi.json",
+    "docs": "/docs",
+    "tensors": "/v2/models",
+    "openai": "/v1/models",
+}
+
+
+def routes(service: Service) -> list[Route]:
+    def get(path: str, out: object, handler: object, summary: str, *errors: int, open: bool = False) -> Route:
+        return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)  # type: ignore[arg-type]
+
+    return [
+        get("/", Home, home, "Name, version and where to go on", 404, 405),
+        get("/health", Status, health, "Whether the process should live on", 503, open=True),
+        get("/ready", Status, ready, "Whether requests would be answered", 503, open=True),
+        get("/metrics", CONTENT_TYPE, metrics, "Counters for Prometheus"),
+        get("/version", Version, version, "The version of infer"),
+        get("/openapi.json", JSON, description, "These routes as OpenAPI 3.1"),
+        get("/docs", "text/html; charset=utf-8", docs, "These routes for people"),
+    ]
+
+
+async def home(call: Call) -> Home:
+    return Home("infer", call.service.version, list(call.service.engines), LINKS)
+
+
+async def health(call: Call) -> Status:
+    if not call.service.healthy:
+        raise NotReadyError("an engine died or is stuck")
+    return Status("ok")
+
+
+async def ready(call: Call) -> Status:
+    if not call.service.ready:
+        raise NotReadyError(
+            f"the server is {call.service.state}" if call.service.healthy else "an engine died or is stuck"
+        )
+    return Status("ok")
+
+
+async def metrics(call: Call) -> bytes:
+    return call.service.metrics.text()
+
+
+async def version(call: Call) -> Version:
+    return Version(call.service.version)
+
+
+async def description(call: Call) -> Reply:
+    service = call.service
+    document = openapi.document(service.routes, service.version, api_key=service.api_key is not None)
+    return Reply(msgspec.json.encode(document))
+
+
+async def docs(call: Call) -> str:
+    return openapi.page(call.service.routes, call.service.version)

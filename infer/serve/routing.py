@@ -1,0 +1,105 @@
+"""The words of the route table; dispatch, validation and OpenAPI all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..errors import InferError, InputError, ServeError
+from . import strict
+
+if TYPE_CHECKING:
+    from .service import Service
+
+T = TypeVar("T")
+JSON = "application/json"
+BINARY = "application/octet-stream"
+
+
+class MethodError(ServeError):
+    """405; `allow` is what the route does take."""
+
+    status, code = 405, "method_not_allowed"
+
+    def __init__(self, allow: list[str]) -> None:
+        super().__init__("this address does not take that method", hint=f"Use {', '.join(allow)}")
+        self.allow = allow
+
+
+class SlowBodyError(ServeError):
+    status, code = 408, "request_timeout"
+
+
+class UnauthorizedError(ServeError):
+    status, code = 401, "unauthorized"
+
+
+@dataclass(slots=True)
+class Reply:
+    """What goes back. `body` is sent as it is."""
+
+    body: bytes = b""
+    status: int = 200
+    media: str = JSON
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one family of routes says that something went wrong."""
+
+    name: str
+    status: Callable[[InferError], int]
+    body: Callable[[InferError], Any]
+    error: type[msgspec.Struct]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way: what came, for whom, and how long it may take."""
+
+    service: Service
+    route: Route
+    path: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    request_id: str
+    body: bytes | bytearray = b""
+    model: str = ""
+
+    def json(self, to: type[T], part: bytes | memoryview | None = None) -> T:
+        """The body, or a part of it, as a `to`; raises `InputError`."""
+        whole = self.body if part is None else part
+        return strict.decode(whole, to, max_depth=self.service.limits.max_json_depth)
+
+    def timeout(self) -> float:
+        """Seconds this request may take: header X-Request-Timeout-Ms, else the server's default."""
+        text = self.headers.get(b"x-request-timeout-ms")
+        if text is None:
+            return self.service.limits.timeout_seconds
+        if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
+            raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
+        return int(text) / 1000
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of the table. `In`: struct of the body, None without one; `Out`: struct, or a media type.
+
+    `errors`: statuses that the handler adds to those every route can give. `work`: it runs a model, and is
+    refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key.
+    """
+
+    method: str
+    path: str
+    In: type[Any] | None
+    Out: type[Any] | str
+    handler: Callable[[Call], Awaitable[Any]]
+    summary: str
+    dialect: Dialect
+    errors: tuple[int, ...] = ()
+    work: bool = False
+    binary: bool = False
+    open: bool = False

@@ -1,0 +1,205 @@
+"""From artifact paths to a running server, and from SIGTERM to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from ..errors import BusyError, NotUsableError, UsageError
+from . import wire
+from .app import build
+from .limits import LOOPBACK, ServeLimits
+from .service import Service
+
+LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
+SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
+
+
+def run(
+    paths: Sequence[str | os.PathLike[str]],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    trust_code: bool = False,
+    api_key: str | None = None,
+    anonymous: bool = False,
+    max_delay_us: int | None = None,
+    drain: float | None = None,
+    limits: ServeLimits | None = None,
+    say: Callable[[str], None] | None = None,
+) -> int:
+    """Serve these artifacts until SIGTERM or SIGINT; the exit code. `port` 0 takes a free one.
+
+    Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
+    this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
+    one line that is printed when requests are answered. `max_delay_us` and `drain` outrank `limits`.
+    """
+    from ..predict import Predictor
+
+    if not paths:
+        raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
+        loaded: list[tuple[Any, float]] = []
+        for path in paths:
+            began = time.perf_counter()
+            predictor = stack.enter_context(
+                Predictor.load(os.fspath(path), device=device, threads=threads, trust_code=trust_code)
+            )
+            loaded.append((predictor, time.perf_counter() - began))
+        own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
+        given = {name: value for name, value in own.items() if value is not None}
+        bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
+        service = Service([predictor for predictor, _ in loaded], bounds, api_key=api_key)
+        for predictor, seconds in loaded:
+            service.metrics.loaded(predictor.name, predictor.version, "open", seconds)
+        return serve(service, listener, say=say)
+
+
+@contextlib.contextmanager
+def listen(
+    host: str, port: int, *, api_key: str | None = None, anonymous: bool = False
+) -> Iterator[socket.socket]:
+    """A bound socket that does not listen yet: until the model is warm, connections are refused."""
+    if host not in LOOPBACK and not api_key and not anonymous:
+        raise UsageError(
+            f"{host} can be reached from other machines, and no API key is set",
+            hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
+        )
+    if not 0 <= port < 65536:
+        raise UsageError(f"a port is 0 to 65535, got {port}")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise UsageError(f"there is no address named {host!r}") from error
+    with socket.socket(family, kind, proto) as listener:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _port_errors(host, port):
+            listener.bind(address)
+        yield listener
+
+
+@contextlib.contextmanager
+def _port_errors(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BusyError(
+                f"port {port} of {host} is taken", hint="Choose another --port, or 0 for any"
+            ) from error
+        raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
+
+
+def serve(service: Service, listener: socket.socket, *, say: Callable[[str], None] | None = None) -> int:
+    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it."""
+    for engine in service.engines.values():
+        began = time.perf_counter()
+        engine.predictor.warmup()
+        name, version = engine.predictor.name, engine.predictor.version
+        service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    config = uvicorn.Config(build(service), timeout_graceful_shutdown=2, **wire.options(service.limits))
+    host, port = listener.getsockname()[:2]
+    with _port_errors(host, port):
+        listener.listen(service.limits.max_connections)
+    loop = "asyncio" if sys.platform == "win32" else "uvloop"
+    config.loop = loop
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_live(service, Server(config), listener, say or _print))
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would stop listening at once and die of the signal at last."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _live(service: Service, server: Server, listener: socket.socket, say: Callable[[str], None]) -> int:
+    signals = _Signals(asyncio.get_running_loop())
+    service.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.001)
+    say(greeting(service, listener))
+    try:
+        while not signals.first.is_set() and not service.died and not serving.done():
+            await _wait(signals.first, 0.25)
+        await _drain(service, signals)
+    finally:
+        died = service.died
+        service.stop()
+        server.should_exit = True
+        await serving
+        signals.remove()
+    return 1 if died else 0
+
+
+async def _drain(service: Service, signals: _Signals) -> None:
+    """Readiness goes first, what was admitted is finished; a second signal or the limit cuts it short."""
+    service.drain()
+    began = time.monotonic()
+    while (spent := time.monotonic() - began) < service.limits.drain_seconds and not service.died:
+        if signals.second.is_set() or (service.idle and spent > LINGER):
+            return
+        await _wait(signals.second, 0.01)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+class _Signals:
+    """SIGTERM and SIGINT, counted."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if sys.platform == "win32":
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._hear))
+            else:
+                loop.add_signal_handler(number, self._hear)
+
+    def _hear(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def remove(self) -> None:
+        if sys.platform != "win32":
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.remove_signal_handler(number)
+
+
+def greeting(service: Service, listener: socket.socket) -> str:
+    """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
+    host, port = listener.getsockname()[:2]
+    names = list(service.engines)
+    embeds = any(engine.predictor.task == "embedding" for engine in service.engines.values())
+    what = f"tensors at /v2/models/{names[0]}/infer" + (", embeddings at /v1/embeddings" if embeds else "")
+    place = f"[{host}]" if ":" in host else host
+    return f"serving {', '.join(names)} at http://{place}:{port} - {what}, docs at /docs"
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

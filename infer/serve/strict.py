@@ -1,0 +1,69 @@
+"""JSON as RFC 8259 means it: no NaN, no duplicate names, no lone surrogates, no bottomless nesting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import InputError
+
+T = TypeVar("T")
+
+
+def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int = 64) -> T:
+    """The JSON document as a `to`; raises `InputError` naming the place.
+
+    msgspec refuses malformed text, but keeps the last of two equal names: colons are counted against names.
+    """
+    document = bytes(text)
+    if not document:
+        raise InputError("expected a JSON body, got an empty one")
+    try:
+        value = msgspec.json.decode(document)
+        if _colons(value, max_depth) != document.count(b":") or b"\\u" in document:
+            _refuse_duplicates(document)
+        return msgspec.convert(value, to)
+    except UnicodeDecodeError as error:
+        raise InputError("the body is not valid UTF-8") from error
+    except RecursionError as error:
+        raise InputError(f"JSON nested deeper than {max_depth}") from error
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `")
+        raise InputError(message, where=where.rstrip("`")) from error
+    except msgspec.DecodeError as error:
+        if str(error) == "Input data was truncated":
+            text = "the JSON is cut short" + (", or holds a lone surrogate" if b"\\u" in document else "")
+            raise InputError(text) from error
+        raise InputError(str(error)) from error
+
+
+def _colons(value: Any, depth: int) -> int:
+    """Colons that the document must hold, or fewer: lists that begin with a number are passed over."""
+    if depth == 0:
+        raise RecursionError
+    if isinstance(value, str):
+        return value.count(":")
+    if isinstance(value, dict):
+        names = sum(name.count(":") for name in value)
+        return names + len(value) + sum(_colons(item, depth - 1) for item in value.values())
+    if isinstance(value, list) and value:
+        if isinstance(value[0], dict | str):
+            return sum(_colons(item, depth - 1) for item in value)
+        return _colons(value[0], depth - 1)
+    return 0
+
+
+def _refuse_duplicates(document: bytes) -> None:
+    """The exact answer, at the price of a second parse."""
+    json.loads(document, object_pairs_hook=_unique, parse_int=len)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"the name {twice[:64]!r} stands twice in one JSON object")
+    return seen
