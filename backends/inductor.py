@@ -46,7 +46,6 @@ def target(device: str) -> dict[str, str]:
 def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
     package = folder / PACKAGE
     package.parent.mkdir(exist_ok=True)
-    program = graph.program.run_decompositions(kernels.decompositions())
     settings = {
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_cpp_only": False,
@@ -55,6 +54,7 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
     try:
         with capture.quiet():
+            program = graph.program.run_decompositions(kernels.decompositions())
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
             )

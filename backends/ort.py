@@ -16,6 +16,8 @@ from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
 from infer.spec import Finding, Plan
 
+EXECUTES_CODE = False
+PORTABLE = True
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
@@ -28,6 +30,11 @@ def missing() -> str | None:
         if find_spec(module) is None:
             return f"{package} is not installed (pip install 'infer[ort]')"
     return None
+
+
+def target(device: str) -> dict[str, str]:
+    """An ONNX file runs anywhere; `open` picks the exact int8 path where the instructions differ."""
+    return {}
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:

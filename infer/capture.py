@@ -44,7 +44,10 @@ class Signature(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Graph:
-    """The captured program. Exactly one of `program` and `onnx` is set: an ONNX source stays ONNX."""
+    """The captured program. Exactly one of `program`, `onnx` and `module` is set.
+
+    An ONNX source stays ONNX; `module` is a float original whose weights are streamed from disk, too large to capture.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -52,6 +55,7 @@ class Graph:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     program: ExportedProgram | None = None
     onnx: Path | None = None
+    module: nn.Module | None = None
     task: str = "tensors"
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,9 +64,9 @@ class Graph:
 
     def callable(self) -> Callable[..., list[Tensor]]:
         """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
-        if self.program is None:
+        if self.program is None and self.module is None:
             raise NotUsableError("an ONNX graph has no torch program", hint="Use --backend ort")
-        module = self.program.module()
+        module: Any = self.module if self.program is None else self.program.module()
         return lambda **inputs: flatten(module(**inputs))
 
 
@@ -99,7 +103,7 @@ def capture(
                 f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",
                 hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
             ) from error
-    graph = Graph(inputs, (), samples, {d: bounds[d] for d in used}, program, task=task)
+    graph = Graph(inputs, (), samples, {d: bounds[d] for d in used}, program=program, task=task)
     return replace(graph, outputs=_outputs(program, inputs, outputs))
 
 
@@ -114,6 +118,28 @@ def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
                 f"the model has no input named {spec.name!r}",
                 hint=f"Its forward takes: {', '.join(known)}. Name it with --input {known[0] if known else 'x'}=…",
             )
+
+
+def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
+    """`module` computing in `dtype` (float16, bfloat16); its float inputs and outputs stay float32."""
+    names = [spec.name for spec in inputs]
+
+    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **named}
+        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
+        return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))
+
+    # The exporter reads the names of the inputs from the signature.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper = type("InDtype", (nn.Module,), {"forward": forward})()
+    wrapper.model = module.to(dtype)
+    return wrapper
+
+
+def _to_float32(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 def _at_least_two(sample: Tensor, spec: TensorSpec) -> Tensor:
@@ -255,4 +281,4 @@ def load(folder: Path, device: str = "cpu") -> Graph:
         for name, value in program._state_dict.items()
     }
     program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
-    return Graph(signature.inputs, signature.outputs, {}, signature.sizes, program, task=signature.task)
+    return Graph(signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task)

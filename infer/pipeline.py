@@ -7,8 +7,8 @@ The float reference travels beside it. Each step returns findings; a gate that f
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from . import __version__, artifact, capture, fidelity, plugins, quant, sources
 from . import device as hardware
-from .errors import GateError, InferError, NotUsableError
-from .report import document, html, memory
-from .spec import LIMITS, Choice, Finding, Plan, precision_class
+from .errors import GateError, NotUsableError
+from .report import document, html, memory, roofline
+from .spec import DTYPES, Choice, Finding, Plan
 from .trial import Trial, run_trial
 
 
@@ -73,10 +73,13 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
         original = float_graph(loaded, street.plan)
         street.watch.step("shrink", street.plan.quant)
         small, module = shrink(street, loaded, original)
+        if original.module is not None:
+            original = dataclasses.replace(original, outputs=small.outputs)
         capture.save(small, folder)
         trials = _try_backends(street, original, small, folder)
         best = choose(street, trials)
         enforce(street, best, loaded.module, module, small)
+        street.found(roofline.probe(original, best.size, street.plan))
         return _publish(street, loaded, small, best, folder, output)
 
 
@@ -123,14 +126,12 @@ def load(street: Street) -> sources.LoadedModel:
 def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:
     """The float original as a graph; nothing about it was changed."""
     if loaded.onnx is not None:
-        return capture.Graph(
-            loaded.inputs, _onnx_outputs(loaded), loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task
-        )
+        outputs = tuple(loaded.meta.get("outputs", ()))
+        return capture.Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
+    if loaded.load == "offload":
+        module = loaded.module.eval()
+        return capture.Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
     return _captured(loaded, loaded.module)
-
-
-def _onnx_outputs(loaded: sources.LoadedModel) -> tuple[Any, ...]:
-    return tuple(loaded.meta.get("outputs", ()))
 
 
 def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
@@ -149,7 +150,8 @@ def shrink(
 ) -> tuple[capture.Graph, nn.Module | None]:
     """A second copy of the model with its layers quantized and its dtype lowered, captured like the first."""
     plan = street.plan
-    if original.onnx is not None or (plan.quant == "none" and plan.dtype == "float32"):
+    unchanged = plan.quant == "none" and plan.dtype == "float32"
+    if original.onnx is not None or (unchanged and original.module is None):
         return original, loaded.module
     copy = sources.load(plan)
     if plan.quant != "none":
@@ -163,14 +165,10 @@ def shrink(
             progress=street.watch.progress,
         )
         street.found(found)
-    sources.fill(copy)
+    sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     if plan.dtype in ("float16", "bfloat16"):
-        copy.module = capture.in_dtype(copy.module, loaded.inputs, hardware_dtype(plan.dtype))
+        copy.module = capture.in_dtype(copy.module, loaded.inputs, DTYPES[plan.dtype])
     return _captured(copy, copy.module), copy.module
-
-
-def hardware_dtype(name: str) -> torch.dtype:
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
 def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]:
@@ -262,7 +260,7 @@ def _publish(
         (folder / capture.PROGRAM).unlink(missing_ok=True)
     street.found(memory.probe(best.backend, folder, street.plan.device))
     manifest = _manifest(street, loaded, small, best, output)
-    report = document.from_manifest(manifest, latency=best.latency, size=artifact.size(folder))
+    report = document.from_manifest(manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline)
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, artifact.publish(folder, output, manifest), report)
@@ -290,5 +288,3 @@ def _manifest(
         findings=tuple(street.findings),
     )
 
-
-__all__ = ["LIMITS", "InferError", "Mapping", "Outcome", "Watch", "optimize", "precision_class"]

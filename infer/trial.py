@@ -20,11 +20,9 @@ MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their
 
 @dataclass
 class Timing:
-    """One batch size: seconds of the runner and of what it is measured against, in the same interleaved run."""
+    """One batch size: ours against the baseline, in one interleaved run."""
 
     batch: int
-    ours: latency.Latency
-    baseline: latency.Latency
     pair: latency.Paired
 
 
@@ -39,17 +37,19 @@ class Trial:
     golden: dict[str, dict[str, Tensor]]
     baseline: str
     size: int  # bytes that the artifact would hold of it
+    changed: bool  # quantized or in another dtype: then being slower than the baseline counts
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
 
     @property
     def seconds(self) -> float:
         """Sum of the median latencies over the batch sizes of the plan: what trials are ranked by."""
-        return sum(t.ours.p50 for t in self.latency)
+        return sum(t.pair.a.p50 for t in self.latency)
 
     @property
     def slower(self) -> bool:
-        return any(t.pair.verdict == "slower" for t in self.latency)
+        """Slower than its own unquantized form at a batch size of the plan."""
+        return self.changed and any(t.pair.verdict == "slower" for t in self.latency)
 
     @property
     def verdict(self) -> str:
@@ -77,7 +77,7 @@ class Trial:
 
 def _speed(pair: latency.Paired) -> str:
     if pair.verdict == "faster":
-        return f"{1 / pair.ratio:.2f}x faster"
+        return f"{pair.speedup:.2f}x faster"
     if pair.verdict == "slower":
         return f"{pair.ratio:.2f}x slower"
     return pair.verdict
@@ -105,8 +105,9 @@ def run_trial(
     reference = floats.reference(plan)
     step("compare", plan.backend)
     compared, golden = _compare(reference, runner, original)
-    if small is original:
-        baseline, name = reference, "torch eager" if original.program is not None else "ONNX Runtime"
+    if small is original or original.module is not None:
+        streamed = ", weights streamed" if original.module is not None else ""
+        baseline, name = reference, "ONNX Runtime" if original.onnx is not None else f"torch eager{streamed}"
     else:
         step("lower", f"{plan.backend}, the float form to time against")
         baseline, name = floats.runner(plan), f"{plan.backend} float32"
@@ -114,7 +115,7 @@ def run_trial(
     timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
     gc.collect()
     size = published_size(backend, folder, ours)
-    return Trial(plan.backend, ours, compared, timings, golden, name, size, [*findings, *compared], runner)
+    return Trial(plan.backend, ours, compared, timings, golden, name, size, small is not original, [*findings, *compared], runner)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -141,7 +142,7 @@ class FloatForms:
         self._runners: dict[str, Any] = {}
 
     def reference(self, plan: Plan) -> Any:
-        return _Eager(self._original) if self._original.program is not None else self.runner(plan)
+        return self.runner(plan) if self._original.onnx is not None else _Eager(self._original)
 
     def runner(self, plan: Plan) -> Any:
         """The unquantized graph on the plan's backend, lowered once."""
@@ -202,8 +203,7 @@ def _golden(
 def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:
     inputs = next(_batches(graph, batch))
     inputs = {s.name: _fit(inputs[s.name], s, batch) for s in graph.inputs}
-    result = latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device)
-    return Timing(batch, result)
+    return Timing(batch, latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device))
 
 
 def _fit(value: Tensor, spec: TensorSpec, rows: int) -> Tensor:

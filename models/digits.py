@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 INPUTS = {"image": "float32[batch,1,8,8]"}
+OUTPUTS = ("logits",)
+TASK = "classification"
 WEIGHTS = Path(__file__).with_suffix(".pt")
 SAMPLES = Path(__file__).with_name("digits_samples.npz")
 NUM_HELD_OUT, NUM_CALIBRATION = 360, 256
