@@ -88,11 +88,7 @@ def resolve(device: str) -> Choice:
 def _no_cuda() -> str | None:
     if torch.cuda.is_available():
         return None
-    return (
-        "no CUDA device"
-        if torch.version.cuda
-        else "no CUDA device that this build of torch could use (CPU only)"
-    )
+    return "no CUDA device" if torch.version.cuda else "this build of torch is for CPUs only"
 
 
 @functools.cache

@@ -80,4 +80,5 @@ def _owner(limits: Limits) -> str:
 
 def _below(value: float, bound: float) -> str:
     """Enough digits that the value does not read as the limit itself."""
-    return next((text for digits in (3, 4, 6) if float(text := f"{value:.{digits}f}") < bound), f"{value!r}")
+    texts = (f"{value:.3f}", f"{value:.4f}", f"{value:.6g}")
+    return next((text for text in texts if float(text) < bound), repr(value))

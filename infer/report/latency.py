@@ -162,11 +162,11 @@ def throughput(
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:
-    """Call until two calls in a row are within 20 % of the best, at most ten times; returns how often."""
+    """Call until two calls in a row are within 20 % of the best before, at most ten times; returns how often."""
     best, steady = math.inf, 0
     for count in range(1, 11):
         took = _time(call, device, clock)
-        steady = steady + 1 if took <= 1.2 * best else 0
+        steady = steady + 1 if best / 1.2 <= took <= 1.2 * best else 0
         best = min(best, took)
         if steady >= 2:
             return count

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
@@ -40,16 +39,17 @@ def count_flops(call: Callable[[], object]) -> int | None:
 
 
 def graph_flops(graph: Graph, batch: int) -> int | None:
-    """Operations of one call of a float graph on `batch` rows; None for an ONNX graph."""
+    """Operations of one call of a float graph on `batch` rows (on its samples when no size is named "batch").
+
+    None for a graph without a torch program.
+    """
     if graph.program is None:
         return None
-    rows = {name: _rows(value, 1) for name, value in graph.samples.items()}
+    if not all(s.shape and s.shape[0] == "batch" for s in graph.inputs):
+        return count_flops(lambda: graph.run(graph.samples))
+    rows = {name: value[:1] for name, value in graph.samples.items()}
     once = count_flops(lambda: graph.run(rows))
     return None if once is None else once * batch
-
-
-def _rows(value: Tensor, rows: int) -> Tensor:
-    return value[:rows] if value.dim() else value
 
 
 def multiply_peak(plan: Plan) -> tuple[float, str]:
@@ -77,9 +77,8 @@ def probe(
         Finding("ceiling", "read bandwidth", bandwidth, "B/s", "measured, all threads"),
         Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
     ]
-    once = graph_flops(graph, 1)
     for batch in batches or plan.batches:
-        flops = None if once is None else once * batch
+        flops = graph_flops(graph, batch)
         least = floor(weight_bytes, flops, bandwidth, peak)
         work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
         why = f"{least.bound}-bound: {weight_bytes / 1e6:.1f} MB{work}"

@@ -69,7 +69,7 @@ pre { margin: 0; padding: .7rem .9rem; background: var(--page); border: 1px soli
   td, td.num, td.key { display: grid; grid-template-columns: 6.5rem 1fr; border: 0; padding: .05rem 0;
     text-align: left;
     white-space: normal; }
-  td::before { content: attr(data-head); color: var(--soft); } td:empty { display: none; }
+  td::before { content: attr(data-head); color: var(--soft); font-weight: 400; } td:empty { display: none; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; }
 }
 @media print { body { background: #fff; } section, header { break-inside: avoid; } }
