@@ -34,8 +34,8 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
         raise InputError(message, where=where.rstrip("`")) from error
     except msgspec.DecodeError as error:
         if str(error) == "Input data was truncated":
-            text = "the JSON is cut short" + (", or holds a lone surrogate" if b"\\u" in document else "")
-            raise InputError(text) from error
+            wrong = "the JSON is cut short" + (", or holds a lone surrogate" if b"\\u" in document else "")
+            raise InputError(wrong) from error
         raise InputError(str(error)) from error
 
 
