@@ -21,7 +21,7 @@ from ._sites import Site, Weight, find
 
 STAGE = "shrink"
 # Weights in float at a time.
-BLOCK = 1 << 24
+BLOCK = 1 << 22
 Progress = Callable[[int, int, str], None]
 
 
