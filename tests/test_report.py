@@ -339,7 +339,9 @@ def test_sizes_are_powers_of_ten(value: int | None, said: str) -> None:
     assert wording.size(value) == said
 
 
-@pytest.mark.parametrize(("value", "said"), [(0.997, "99.7 %"), (0.99996, "99.996 %"), (1.0, "100.0 %")])
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.997, "99.7 %"), (0.99996, "99.996 %"), (1.0, "100 %"), (0.0, "0 %")]
+)
 def test_shares_are_never_rounded_up_to_all(value: float, said: str) -> None:
     assert wording.share(value) == said
 

@@ -70,7 +70,7 @@ def _fidelity(report: Report) -> str:
     rows, kinds = [], []
     for row in report.fidelity:
         what, value, bound, meaning = terminal.fidelity_cells(row)
-        verdict = "" if row.ok is None else "within" if row.ok else "over"
+        verdict = "" if row.ok is None else "within" if row.ok else "outside"
         rows.append((what, value, bound, verdict, meaning))
         kinds.append({3: "ok" if row.ok else "over"} if row.ok is not None else {})
     heads = ("what", "value", "limit", "verdict", "meaning")

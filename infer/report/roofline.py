@@ -43,13 +43,20 @@ def graph_flops(graph: Graph, batch: int) -> int | None:
 
     None for a graph without a torch program.
     """
+    once = _one_call(graph)
+    return None if once is None else once * (batch if _batched(graph) else 1)
+
+
+def _batched(graph: Graph) -> bool:
+    return all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+
+
+def _one_call(graph: Graph) -> int | None:
     if graph.program is None:
         return None
-    if not all(s.shape and s.shape[0] == "batch" for s in graph.inputs):
-        return count_flops(lambda: graph.run(graph.samples))
-    rows = {name: value[:1] for name, value in graph.samples.items()}
-    once = count_flops(lambda: graph.run(rows))
-    return None if once is None else once * batch
+    batched = _batched(graph)
+    rows = {name: value[:1] if batched else value for name, value in graph.samples.items()}
+    return count_flops(lambda: graph.run(rows))
 
 
 def multiply_peak(plan: Plan) -> tuple[float, str]:
@@ -77,8 +84,9 @@ def probe(
         Finding("ceiling", "read bandwidth", bandwidth, "B/s", "measured, all threads"),
         Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
     ]
+    once = _one_call(graph)
     for batch in batches or plan.batches:
-        flops = graph_flops(graph, batch)
+        flops = None if once is None else once * (batch if _batched(graph) else 1)
         least = floor(weight_bytes, flops, bandwidth, peak)
         work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
         why = f"{least.bound}-bound: {weight_bytes / 1e6:.1f} MB{work}"

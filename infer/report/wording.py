@@ -44,10 +44,12 @@ def share(value: float | None) -> str:
     """`99.7 %`, never rounded up to 100."""
     if value is None:
         return "-"
+    if value in (0, 1):
+        return f"{100 * value:.0f} %"
     percent = 100 * value
     if 99.95 <= percent < 100:
         return f"{min(percent, 99.999):.3f} %"
-    return f"{percent:.1f} %" if percent else "0 %"
+    return f"{percent:.1f} %"
 
 
 def number(value: float | int | str | bool | None, unit: str = "") -> str:
