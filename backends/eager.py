@@ -31,7 +31,7 @@ def target(device: str) -> dict[str, str]:
 
 
 def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
-    return [Finding("lower", "operators", len(graph.program.graph.nodes), why="run one by one by torch")]
+    return [Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")]
 
 
 class Runner:

@@ -40,7 +40,7 @@ def refuses(graph: capture.Graph, plan: Plan) -> str | None:
 
 def target(device: str) -> dict[str, str]:
     """The library is built for one torch, one instruction set and one kind of GPU."""
-    return {"torch": torch.__version__, **hardware.fingerprint(device)}
+    return {"torch": str(torch.__version__), **hardware.fingerprint(device)}
 
 
 def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
@@ -54,7 +54,7 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
     try:
         with capture.quiet():
-            program = graph.program.run_decompositions(kernels.decompositions())
+            program = graph.exported.run_decompositions(kernels.decompositions())
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
             )

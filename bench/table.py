@@ -2,9 +2,9 @@
 
     python bench/table.py [--models digits,minilm,pydoc_lm] [--backends …] [--quants …]
 
-Every cell goes down the same street as `infer optimize --allow-slower` and is judged by the same gate. The float form
-of each backend is lowered once and timed, interleaved, against each quantized form. Writes bench/results/table-DATE.json
-and .md, and the README's table; exits 1 when a cell neither passes nor refuses with a reason.
+Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of each
+backend is lowered once and timed, interleaved, against each quantized form. Writes bench/results/table-DATE.json and
+.md, and the table of README.md; exits 1 when a cell neither passes nor refuses with a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ from infer.pipeline import Street, Watch  # noqa: E402
 from infer.spec import Finding, Plan  # noqa: E402
 from infer.trial import FloatForms, Trial, run_trial  # noqa: E402
 
-QUANTS = ("none", "int8", "int8:weight", "int8:static", "nf4", "cluster:4", "cluster:3", "cluster:2", "cluster:6")
+QUANTS = (
+    "none",
+    "int8",
+    "int8:weight",
+    "int8:static",
+    "nf4",
+    "cluster:4",
+    "cluster:3",
+    "cluster:2",
+    "cluster:6",
+)
 RESULTS = ROOT / "bench" / "results"
 MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
 
@@ -67,7 +77,9 @@ def plans() -> dict[str, tuple[Plan, str]]:
     }
 
 
-def measure(model: str, plan: Plan, metric: str, backends: list[str], quants: list[str], say: Callable[[str], None]) -> list[Cell]:
+def measure(
+    model: str, plan: Plan, metric: str, backends: list[str], quants: list[str], say: Callable[[str], None]
+) -> list[Cell]:
     cells = []
     with tempfile.TemporaryDirectory() as work:
         street = Street(plan.with_(allow_slower=True), Watch())
@@ -96,7 +108,14 @@ def _shrunk(
 
 
 def _cell(
-    model: str, plan: Plan, metric: str, original: capture.Graph, small: capture.Graph | None, problem: str, place: Path, floats: FloatForms
+    model: str,
+    plan: Plan,
+    metric: str,
+    original: capture.Graph,
+    small: capture.Graph | None,
+    problem: str,
+    place: Path,
+    floats: FloatForms,
 ) -> Cell:
     cell = Cell(model=model, backend=plan.backend, quant=plan.quant, outcome="refused", metric=metric)
     backend = plugins.get("backends", plan.backend)
@@ -110,7 +129,7 @@ def _cell(
         trial = run_trial(plan, original, small, source, place, lambda name, detail: None, floats)
     except InferError as error:
         return msgspec.structs.replace(cell, why=str(error))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  a broken cell is the finding, the others go on
         traceback.print_exc()
         return msgspec.structs.replace(cell, outcome="broken", why=f"{type(error).__name__}: {error}")
     return _judged(cell, trial, plan)
@@ -136,20 +155,30 @@ def _value(findings: list[Finding], what: str) -> float | None:
 
 
 def markdown(cells: list[Cell]) -> str:
-    lines = ["| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |", "|" + "---|" * 8]
+    lines = [
+        "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |",
+        "|" + "---|" * 8,
+    ]
     for c in cells:
         ratio = ", ".join(f"{r:.2f} ({b})" for b, r in c.ratio.items())
         quality = "" if c.value is None else f"{c.metric.partition('.')[2].replace('_', ' ')} {c.value:.4f}"
         error = "" if c.error is None else f"{c.error:.4f}"
         size = "" if c.bytes is None else f"{c.bytes / 1e6:.1f}"
         result = c.outcome if c.outcome == "passes" else f"{c.outcome}: {c.why.split('. ')[0]}"
-        lines.append(f"| {c.model} | {c.quant} | {c.backend} | {result} | {quality} | {error} | {ratio} | {size} |")
+        lines.append(
+            f"| {c.model} | {c.quant} | {c.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def write(cells: list[Cell], readme: bool) -> Path:
     machine = hardware.fingerprint("cpu")
-    head = {"date": str(datetime.date.today()), "machine": machine, "versions": hardware.versions(), "threads": torch.get_num_threads()}
+    head = {
+        "date": str(datetime.date.today()),
+        "machine": machine,
+        "versions": hardware.versions(),
+        "threads": torch.get_num_threads(),
+    }
     path = RESULTS / f"table-{datetime.date.today()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(cells)}, indent=1) + "\n")
@@ -165,7 +194,9 @@ def write(cells: list[Cell], readme: bool) -> Path:
 
 def main() -> int:
     known = plans()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default=",".join(known))
     parser.add_argument("--backends", default=",".join(plugins.names("backends")))
     parser.add_argument("--quants", default=",".join(QUANTS))
@@ -174,7 +205,9 @@ def main() -> int:
     cells: list[Cell] = []
     for model in asked[0]:
         plan, metric = known[model]
-        cells += measure(model, plan, metric, asked[1], asked[2], lambda text: print(text, file=sys.stderr, flush=True))
+        cells += measure(
+            model, plan, metric, asked[1], asked[2], lambda text: print(text, file=sys.stderr, flush=True)
+        )
         path = write(cells, readme=asked == [list(known), plugins.names("backends"), list(QUANTS)])
     print(markdown(cells))
     print(f"written: {path.relative_to(ROOT)}")

@@ -1,6 +1,6 @@
 """infer: shrink a trained model, lower it, check it against the original, serve it.
 
-    from infer import Predictor, Plan, optimize
+from infer import Predictor, Plan, optimize
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The output folder `NAME.infer/`: written beside its final name and renamed, hashed, signed, never edited.
 
-    manifest.json  what it is, how it was made, sha256 of every other file      manifest.sig  HMAC by this user's key
-    graph.json     inputs, outputs, sizes                                       graph.pt2     the program, without weights
-    weights/       safetensors, mapped by every backend                         compiled/     what the backend made
-    golden/        real inputs, the float outputs, the outputs when it was made
-    report.json    report.html    and the files of the tokenizer
+manifest.json  what it is, how it was made, sha256 of every other file      manifest.sig  HMAC by this user's key
+graph.json     inputs, outputs, sizes                                       graph.pt2     the program, without weights
+weights/       safetensors, mapped by every backend                         compiled/     what the backend made
+golden/        real inputs, the float outputs, the outputs when it was made
+report.json    report.html    and the files of the tokenizer
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def _disk_errors(output: Path) -> Iterator[None]:
         if "No space left" in str(error) or getattr(error, "errno", None) == 28:
             free = shutil.disk_usage(output.parent).free
             raise ResourceError(
-                f"the disk is full: {free / 2**20:.0f} MiB are free", where=str(output.parent), hint="Nothing was kept"
+                f"the disk is full: {free / 2**20:.0f} MiB are free",
+                where=str(output.parent),
+                hint="Nothing was kept",
             ) from error
         raise
 
@@ -177,7 +179,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not folder.is_dir() or not path.is_file():
         found = "no such folder" if not folder.exists() else f"no {MANIFEST} in it"
-        raise ArtifactError(f"not an artifact of infer: {found}", where=str(folder), hint="infer optimize makes one")
+        raise ArtifactError(
+            f"not an artifact of infer: {found}", where=str(folder), hint="infer optimize makes one"
+        )
     try:
         head = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         if head.get("format") != FORMAT:
@@ -202,7 +206,10 @@ def signed_here(folder: Path) -> bool:
 
 def verify(folder: Path, manifest: Manifest) -> None:
     """Compare every file with its hash; a missing, changed or unknown file raises `ArtifactError` naming it."""
-    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST, SIGNATURE}
+    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {
+        MANIFEST,
+        SIGNATURE,
+    }
     if absent := sorted(manifest.files.keys() - present):
         raise ArtifactError(f"a file is missing: {absent[0]}", where=str(folder))
     if unknown := sorted(present - manifest.files.keys()):
@@ -215,7 +222,9 @@ def verify(folder: Path, manifest: Manifest) -> None:
     for name, digest in zip(names, digests, strict=True):
         if digest != manifest.files[name]:
             raise ArtifactError(
-                f"{name} is damaged: its sha256 differs from the manifest", where=str(folder), hint="Make or copy it again"
+                f"{name} is damaged: its sha256 differs from the manifest",
+                where=str(folder),
+                hint="Make or copy it again",
             )
 
 

@@ -58,15 +58,20 @@ class Graph:
     module: nn.Module | None = None
     task: str = "tensors"
 
+    @property
+    def exported(self) -> ExportedProgram:
+        """The program; raises `NotUsableError` for an ONNX source, which has none."""
+        if self.program is None:
+            raise NotUsableError("the source has no torch program", hint="Use --backend ort")
+        return self.program
+
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The program in plain torch: the slow twin of every backend."""
         return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
 
     def callable(self) -> Callable[..., list[Tensor]]:
         """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
-        if self.program is None and self.module is None:
-            raise NotUsableError("an ONNX graph has no torch program", hint="Use --backend ort")
-        module: Any = self.module if self.program is None else self.program.module()
+        module: Any = self.module or self.exported.module()
         return lambda **inputs: flatten(module(**inputs))
 
 
@@ -92,7 +97,11 @@ def capture(
     _check_names(module, inputs)
     bounds = {d: (1, 4096) for s in inputs for d in s.shape if isinstance(d, str)} | dict(sizes or {})
     used = {d for s in inputs for d in s.shape if isinstance(d, str)}
-    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in bounds.items() if name in used and low < high}
+    dims = {
+        name: Dim(name, min=low, max=high)
+        for name, (low, high) in bounds.items()
+        if name in used and low < high
+    }
     shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
     examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
     with quiet(), torch.no_grad():
@@ -126,8 +135,10 @@ def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dty
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
         given = {**dict(zip(names, args, strict=False)), **named}
-        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
-        return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))
+        cast = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()
+        }
+        return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))  # type: ignore[operator]
 
     # The exporter reads the names of the inputs from the signature.
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -277,8 +288,12 @@ def load(folder: Path, device: str = "cpu") -> Graph:
         program = torch.export.load(folder / PROGRAM)
     weights = load_weights(folder, device)
     program._state_dict = {
-        name: nn.Parameter(weights[name], requires_grad=False) if isinstance(value, nn.Parameter) else weights[name]
+        name: nn.Parameter(weights[name], requires_grad=False)
+        if isinstance(value, nn.Parameter)
+        else weights[name]
         for name, value in program._state_dict.items()
     }
     program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
-    return Graph(signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task)
+    return Graph(
+        signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task
+    )

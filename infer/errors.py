@@ -1,22 +1,22 @@
 """Every exception of `infer`, with its exit code (command line) and status (HTTP).
 
-    InferError                    1  500   a bug of ours, or the base class
-    ├── UsageError                2  400   an option or a name is wrong
-    │   └── InputError            2  400   a tensor does not match its spec
-    ├── SourceError               3  400   the file is not what it should be
-    │   ├── UnsafeSourceError     3  400   the file holds code and nobody said to trust it
-    │   └── ArtifactError         3  500   the artifact is damaged, foreign or wrong
-    ├── GateError                 4  500   less faithful, or slower, than was allowed
-    ├── NotUsableError            5  501   this machine, or this model, can't do it
-    ├── BusyError                 6  409   somebody else is writing there, or it exists
-    ├── ResourceError             7  503   out of memory or disk
-    └── ServeError                1  500   only over HTTP
-        ├── NotFoundError         1  404
-        ├── TooLargeError         1  413
-        ├── UnsupportedMediaError 1  415
-        ├── OverloadedError       1  503   queue full; carries `retry_after` seconds
-        ├── DeadlineError         1  504
-        └── NotReadyError         1  503
+InferError                    1  500   a bug of ours, or the base class
+├── UsageError                2  400   an option or a name is wrong
+│   └── InputError            2  400   a tensor does not match its spec
+├── SourceError               3  400   the file is not what it should be
+│   ├── UnsafeSourceError     3  400   the file holds code and nobody said to trust it
+│   └── ArtifactError         3  500   the artifact is damaged, foreign or wrong
+├── GateError                 4  500   less faithful, or slower, than was allowed
+├── NotUsableError            5  501   this machine, or this model, can't do it
+├── BusyError                 6  409   somebody else is writing there, or it exists
+├── ResourceError             7  503   out of memory or disk
+└── ServeError                1  500   only over HTTP
+    ├── NotFoundError         1  404
+    ├── TooLargeError         1  413
+    ├── UnsupportedMediaError 1  415
+    ├── OverloadedError       1  503   queue full; carries `retry_after` seconds
+    ├── DeadlineError         1  504
+    └── NotReadyError         1  503
 """
 
 from __future__ import annotations

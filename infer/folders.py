@@ -11,13 +11,19 @@ from pathlib import Path
 
 
 def cache(name: str) -> Path:
-    base = os.environ.get("INFER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer"
+    base = (
+        os.environ.get("INFER_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer"
+    )
     return _private(Path(base) / name)
 
 
 def signing_key() -> bytes:
     """This user's own key, 32 random bytes, readable by nobody else; made once."""
-    base = os.environ.get("INFER_CONFIG") or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "infer"
+    base = (
+        os.environ.get("INFER_CONFIG")
+        or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "infer"
+    )
     path = _private(Path(base)) / "key"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

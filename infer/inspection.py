@@ -72,7 +72,9 @@ def doctor() -> list[Finding]:
     machine = hardware.fingerprint("cpu")
     rows = [Finding("machine", key, value) for key, value in machine.items()]
     rows.append(Finding("machine", "memory available", hardware.memory_available("cpu") / 2**30, "GiB"))
-    rows.append(Finding("machine", "CUDA device", _cuda(), why="" if torch.cuda.is_available() else "CPU only"))
+    rows.append(
+        Finding("machine", "CUDA device", _cuda(), why="" if torch.cuda.is_available() else "CPU only")
+    )
     for folder, kind in (("backends", "backend"), ("infer.quant", "quantizer")):
         for name in plugins.names(folder):
             reason = plugins.why_not(folder, name)

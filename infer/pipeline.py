@@ -11,7 +11,6 @@ import dataclasses
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -127,11 +126,19 @@ def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:
     """The float original as a graph; nothing about it was changed."""
     if loaded.onnx is not None:
         outputs = tuple(loaded.meta.get("outputs", ()))
-        return capture.Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
+        return capture.Graph(
+            loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task
+        )
     if loaded.load == "offload":
-        module = loaded.module.eval()
+        module = module_of(loaded).eval()
         return capture.Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
-    return _captured(loaded, loaded.module)
+    return _captured(loaded, module_of(loaded))
+
+
+def module_of(loaded: sources.LoadedModel) -> nn.Module:
+    if loaded.module is None:
+        raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
+    return loaded.module
 
 
 def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
@@ -155,9 +162,13 @@ def shrink(
         return original, loaded.module
     copy = sources.load(plan)
     if plan.quant != "none":
-        stats = quant.calibrate(loaded.module, _calibration_batches(loaded)) if quant.needs_stats(plan) else None
+        stats = (
+            quant.calibrate(module_of(loaded), _calibration_batches(loaded))
+            if quant.needs_stats(plan)
+            else None
+        )
         found = quant.quantize_model(
-            copy.module,
+            module_of(copy),
             plan,
             reader=copy.reader,
             renames=copy.renames,
@@ -167,8 +178,8 @@ def shrink(
         street.found(found)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     if plan.dtype in ("float16", "bfloat16"):
-        copy.module = capture.in_dtype(copy.module, loaded.inputs, DTYPES[plan.dtype])
-    return _captured(copy, copy.module), copy.module
+        copy.module = capture.in_dtype(module_of(copy), loaded.inputs, DTYPES[plan.dtype])
+    return _captured(copy, module_of(copy)), copy.module
 
 
 def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]:
@@ -179,14 +190,14 @@ def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]
     return [{name: value[i : i + 8] for name, value in samples.items()} for i in range(0, count, 8)]
 
 
-def _try_backends(
-    street: Street, original: capture.Graph, small: capture.Graph, folder: Path
-) -> list[Trial]:
+def _try_backends(street: Street, original: capture.Graph, small: capture.Graph, folder: Path) -> list[Trial]:
     trials, errors = [], []
     names = [street.plan.backend] if street.plan.backend != "auto" else plugins.names("backends")
     work = folder / "trials"
     for name in names:
-        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(small, street.plan)
+        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
+            small, street.plan
+        )
         if reason:
             street.found([Finding("lower", f"refused {name}", None, why=reason)])
             errors.append(f"{name}: {reason}")
@@ -247,7 +258,9 @@ def _publish(
     street: Street, loaded: sources.LoadedModel, small: capture.Graph, best: Trial, folder: Path, output: Path
 ) -> Outcome:
     street.watch.step("publish", str(output))
-    shutil.move(best.folder / "compiled", folder / "compiled") if (best.folder / "compiled").exists() else None
+    shutil.move(best.folder / "compiled", folder / "compiled") if (
+        best.folder / "compiled"
+    ).exists() else None
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():
         save_file(tensors, folder / "golden" / f"{name}.safetensors")
@@ -260,7 +273,9 @@ def _publish(
         (folder / capture.PROGRAM).unlink(missing_ok=True)
     street.found(memory.probe(best.backend, folder, street.plan.device))
     manifest = _manifest(street, loaded, small, best, output)
-    report = document.from_manifest(manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline)
+    report = document.from_manifest(
+        manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline
+    )
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, artifact.publish(folder, output, manifest), report)
@@ -287,4 +302,3 @@ def _manifest(
         verdict=tuple(best.verdicts(street.plan)),
         findings=tuple(street.findings),
     )
-

@@ -25,7 +25,9 @@ KINDS = {
 
 def names(folder: str) -> list[str]:
     """The plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
-    own = sorted(m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_"))
+    own = sorted(
+        m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_")
+    )
     return own + [name for name in sorted(_foreign(folder)) if name not in own]
 
 

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from . import artifact, capture, device as hardware, fidelity, folders, plugins
+from . import artifact, capture, fidelity, folders, plugins
+from . import device as hardware
 from .errors import ArtifactError, InputError, NotUsableError, UsageError
-from .spec import LIMITS, Finding, TensorSpec, precision_class
+from .spec import LIMITS, Finding, precision_class
 from .text import Tokenizer
 
 Array = np.ndarray | Tensor
@@ -63,7 +64,9 @@ class Predictor:
             artifact.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = []
         differs = _differences(manifest.target, backend.target(place))
-        opened = _lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
+        opened = (
+            _lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
+        )
         predictor = cls(folder, manifest, backend.open(opened, place), notes)
         predictor.self_test(exact=not differs)
         return predictor
@@ -75,7 +78,11 @@ class Predictor:
         Raises `InputError` naming the input, what was expected and what came.
         """
         if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
-            return [self.predict(one) for one in inputs] if not self._stackable(inputs) else self._predict_rows(inputs)
+            return (
+                [self.predict(one) for one in inputs]
+                if not self._stackable(inputs)
+                else self._predict_rows(inputs)
+            )
         bare = not isinstance(inputs, Mapping)
         if bare and len(self.inputs) != 1:
             raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
@@ -86,7 +93,7 @@ class Predictor:
         return next(iter(answer.values())) if bare and len(answer) == 1 else answer
 
     def _stackable(self, requests: Sequence[Any]) -> bool:
-        batched = all(s.shape and s.shape[0] == "batch" for s in (*self.inputs, *self.outputs))
+        batched = all(s.batched for s in (*self.inputs, *self.outputs))
         shapes = {tuple(sorted((k, np.shape(v)[1:]) for k, v in self._named(r).items())) for r in requests}
         rows = sum(len(next(iter(self._named(r).values()))) for r in requests if self._named(r))
         return batched and len(requests) > 1 and len(shapes) == 1 and rows <= self.max_batch
@@ -113,7 +120,9 @@ class Predictor:
 
     def _check(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
         if surplus := sorted(set(named) - {s.name for s in self.inputs}):
-            raise InputError(f"no input named {surplus[0]!r}; expected {self._names()}", where="request.inputs")
+            raise InputError(
+                f"no input named {surplus[0]!r}; expected {self._names()}", where="request.inputs"
+            )
         bound: dict[str, int] = {}
         checked: dict[str, Tensor] = {}
         for index, spec in enumerate(self.inputs):
@@ -123,17 +132,23 @@ class Predictor:
             value = named[spec.name]
             value = value if isinstance(value, np.ndarray | Tensor) else np.asarray(value)
             spec.check(value, where, bound)
-            checked[spec.name] = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+            checked[spec.name] = (
+                value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+            )
         for size, actual in bound.items():
             low, high = self.sizes.get(size, (0, actual))
             if not low <= actual <= high:
-                raise InputError(f"expected {size} between {low} and {high}, got {actual}", where="request.inputs")
+                raise InputError(
+                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
+                )
         return checked
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._lock:
             if self._runner is None:
-                raise UsageError("this Predictor is closed", hint="Open the artifact again with Predictor.load")
+                raise UsageError(
+                    "this Predictor is closed", hint="Open the artifact again with Predictor.load"
+                )
             outputs = self._runner.run(inputs)
         return {name: value.detach().cpu() for name, value in outputs.items()}
 
@@ -148,7 +163,9 @@ class Predictor:
             path = self.path / "tokenizer.json"
             if not path.exists():
                 raise UsageError(f"{self.name} takes tensors, not text", hint=f"It expects {self._names()}")
-            longest = min(int(self.manifest.meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1])
+            longest = min(
+                int(self.manifest.meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1]
+            )
             self._tokenizer = Tokenizer(path, max_length=longest, pad_id=self.padding["input_ids"])
         return self._tokenizer
 
@@ -177,10 +194,7 @@ class Predictor:
         """Run the golden inputs at batch 1 and at the largest batch, so that the first request pays for nothing."""
         golden = load_file(self.path / "golden/inputs.safetensors")
         for rows in {1, self.max_batch}:
-            self._run({name: _with_rows(golden[name], spec, rows) for name, spec in self._specs().items()})
-
-    def _specs(self) -> dict[str, TensorSpec]:
-        return {spec.name: spec for spec in self.inputs}
+            self._run({spec.name: spec.with_rows(golden[spec.name], rows) for spec in self.inputs})
 
     def self_test(self, *, exact: bool = True) -> None:
         """Golden inputs through the runner: equal to what it gave when it was made, and near the float original."""
@@ -210,15 +224,12 @@ class Predictor:
         self.close()
 
 
-def _with_rows(tensor: Tensor, spec: TensorSpec, rows: int) -> Tensor:
-    if not spec.shape or spec.shape[0] != "batch":
-        return tensor
-    repeats = -(-rows // len(tensor))
-    return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:rows].contiguous()
-
-
 def _differences(made: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    return [f"{key} {made.get(key)} → {here.get(key)}" for key in sorted(made | here) if made.get(key) != here.get(key)]
+    return [
+        f"{key} {made.get(key)} → {here.get(key)}"
+        for key in sorted({*made, *here})
+        if made.get(key) != here.get(key)
+    ]
 
 
 def _lower_again(
@@ -233,7 +244,9 @@ def _lower_again(
     """Lower graph.pt2 for this machine into the user's cache; a finished earlier result is used as it is."""
     why = ", ".join(differs)
     if not (folder / capture.PROGRAM).exists():
-        raise ArtifactError(f"made for another machine ({why}) and it holds no portable graph", where=str(folder))
+        raise ArtifactError(
+            f"made for another machine ({why}) and it holds no portable graph", where=str(folder)
+        )
     if not trust_code:
         artifact.require_trust(folder, "graph.pt2, to lower it again for this machine")
     key = artifact.digest(json.dumps([manifest.files, backend.target(device)], sort_keys=True).encode())

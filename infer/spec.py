@@ -54,13 +54,27 @@ class TensorSpec(msgspec.Struct, frozen=True):
         dtype = ALIASES.get(match["dtype"], match["dtype"])
         if dtype not in DTYPES:
             raise UsageError(f"no dtype named {match['dtype']!r}", hint=f"Known: {', '.join(DTYPES)}")
-        return cls(match["name"], dtype, tuple(_size(part, text) for part in match["dims"].split(",") if part))
+        return cls(
+            match["name"], dtype, tuple(_size(part, text) for part in match["dims"].split(",") if part)
+        )
 
     def format(self) -> str:
         """The inverse of `parse`."""
         return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]"
 
-    def check(self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None) -> None:
+    @property
+    def batched(self) -> bool:
+        return bool(self.shape) and self.shape[0] == "batch"
+
+    def with_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        """Exactly `rows` rows of a batched tensor, repeating what is there; an unbatched one as it is."""
+        if not self.batched:
+            return tensor
+        return tensor.repeat(-(-rows // len(tensor)), *[1] * (tensor.dim() - 1))[:rows].contiguous()
+
+    def check(
+        self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None
+    ) -> None:
         """Raise `InputError` unless dtype and shape fit; `sizes` collects symbolic sizes across tensors."""
         dtype = DTYPE_NAMES.get(array.dtype) if isinstance(array, torch.Tensor) else str(array.dtype)
         got = f"{dtype} {list(array.shape)}"

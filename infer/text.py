@@ -32,7 +32,9 @@ class Tokenizer:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise InputError("expected valid Unicode, got a lone surrogate", where=f"texts[{index}]") from error
+                raise InputError(
+                    "expected valid Unicode, got a lone surrogate", where=f"texts[{index}]"
+                ) from error
         return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
 
     def batch(self, texts: list[str]) -> dict[str, np.ndarray]:

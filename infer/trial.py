@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import capture, fidelity, plugins
 from .report import latency
-from .spec import LIMITS, Finding, Plan, TensorSpec, precision_class
+from .spec import LIMITS, Finding, Plan, precision_class
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 
@@ -115,12 +115,27 @@ def run_trial(
     timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
     gc.collect()
     size = published_size(backend, folder, ours)
-    return Trial(plan.backend, ours, compared, timings, golden, name, size, small is not original, [*findings, *compared], runner)
+    return Trial(
+        plan.backend,
+        ours,
+        compared,
+        timings,
+        golden,
+        name,
+        size,
+        small is not original,
+        [*findings, *compared],
+        runner,
+    )
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
     """Bytes of the compiled form, plus graph and weights unless the compiled form stands for itself."""
-    parts = [ours / "compiled"] if backend.PORTABLE else [ours / "compiled", folder / "weights", folder / capture.PROGRAM]
+    parts = (
+        [ours / "compiled"]
+        if backend.PORTABLE
+        else [ours / "compiled", folder / "weights", folder / capture.PROGRAM]
+    )
     files = [f for part in parts for f in (part.rglob("*") if part.is_dir() else [part])]
     return sum(f.stat().st_size for f in files if f.is_file())
 
@@ -135,7 +150,7 @@ def workplace(source: Path, place: Path) -> Path:
 
 
 class FloatForms:
-    """The float original, in plain torch and lowered by each backend: what a trial is compared with and timed against."""
+    """The float original in plain torch and lowered by each backend: trials are compared with and timed against it."""
 
     def __init__(self, original: capture.Graph, work: Path) -> None:
         self._original, self._work = original, work
@@ -168,10 +183,13 @@ class _Eager:
 
 
 def _batches(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
-    batched = all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+    batched = all(s.batched for s in graph.inputs)
     rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
     for start in range(0, rows, size):
-        yield {s.name: graph.samples[s.name][start : start + size] if batched else graph.samples[s.name] for s in graph.inputs}
+        yield {
+            s.name: graph.samples[s.name][start : start + size] if batched else graph.samples[s.name]
+            for s in graph.inputs
+        }
 
 
 def _compare(
@@ -193,21 +211,18 @@ def _compare(
 def _golden(
     reference: Any, runner: Any, graph: capture.Graph, inputs: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    batched = all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
+    batched = all(s.batched for s in graph.inputs)
     few = {name: value[:2].contiguous() if batched else value for name, value in inputs.items()}
     outputs = {"float_outputs": reference.run(few), "outputs": runner.run(few)}
-    dense = {key: {n: v.detach().cpu().contiguous() for n, v in value.items()} for key, value in outputs.items()}
+    dense = {
+        key: {n: v.detach().cpu().contiguous() for n, v in value.items()} for key, value in outputs.items()
+    }
     return {"inputs": few, **dense}
 
 
 def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:
     inputs = next(_batches(graph, batch))
-    inputs = {s.name: _fit(inputs[s.name], s, batch) for s in graph.inputs}
-    return Timing(batch, latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device))
-
-
-def _fit(value: Tensor, spec: TensorSpec, rows: int) -> Tensor:
-    """Exactly `rows` rows of a batched input, repeating the samples where they are too few."""
-    if not spec.shape or spec.shape[0] != "batch":
-        return value
-    return value.repeat(-(-rows // len(value)), *[1] * (value.dim() - 1))[:rows].contiguous()
+    inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
+    return Timing(
+        batch, latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device)
+    )

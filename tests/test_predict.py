@@ -1,4 +1,4 @@
-"""A Predictor gives what the model gives, says what is wrong with an input, and refuses a damaged or foreign artifact."""
+"""A Predictor gives what the model gives, names what is wrong with an input, refuses what is damaged or foreign."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(recipe: Path) -> Path:
-    plan = Plan(source=str(recipe / "model.pt"), model=f"{recipe}/recipe.py:build", backend="eager", max_batch=32)
+    plan = Plan(
+        source=str(recipe / "model.pt"), model=f"{recipe}/recipe.py:build", backend="eager", max_batch=32
+    )
     return optimize(plan, recipe / "model.infer").path
 
 
@@ -85,7 +87,9 @@ def test_torch_in_torch_out(predictor: Predictor) -> None:
 
 
 def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -> None:
-    requests = [{"x": np.random.randn(n, 64).astype("float32"), "bias": np.zeros(n, "float32")} for n in (1, 3, 2)]
+    requests = [
+        {"x": np.random.randn(n, 64).astype("float32"), "bias": np.zeros(n, "float32")} for n in (1, 3, 2)
+    ]
     answers = predictor.predict(requests)
     assert [len(a["y"]) for a in answers] == [1, 3, 2]
     for request, answer in zip(requests, answers, strict=True):
@@ -95,7 +99,10 @@ def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        ({"x": np.zeros((2, 64), "float32")}, r"missing input 'bias' float32 \[batch\] - at request.inputs\[1\]"),
+        (
+            {"x": np.zeros((2, 64), "float32")},
+            r"missing input 'bias' float32 \[batch\] - at request.inputs\[1\]",
+        ),
         (
             {"x": np.zeros((2, 64)), "bias": np.zeros(2, "float32")},
             r"expected input 'x' float32 \[batch, 64\], got float64 \[2, 64\] - at request.inputs\[0\]",
@@ -112,7 +119,10 @@ def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -
             {"x": np.zeros((33, 64), "float32"), "bias": np.zeros(33, "float32")},
             "expected batch between 1 and 32, got 33",
         ),
-        ({"x": np.zeros((0, 64), "float32"), "bias": np.zeros(0, "float32")}, "expected batch between 1 and 32, got 0"),
+        (
+            {"x": np.zeros((0, 64), "float32"), "bias": np.zeros(0, "float32")},
+            "expected batch between 1 and 32, got 0",
+        ),
         ({"x": 1, "bias": 2, "z": 3}, "no input named 'z'; expected 'x' float32"),
     ],
 )
@@ -203,7 +213,9 @@ def test_an_artifact_of_another_machine_is_lowered_again(made: Path, monkeypatch
     monkeypatch.setattr(eager, "target", lambda device: {"isa": "another"})
     with Predictor.load(made) as predictor:
         assert "isa None → another" in predictor.notes[0].why
-        assert predictor.predict({"x": np.zeros((1, 64), "float32"), "bias": np.zeros(1, "float32")})["y"].shape == (1, 8)
+        assert predictor.predict({"x": np.zeros((1, 64), "float32"), "bias": np.zeros(1, "float32")})[
+            "y"
+        ].shape == (1, 8)
 
 
 def test_something_else_is_not_an_artifact(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ app = typer.Typer(
     help="Shrink a trained model, lower it, check it against the original, serve it.",
 )
 
-Artifact = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="a folder NAME.infer made by `infer optimize`")]
+Artifact = Annotated[
+    Path, typer.Argument(metavar="ARTIFACT", help="a folder NAME.infer made by `infer optimize`")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout, nothing else")]
 Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold code")]
 
@@ -33,23 +35,35 @@ def optimize(
     source: Annotated[str, typer.Argument(help=".pt, .pt2, .safetensors, .onnx, or a Hugging Face folder")],
     output: Annotated[Path | None, typer.Option(help="artifact to write; default: NAME.infer here")] = None,
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
-    quant: Annotated[str, typer.Option(help="none, int8[:weight|:static], nf4, cluster[:2|:3|:4|:6]")] = "none",
+    quant: Annotated[
+        str, typer.Option(help="none, int8[:weight|:static], nf4, cluster[:2|:3|:4|:6]")
+    ] = "none",
     dtype: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16, tf32")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     inputs: Annotated[list[str] | None, typer.Option("--input", help="NAME=DTYPE[DIMS], repeatable")] = None,
-    model: Annotated[str | None, typer.Option(help="FILE.py:FACTORY that builds the model of a state dict")] = None,
-    data: Annotated[str | None, typer.Option(help="real inputs: .npz, .npy, .pt, text, folder, FILE.py:FN, random")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:FACTORY that builds the model of a state dict")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="real inputs: .npz, .npy, .pt, text, folder, FILE.py:FN, random")
+    ] = None,
     load: Annotated[str, typer.Option(help="auto, meta, sequential, per-tensor, torch, offload")] = "auto",
     batch: Annotated[str, typer.Option(help="batch sizes that matter, timed and gated")] = "1,8",
     max_batch: Annotated[int, typer.Option(help="largest batch the graph takes", min=1)] = 64,
     max_length: Annotated[int, typer.Option(help="longest sequence the graph takes", min=1)] = 512,
-    max_error: Annotated[float | None, typer.Option(help="allow this relative error, judge nothing else")] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="allow this relative error, judge nothing else")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)] = None,
     trust_code: Trust = False,
     allow_slower: Annotated[bool, typer.Option(help="keep a slower result: memory was the point")] = False,
     force: Annotated[bool, typer.Option(help="replace an existing artifact")] = False,
-    plan: Annotated[Path | None, typer.Option(help="take everything from this manifest.json or plan file")] = None,
-    profile: Annotated[Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="take everything from this manifest.json or plan file")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
@@ -94,8 +108,8 @@ def predict(
     trust_code: Trust = False,
 ) -> None:
     """Run an artifact on a file of inputs."""
-    from . import files
     from ..predict import Predictor
+    from . import files
 
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
         files.write(files.answer(predictor, input), output)
@@ -109,7 +123,9 @@ def bench(
     seconds: Annotated[float, typer.Option(help="time per batch size", min=0.05)] = 1.0,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     output: Annotated[Path | None, typer.Option(help="also write the JSON document here")] = None,
-    profile: Annotated[Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")
+    ] = None,
     trust_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -118,7 +134,12 @@ def bench(
     from . import options, show
 
     result = benching.run(
-        artifact, vs=vs, batches=options.parse_batches(batch), seconds=seconds, threads=threads, trust_code=trust_code
+        artifact,
+        vs=vs,
+        batches=options.parse_batches(batch),
+        seconds=seconds,
+        threads=threads,
+        trust_code=trust_code,
     )
     if output:
         output.write_bytes(benching.encode(result))
@@ -134,7 +155,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     max_delay_ms: Annotated[float, typer.Option(help="wait this long for a batch to fill", min=0)] = 0.0,
-    drain: Annotated[float, typer.Option(help="seconds to finish accepted requests on SIGTERM", min=0)] = 30.0,
+    drain: Annotated[
+        float, typer.Option(help="seconds to finish accepted requests on SIGTERM", min=0)
+    ] = 30.0,
     trust_code: Trust = False,
 ) -> None:
     """Serve artifacts over HTTP: KServe v2, OpenAI embeddings, health and metrics."""
@@ -220,7 +243,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _fail(f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1)
+        return _fail(
+            f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1
+        )
 
 
 def _fail(sentence: str, code: int, kind: str = "") -> int:

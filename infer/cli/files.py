@@ -57,7 +57,7 @@ def _read(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
 def write(outputs: dict[str, np.ndarray], path: Path | None) -> None:
     """To .npz, or as JSON to a file or stdout; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
     if path is not None and path.suffix == ".npz":
-        np.savez(path, **outputs)
+        np.savez(path, allow_pickle=False, **outputs)
         return
     text = json.dumps({name: _plain(value.tolist()) for name, value in outputs.items()}, allow_nan=False)
     if path is None:

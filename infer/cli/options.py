@@ -46,7 +46,11 @@ def default_output(source: str) -> Path:
 def read_plan(path: Path, source: str) -> Plan:
     """A plan from a manifest.json (its `plan`) or a TOML file; SOURCE on the command line wins over the stored one."""
     try:
-        data = tomllib.loads(path.read_text()) if path.suffix == ".toml" else msgspec.json.decode(path.read_bytes())
+        data = (
+            tomllib.loads(path.read_text())
+            if path.suffix == ".toml"
+            else msgspec.json.decode(path.read_bytes())
+        )
         return msgspec.convert({**data.get("plan", data), "source": source}, Plan)
     except (OSError, tomllib.TOMLDecodeError, msgspec.MsgspecError, AttributeError) as error:
         raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
@@ -36,8 +37,8 @@ OPSET_CAP = 23
 IR_VERSION_CAP = 10
 DOMAIN = "infer"
 
-_LINEAR = ("linear_int8", "linear_int8_weight", "linear_int8_static")
-_CONV = ("conv2d_int8", "conv2d_int8_weight", "conv2d_int8_static")
+_INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
+_TABLES = ("linear_lut", "embedding_lut", "embedding_int8")  # written by us for TensorRT only
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -58,22 +59,22 @@ def export(graph: Graph, target: Target, path: Path, *, form: Form = "token", op
     """
     import onnx
 
-    model = to_ir(graph, opset=opset)
+    model = to_ir(graph, target, opset=opset)
     rewritten = rewrite(model, target, form)
     save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
     return Exported(path, model.opset_imports[""], folder_bytes(path), rewritten)
 
 
-def to_ir(graph: Graph, *, opset: int = OPSET) -> ir.Model:
-    """The program as an onnx_ir model in which int8 layers are still nodes of the domain `infer`."""
+def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
+    """The program as an onnx_ir model in which the layers we write are still nodes of the domain `infer`."""
     if graph.program is None:
         raise NotUsableError("an ONNX source is copied, not exported")
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
     inputs = [spec.name for spec in graph.inputs]
     with _quiet():
-        program = graph.program.run_decompositions(_table(graph.program))
+        program = graph.program.run_decompositions(_table(graph.program, target))
         try:
             exported = torch.onnx.export(
                 program,
@@ -81,7 +82,6 @@ def to_ir(graph: Graph, *, opset: int = OPSET) -> ir.Model:
                 dynamo=True,
                 opset_version=opset,
                 input_names=None if _same_names(program, inputs) else inputs,
-                output_names=[spec.name for spec in graph.outputs],
                 verbose=False,
             )
         except torch.onnx.errors.OnnxExporterError as error:
@@ -91,8 +91,20 @@ def to_ir(graph: Graph, *, opset: int = OPSET) -> ir.Model:
     model = exported.model
     model.ir_version = min(model.ir_version, IR_VERSION_CAP)
     _strip(model)
+    _name_outputs(model, graph.outputs)
     _name_sizes(model, graph.inputs, graph.outputs)
     return model
+
+
+def _name_outputs(model: ir.Model, outputs: tuple[TensorSpec, ...]) -> None:
+    """Outputs take their names from the specs; an inner value that happens to bear one is renamed first."""
+    wanted = {spec.name for spec in outputs}
+    inner = [value for node in model.graph for value in node.outputs]
+    for index, value in enumerate([*inner, *model.graph.initializers.values()]):
+        if value.name in wanted and not value.is_graph_output():
+            value.name = f"{value.name}_inner_{index}"
+    for spec, value in zip(outputs, model.graph.outputs, strict=True):
+        value.name = spec.name
 
 
 def save(model: ir.Model, path: Path) -> None:
@@ -108,21 +120,30 @@ def folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
 
 
-def _table(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
+def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
     """Decompositions of one program: int8 layers to symbolic nodes, other `infer::` operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    for target in targets:
-        namespace, _, name = str(getattr(target, "name", str)()).partition("::")
-        if namespace != "infer":
-            continue
-        name = name.partition(".")[0]
-        if name in _LINEAR + _CONV:
-            table[target] = _symbol(target, name)
+    own = _INT8 + _TABLES if target == "trt" else _INT8
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    for op in called:
+        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
+            table[op] = _symbol(op, op._opname)
+    table[torch.ops.aten.index.Tensor] = _index
     return table
 
 
-def _symbol(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]:
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    """Indexing by int32, for which the exporter writes a GatherND that ONNX forbids."""
+    if all(index is None or index.dtype != torch.int32 for index in indices):
+        return NotImplemented
+    first = indices[0]
+    if len(indices) == 1 and first is not None:
+        return x.index_select(0, first.reshape(-1)).reshape(*first.shape, *x.shape[1:])
+    wide = [index.long() if index is not None and index.dtype == torch.int32 else index for index in indices]
+    return torch.ops.aten.index.Tensor(x, wide)
+
+
+def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
     """What replaces `infer::name` in the program: one node of the domain `infer`, tensors in schema order."""
     schema = op._schema.arguments
 
@@ -131,15 +152,19 @@ def _symbol(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]
         given |= dict(zip(given, args, strict=False)) | named
         tensors = [given[argument.name] for argument in schema if "Tensor" in str(argument.type)]
         x, codes = tensors[:2]
-        if name in _LINEAR:
-            attributes: dict[str, Any] = {}
+        dtype = x.dtype
+        attributes: dict[str, Any] = {}
+        if name.startswith("linear"):
             shape: Any = (*x.shape[:-1], codes.shape[0])
+        elif name.startswith("embedding"):
+            like = op(*args, **named)
+            shape, dtype = like.shape, like.dtype
         else:
             options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
             shape = F.conv2d(x, codes.to(x.dtype), None, **options, groups=given["groups"]).shape
             attributes = {**options, "groups": given["groups"]}
         node = f"{DOMAIN}::{name}"
-        return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=x.dtype, shape=shape, version=1)
+        return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=dtype, shape=shape, version=1)
 
     return symbol
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import InputError, SourceError, UsageError
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from ..weights import raw_bytes
+from ..weights.containers import refuse_expanded
 from ..weights.torch_file import load_safely
 from .model import LoadedModel
 from .recipes import Recipe, called_for_tensors, import_file, importable
@@ -134,7 +135,10 @@ def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples,
     if not callable(call):
         raise UsageError(f"{path} has no function {name!r}", where="--data")
     with importable(path.parent):
-        samples = checked(called_for_tensors(call, where), loaded.inputs, where)
+        found = call()
+        if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
+            found = tokenize(found, loaded)
+        samples = checked(called_for_tensors(lambda: found, where), loaded.inputs, where)
     return samples, f"--data {where}", digest_of(samples)
 
 
@@ -180,6 +184,7 @@ def _torch_tensors(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
     tensors = {"": found} if isinstance(found, Tensor) else found
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise SourceError(f"expected a dict of tensors, got {type(found).__name__}", where=str(path))
+    refuse_expanded(tensors, str(path))
     return _one_for_one(dict(tensors), specs)
 
 

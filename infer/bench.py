@@ -1,0 +1,137 @@
+"""`infer bench`: latency percentiles, throughput, memory and the floor of an artifact, alone or against another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from . import artifact, fidelity, pipeline, sources
+from . import device as hardware
+from .errors import GateError, UsageError
+from .predict import Predictor
+from .report import memory
+from .report import profile as profiler
+from .report.latency import Latency, Paired, measure, paired
+from .spec import LIMITS, Finding, Plan, precision_class
+
+Call = Callable[[], object]
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One batch size. Times in seconds; `floor` is what the weights' bytes cost at the measured read bandwidth."""
+
+    batch: int
+    latency: Latency
+    rows_per_second: float
+    floor: float
+    pair: Paired | None = None
+
+
+class Bench(msgspec.Struct, kw_only=True):
+    """What one run of `infer bench` measured; it is also the JSON document."""
+
+    name: str
+    backend: str
+    quant: str
+    against: str
+    weight_bytes: int
+    artifact_bytes: int
+    read_bandwidth: float
+    threads: int
+    rows: list[Row]
+    memory: list[Finding]
+    versions: dict[str, str]
+    machine: dict[str, str]
+
+
+def run(
+    path: Path,
+    *,
+    vs: Path | None = None,
+    batches: Sequence[int] = (1, 8),
+    seconds: float = 1.0,
+    threads: int | None = None,
+    trust_code: bool = False,
+) -> Bench:
+    """Time `path` on its golden inputs, repeated to each batch size; interleaved with `vs`, an artifact or a source.
+
+    Before anything is timed the outputs of both are compared; an answer outside the limits is a `GateError`.
+    """
+    with Predictor.load(path, threads=threads, trust_code=trust_code) as ours:
+        if too_large := [b for b in batches if b > ours.max_batch]:
+            raise UsageError(f"batch {too_large[0]} is more than the {ours.max_batch} that {ours.name} takes")
+        golden = load_file(path / "golden/inputs.safetensors")
+        other, label = _other(vs, ours, trust_code) if vs else (None, "")
+        if other is not None:
+            _same_answers(ours, other, golden, label)
+        manifest = ours.manifest
+        weight_bytes = sum(memory.stored_weights(path).values()) or artifact.size(path)
+        bandwidth = hardware.read_bandwidth(manifest.device)
+        rows = []
+        for batch in batches:
+            inputs = {s.name: s.with_rows(golden[s.name], batch) for s in ours.inputs}
+            rows.append(_row(ours, other, inputs, batch, weight_bytes / bandwidth, seconds))
+        return Bench(
+            name=ours.name,
+            backend=manifest.backend,
+            quant=manifest.plan.quant,
+            against=label,
+            weight_bytes=weight_bytes,
+            artifact_bytes=artifact.size(path),
+            read_bandwidth=bandwidth,
+            threads=torch.get_num_threads(),
+            rows=rows,
+            memory=memory.probe(manifest.backend, path, manifest.device),
+            versions=hardware.versions(),
+            machine=hardware.fingerprint(manifest.device),
+        )
+
+
+def _row(
+    ours: Predictor, other: Any, inputs: dict[str, Tensor], batch: int, least: float, seconds: float
+) -> Row:
+    call: Call = lambda: ours.predict(inputs)  # noqa: E731
+    if other is None:
+        taken = measure(call, min_seconds=seconds)
+        return Row(batch=batch, latency=taken, rows_per_second=batch / taken.p50, floor=least)
+    pair = paired(call, lambda: other(inputs), max_seconds=2 * seconds)
+    return Row(batch=batch, latency=pair.a, rows_per_second=batch / pair.a.p50, floor=least, pair=pair)
+
+
+def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[str, Tensor]], Any], str]:
+    """Another artifact, or a source opened as its float original in plain torch."""
+    if (vs / artifact.MANIFEST).exists():
+        predictor = Predictor.load(vs, trust_code=trust_code)
+        if [s.format() for s in predictor.inputs] != [s.format() for s in ours.inputs]:
+            raise UsageError(f"{vs} takes other inputs: {', '.join(map(str, predictor.inputs))}")
+        return predictor.predict, predictor.name
+    plan = ours.manifest.plan.with_(source=str(vs), quant="none", dtype="float32", trust_code=trust_code)
+    loaded = sources.load(plan)
+    sources.fill(loaded)
+    return pipeline.float_graph(loaded, plan).run, f"{vs.name}, float in torch"
+
+
+def _same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:
+    plan: Plan = ours.manifest.plan
+    findings = fidelity.compare(other(inputs), ours.predict(inputs), task="tensors")
+    classes = [precision_class(plan.quant, plan.dtype), "4bit"]
+    loosest = max((LIMITS[name] for name in classes), key=lambda limits: limits.relative_error)
+    if reason := fidelity.judge(findings, loosest, None):
+        raise GateError(f"the answers differ too much from {label} to compare speeds: {reason}")
+
+
+def profile(path: Path, output: Path, *, trust_code: bool = False) -> list[profiler.Op]:
+    """A profiler trace of one call on the golden inputs; returns the operators that took longest."""
+    with Predictor.load(path, trust_code=trust_code) as predictor:
+        inputs = load_file(path / "golden/inputs.safetensors")
+        return profiler.trace(lambda: predictor.predict(inputs), output, device=predictor.manifest.device)
+
+
+def encode(result: Bench) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(result), indent=1)

@@ -1,0 +1,181 @@
+"""The whole street on real models: every backend × every quantizer works and is faithful, or refuses with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from infer import Plan, Predictor, capture, pipeline, plugins
+from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
+from infer.pipeline import Street, Watch
+from infer.trial import FloatForms, run_trial
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+DIGITS = Plan(
+    source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(1,)
+)
+QUANTS = [
+    "none",
+    "int8",
+    "int8:weight",
+    "int8:static",
+    "nf4",
+    "cluster:2",
+    "cluster:3",
+    "cluster:4",
+    "cluster:6",
+]
+MEETS_NO_PROMISE = {"cluster:2", "cluster:3"}  # the gate decides; a refusal must name the figure
+
+
+def recipe(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Original:
+    """digits loaded and captured once, with its float forms, for every cell of the table."""
+
+    def __init__(self, work: Path) -> None:
+        self.work, self.street = work, Street(DIGITS, Watch())
+        pipeline.resolve(self.street)
+        self.loaded = pipeline.load(self.street)
+        self.graph = pipeline.float_graph(self.loaded, self.street.plan)
+        self.floats = FloatForms(self.graph, work)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return Original(tmp_path_factory.mktemp("table"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "ort", "trt"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
+    original: Original, backend: str, quant: str
+) -> None:
+    if reason := plugins.why_not("backends", backend):
+        pytest.skip(f"{backend}: {reason}")
+    street = original.street
+    street.plan = street.plan.with_(quant=quant, backend=backend)
+    small, _ = pipeline.shrink(street, original.loaded, original.graph)
+    if reason := plugins.get("backends", backend).refuses(small, street.plan):
+        assert len(reason) > 20
+        pytest.skip(f"refused: {reason}")
+    place = original.work / f"{backend}-{quant.replace(':', '-')}"
+    (place / "graph").mkdir(parents=True)
+    capture.save(small, place / "graph")
+    trial = run_trial(
+        street.plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats
+    )
+    trial.close()
+    reason = trial.unfaithful(street.plan)
+    if quant in MEETS_NO_PROMISE and reason:
+        assert "allowed for" in reason
+    else:
+        assert reason is None
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+def test_a_published_artifact_keeps_the_accuracy_and_is_smaller(tmp_path: Path, quant: str) -> None:
+    made = pipeline.optimize(DIGITS.with_(backend="eager", quant=quant), tmp_path / "digits.infer")
+    digits = recipe("digits")
+    with Predictor.load(made.path) as predictor:
+        accuracy = digits.evaluate(predictor.predict)["accuracy"]
+    assert accuracy >= 0.97
+    weights = (made.path / "weights/model.safetensors").stat().st_size
+    assert weights < (MODELS / "digits.pt").stat().st_size / {"int8": 3, "nf4": 2}[quant]
+
+
+def test_any_artifact_can_be_made_again_from_its_own_manifest(tmp_path: Path) -> None:
+    first = pipeline.optimize(DIGITS.with_(backend="eager", quant="int8"), tmp_path / "a.infer")
+    second = pipeline.optimize(first.manifest.plan, tmp_path / "b.infer")
+    assert second.manifest.plan == first.manifest.plan
+    weights = "weights/model.safetensors"
+    assert second.manifest.files[weights] == first.manifest.files[weights]
+
+
+def test_an_unfaithful_result_is_refused_names_layers_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"not faithful enough: .*worst layers: .* 0\.\d+"):
+        pipeline.optimize(
+            DIGITS.with_(backend="eager", quant="cluster:2", max_error=1e-4), tmp_path / "d.infer"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slower_result_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer.trial import Trial
+
+    monkeypatch.setattr(Trial, "slower", property(lambda self: True))
+    with pytest.raises(GateError, match=r"refused, slower: .*--allow-slower"):
+        pipeline.optimize(DIGITS.with_(backend="eager", allow_slower=False), tmp_path / "d.infer")
+    assert list(tmp_path.iterdir()) == []
+    made = pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+    assert any("--allow-slower" in line for line in made.manifest.verdict)
+
+
+def test_names_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    nowhere = Plan(source=str(tmp_path / "absent.pt"))
+    with pytest.raises(UsageError, match="no backend named 'inducter'. Known: .*Did you mean inductor?"):
+        pipeline.optimize(nowhere.with_(backend="inducter"), tmp_path / "d.infer")
+    with pytest.raises(UsageError, match="no quantizer named 'int9'"):
+        pipeline.optimize(nowhere.with_(quant="int9"), tmp_path / "d.infer")
+    with pytest.raises(UsageError, match="cluster"):
+        pipeline.optimize(nowhere.with_(quant="cluster:7"), tmp_path / "d.infer")
+
+
+def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
+    if plugins.why_not("backends", "trt") is None:
+        pytest.skip("TensorRT runs here")
+    with pytest.raises(
+        NotUsableError, match="backend trt is not usable on this machine: .*. Use --backend inductor"
+    ):
+        pipeline.optimize(DIGITS.with_(backend="trt", quant="int8"), tmp_path / "d.infer")
+
+
+def test_an_existing_artifact_is_not_overwritten(tmp_path: Path) -> None:
+    pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+    with pytest.raises(BusyError):
+        pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+
+
+def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:
+    made = pipeline.optimize(DIGITS.with_(backend="auto"), tmp_path / "d.infer")
+    choice = next(c for c in made.manifest.choices if c.what == "backend")
+    assert choice.asked == "auto"
+    assert choice.value == made.manifest.backend
+    assert "the others" in choice.reason
+    with Predictor.load(made.path) as predictor:
+        assert recipe("digits").evaluate(predictor.predict)["accuracy"] >= 0.98
+
+
+def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
+    class Interrupting(Watch):
+        def step(self, name: str, detail: str = "") -> None:
+            if name == "compare":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer", watch=Interrupting())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inductor_follows_batch_sizes_it_was_not_compiled_with(tmp_path: Path) -> None:
+    made = pipeline.optimize(DIGITS.with_(backend="inductor"), tmp_path / "d.infer")
+    digits = recipe("digits")
+    images = digits.example_inputs()["image"].numpy()
+    with Predictor.load(made.path) as predictor:
+        whole = predictor.predict(images[:64])
+        for rows in (1, 3, 63):
+            np.testing.assert_allclose(predictor.predict(images[:rows]), whole[:rows], rtol=1e-4, atol=1e-4)
+
+
+def test_errors_carry_their_exit_codes() -> None:
+    assert issubclass(GateError, InferError)
+    assert GateError.exit_code == 4
