@@ -182,6 +182,15 @@ def test_streamed_layers_agree_at_any_block_size(
         torch.testing.assert_close(loaded.module(IDS), original(IDS))
 
 
+def test_a_streamed_model_follows_its_dtype(original: nn.Module) -> None:
+    loaded = loaded_from(DictReader(original.state_dict()))
+    fill(loaded, strategy="offload")
+    with torch.no_grad():
+        got = loaded.module.to(torch.bfloat16)(IDS)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), original(IDS), rtol=0.1, atol=0.1)
+
+
 def test_a_streamed_model_can_be_captured(original: nn.Module) -> None:
     loaded = loaded_from(DictReader(original.state_dict()))
     fill(loaded, strategy="offload")

@@ -243,6 +243,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
     ("change", "error", "text"),
     [
         ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "an architecture ending in ForCausalLM"),
+        ({"quantization_config": {"quant_method": "gptq"}}, SourceError, r"quantized already \(gptq\)"),
         ({"is_encoder_decoder": True}, SourceError, "is an encoder-decoder model"),
         ({"architectures": None}, SourceError, "llama model without architectures"),
         ({"hidden_size": 64}, SourceError, "of another shape: model.model.embed_tokens.weight"),

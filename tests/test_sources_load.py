@@ -131,6 +131,13 @@ def test_safetensors_and_the_old_format_open_the_same_way(
         assert torch.equal(run(loaded), original(**loaded.samples))
 
 
+def test_an_expanded_tensor_in_the_old_format_is_refused(tmp_path: Path, net: Path) -> None:
+    bomb = {"bomb": torch.zeros(1).expand(1 << 40)}
+    torch.save(bomb, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(SourceError, match="needs 4398046511104 bytes, its storage has 4"):
+        load(Plan(source=str(tmp_path / "old.pt"), model=f"{net}:build"))
+
+
 def test_without_a_model_exactly_that_is_asked(checkpoint: Path) -> None:
     with pytest.raises(
         UsageError, match=r"holds 12 tensors, first scale \[6\].*--model net\.py:build"
@@ -372,3 +379,11 @@ def test_torch_without_a_converter_is_not_usable(tmp_path: Path, monkeypatch: py
     with pytest.raises(NotUsableError, match="no TorchScript converter") as caught:
         load(plan)
     assert caught.value.exit_code == 5
+
+
+def test_an_input_that_the_graph_lacks_is_a_usage_error(tmp_path: Path) -> None:
+    save_onnx(tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="the graph has no input 'z' - at --input. Known: x"):
+        load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("z=float32[n,3]",)))
+    loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("x=float32[4,3]",)))
+    assert loaded.inputs[0].shape == (4, 3)

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from infer.errors import SourceError, UnsafeSourceError
+from infer.errors import InferError, ResourceError, SourceError, UnsafeSourceError
 from infer.weights import DictReader, FiniteReader, non_finite, num_bytes, row_blocks, stream
 from infer.weights.pickles import code_among, globals_of
 from infer.weights.safetensors_file import SafetensorsReader
 from infer.weights.torch_file import TorchReader
+from infer.weights.writing import write_safetensors
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -304,3 +305,35 @@ def test_globals_are_listed_without_running_anything(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     with pytest.raises(SourceError, match="can't be parsed"):
         globals_of(io.BytesIO(b"\x80\x02\xff\xff"), "x")
+
+
+def metas_of(saved: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {name: (value.dtype, tuple(value.shape)) for name, value in saved.items()}
+
+
+def test_what_is_written_one_by_one_is_read_by_safetensors_and_aligned(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    saved, asked = tensors(), []
+
+    def give(name: str) -> torch.Tensor:
+        asked.append(name)
+        return saved[name]
+
+    write_safetensors(tmp_path / "a.safetensors", metas_of(saved), give, {"format": "pt"})
+    assert sorted(asked) == sorted(saved)
+    for name, value in load_file(tmp_path / "a.safetensors").items():
+        assert torch.equal(value, saved[name])
+    reader = SafetensorsReader(tmp_path / "a.safetensors")
+    assert reader.metadata == {"format": "pt"}
+    assert_equal_to(reader, saved)
+    assert all(reader.piece(name).offset % saved[name].element_size() == 0 for name in saved)
+
+
+def test_writing_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(InferError, match=r"expected 'a' as torch.float32 \[2\], got torch.float32 \[3\]"):
+        write_safetensors(path, {"a": (torch.float32, (2,))}, lambda name: torch.zeros(3))
+    with pytest.raises(ResourceError, match="could not be written"):
+        write_safetensors(tmp_path / "gone" / "a", {}, lambda name: torch.zeros(3))
+    assert list(tmp_path.iterdir()) == []

@@ -88,6 +88,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def task_of(config: Mapping[str, Any], folder: Path) -> str:
     """From the `architectures` of config.json; raises `SourceError` for anything else."""
     name = _architecture(config)
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        named = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise SourceError(
+            f"the checkpoint is quantized already ({named})",
+            where=str(folder / "config.json"),
+            hint="Give the original float checkpoint: quantizing twice only loses more",
+        )
     if config.get("is_encoder_decoder"):
         raise SourceError(
             f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",

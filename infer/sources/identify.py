@@ -124,7 +124,7 @@ def _file(path: Path, head: bytes) -> Identified:
 
 
 def _zip(path: Path) -> Identified:
-    file = TorchZip(path, allow_compressed=("code/", "constants/", "extra/", "debug_pkl"))
+    file = TorchZip(path, allow_compressed=("code/", "extra/"))
     if any(name.endswith(".npy") for name in file.names()):
         raise SourceError(
             "expected a model, got a NumPy archive (.npz), which is data",

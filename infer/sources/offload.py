@@ -57,6 +57,12 @@ class Streamed(nn.Module):
             x, self.bias, self.key, list(self.shape), stride, padding, dilation, groups
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Streamed:
+        """`.to(dtype)` sets the dtype that rows are cast to when they are read."""
+        self.dtype = fn(torch.zeros(0, dtype=self.dtype)).dtype
+        super()._apply(fn, recurse)
+        return self
+
     def extra_repr(self) -> str:
         return f"{self.kind}, {list(self.shape)}, from {self.key!r}"
 
@@ -94,19 +100,20 @@ def _geometry(layer: nn.Module) -> tuple[list[int], list[int], list[int], int]:
     return list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
 
 
-def _blocks(key: str, dtype: torch.dtype, step: int = 1) -> Iterator[tuple[int, int, Tensor]]:
+def _blocks(key: str, like: Tensor, step: int = 1) -> Iterator[tuple[int, int, Tensor]]:
+    """Blocks of rows with the dtype and on the device of `like`, cut at multiples of `step`."""
     reader, name = _OPEN[key]
     shape = reader.shape(name)
     limit = BLOCK_BYTES
     for start, stop in row_blocks((shape[0] // step, step, *shape[1:]), reader.dtype(name).itemsize, limit):
-        yield start * step, stop * step, reader.rows(name, start * step, stop * step).to(dtype)
+        yield start * step, stop * step, reader.rows(name, start * step, stop * step).to(like)
 
 
 @torch.library.custom_op("infer::streamed_linear", mutates_args=())
 def streamed_linear(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tensor:
     """F.linear with the weight read in blocks of rows: x [..., in] → [..., rows]."""
     out = x.new_empty((*x.shape[:-1], rows))
-    for start, stop, weight in _blocks(key, x.dtype):
+    for start, stop, weight in _blocks(key, x):
         out[..., start:stop] = F.linear(x, weight, None if bias is None else bias[start:stop])
     return out
 
@@ -126,7 +133,7 @@ def streamed_embedding(ids: Tensor, key: str, width: int, dtype: torch.dtype) ->
         if not 0 <= index < reader.shape(name)[0]:
             raise IndexError(f"id {index} is not in 0..{reader.shape(name)[0] - 1}")
         table[row] = reader.rows(name, index, index + 1)[0]
-    return table[place]
+    return table.to(ids.device)[place]
 
 
 @streamed_embedding.register_fake
@@ -149,7 +156,7 @@ def streamed_conv(
     convolve = _convolution(len(shape))
     per_out, per_in = shape[0] // groups, shape[1]
     parts = []
-    for start, stop, weight in _blocks(key, x.dtype, per_out if groups > 1 else 1):
+    for start, stop, weight in _blocks(key, x, per_out if groups > 1 else 1):
         first, last = (start // per_out, stop // per_out) if groups > 1 else (0, 1)
         channels = x[:, first * per_in : last * per_in] if groups > 1 else x
         piece = None if bias is None else bias[start:stop]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
 from ..spec import DTYPES, Finding, Plan, TensorSpec
 from .model import LoadedModel
 
@@ -142,7 +142,7 @@ def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec,
     foreign = set(given) - {spec.name for spec in inputs}
     if foreign:
         known = ", ".join(spec.name for spec in inputs)
-        raise SourceError(
+        raise UsageError(
             f"the graph has no input {sorted(foreign)[0]!r}", where="--input", hint=f"Known: {known}"
         )
     return tuple(given.get(spec.name, spec) for spec in inputs)

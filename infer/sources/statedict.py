@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..spec import Finding, Plan
 from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
-from ..weights.containers import strip_prefixes, unwrap
+from ..weights.containers import refuse_expanded, strip_prefixes, unwrap
 from ..weights.safetensors_file import SafetensorsReader
 from ..weights.torch_file import TorchReader, load_safely
 from .model import LoadedModel
@@ -54,6 +54,7 @@ def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
         reader = TorchReader(path, verify=True)
         return reader, reader.said
     tensors, said = unwrap(load_safely(path), str(path))
+    refuse_expanded(tensors, str(path))
     tensors, stripped = strip_prefixes(tensors)
     return DictReader(tensors), [*said, *stripped, "the format of torch before 1.6: read whole into memory"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import SourceError
@@ -67,6 +68,19 @@ def _named(
     if others:
         said.append(f"left {', '.join(others[:6])} (not tensors)")
     return tensors, said
+
+
+def refuse_expanded(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raise `SourceError` for a tensor that claims more elements than its storage has: copying it would need them."""
+    for name, tensor in tensors.items():
+        need = tensor.numel() * tensor.element_size()
+        have = tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else need
+        if need > have:
+            raise SourceError(
+                f"tensor {name!r} {list(tensor.shape)} needs {need} bytes, its storage has {have}",
+                where=where,
+                hint="An expanded tensor: save it after .contiguous()",
+            )
 
 
 def strip_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
