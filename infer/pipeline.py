@@ -192,9 +192,10 @@ def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]
 
 def _try_backends(street: Street, original: capture.Graph, small: capture.Graph, folder: Path) -> list[Trial]:
     trials, errors = [], []
-    names = [street.plan.backend] if street.plan.backend != "auto" else plugins.names("backends")
     work = folder / "trials"
-    for name in names:
+    for name in candidates(street.plan):
+        if trials and name == "eager":
+            continue
         reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
             small, street.plan
         )
@@ -214,6 +215,13 @@ def _try_backends(street: Street, original: capture.Graph, small: capture.Graph,
     if not trials:
         raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
     return trials
+
+
+def candidates(plan: Plan) -> list[str]:
+    """The backend that was asked for; of "auto" all of them, plain torch only when no other one can."""
+    if plan.backend != "auto":
+        return [plan.backend]
+    return sorted(plugins.names("backends"), key=lambda name: name == "eager")
 
 
 def choose(street: Street, trials: list[Trial]) -> Trial:

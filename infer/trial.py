@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,18 +34,18 @@ class Trial:
     backend: str
     folder: Path
     fidelity: list[Finding]
-    latency: list[Timing]
     golden: dict[str, dict[str, Tensor]]
-    baseline: str
     size: int  # bytes that the artifact would hold of it
     changed: bool  # quantized or in another dtype: then being slower than the baseline counts
+    latency: list[Timing] = field(default_factory=list)
+    baseline: str = ""
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
 
     @property
     def seconds(self) -> float:
         """Sum of the median latencies over the batch sizes of the plan: what trials are ranked by."""
-        return sum(t.pair.a.p50 for t in self.latency)
+        return sum(t.pair.a.p50 for t in self.latency) if self.latency else math.inf
 
     @property
     def slower(self) -> bool:
@@ -102,31 +103,24 @@ def run_trial(
     ours = workplace(folder, work / "small")
     findings = backend.lower(small, plan, ours)
     runner = backend.open(ours, plan.device)
-    reference = floats.reference(plan)
     step("compare", plan.backend)
-    compared, golden = _compare(reference, runner, original)
-    if small is original or original.module is not None:
-        streamed = ", weights streamed" if original.module is not None else ""
-        baseline, name = reference, "ONNX Runtime" if original.onnx is not None else f"torch eager{streamed}"
-    else:
-        step("lower", f"{plan.backend}, the float form to time against")
-        baseline, name = floats.runner(plan), f"{plan.backend} float32"
-    step("time", f"{plan.backend} against {name}")
-    timings = [_time(runner, baseline, original, batch, plan.device) for batch in plan.batches]
-    gc.collect()
-    size = published_size(backend, folder, ours)
-    return Trial(
-        plan.backend,
-        ours,
-        compared,
-        timings,
-        golden,
-        name,
-        size,
-        small is not original,
-        [*findings, *compared],
-        runner,
+    compared, golden = _compare(floats.reference(plan), runner, original)
+    trial = Trial(
+        backend=plan.backend,
+        folder=ours,
+        fidelity=compared,
+        golden=golden,
+        size=published_size(backend, folder, ours),
+        changed=plan.quant != "none" or plan.dtype in ("float16", "bfloat16"),
+        findings=[*findings, *compared],
+        runner=runner,
     )
+    if trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
+        baseline, trial.baseline = floats.baseline(plan, step)
+        step("time", f"{plan.backend} against {trial.baseline}")
+        trial.latency = [_time(runner, baseline, original, b, plan.device) for b in plan.batches]
+    gc.collect()
+    return trial
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -158,6 +152,18 @@ class FloatForms:
 
     def reference(self, plan: Plan) -> Any:
         return self.runner(plan) if self._original.onnx is not None else _Eager(self._original)
+
+    def baseline(self, plan: Plan, step: Callable[[str, str], None]) -> tuple[Any, str]:
+        """What a trial is timed against, and its name."""
+        if self._original.onnx is not None:
+            return self.runner(plan), "ONNX Runtime float32"
+        if self._original.module is not None:
+            return self.reference(plan), "torch eager, weights streamed"
+        if plan.quant == "none" and plan.dtype == "float32":
+            return self.reference(plan), "torch eager"
+        if plan.backend not in self._runners:
+            step("lower", f"{plan.backend}, the float form to time against")
+        return self.runner(plan), f"{plan.backend} float32"
 
     def runner(self, plan: Plan) -> Any:
         """The unquantized graph on the plan's backend, lowered once."""

@@ -64,7 +64,7 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
     if memory := report.stage("memory"):
         rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
-    if found := others(report):
+    if found := brief(others(report)):
         rows = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in found]
         yield _table("Found on the way", ("what", "value", "why"), rows)
 
@@ -73,7 +73,26 @@ def others(report: Report) -> list[Finding]:
     """The findings that no other table shows."""
     shown = ("compare", "memory", "ceiling")
     decided = ("tried ", "refused ")
-    return [f for f in report.findings if f.stage not in shown and not f.what.startswith(decided)]
+    return [
+        f
+        for f in report.findings
+        if f.stage not in shown and not (f.stage == "lower" and f.what.startswith(decided))
+    ]
+
+
+def brief(findings: list[Finding], *, keep: int = 3) -> list[Finding]:
+    """The layers with the largest weight error stand for all of them; the HTML page and report.json have the rest."""
+    layers = [
+        f for f in findings if f.stage == "shrink" and f.unit == "relative rms" and f.what != "weight error"
+    ]
+    worst = sorted(layers, key=lambda f: -float(f.value or 0))[:keep]
+    hidden = {id(f) for f in layers} - {id(f) for f in worst}
+    rows = [f for f in findings if id(f) not in hidden]
+    if hidden:
+        rows.append(
+            Finding("shrink", "other layers", len(hidden), "layers", "less weight error; in report.html")
+        )
+    return rows
 
 
 def card(report: Report) -> list[tuple[str, str]]:
