@@ -51,6 +51,7 @@ def main() -> int:
     with work_folder(options.folder) as folder:
         num_weights = make_checkpoint(folder / "model", shape)
         rows = [run_row(name, folder) for name in options.rows.split(",")]
+    rows = merged(rows, num_weights, small=options.small)
     verdict = judge(rows, small=options.small)
     report(rows, num_weights, verdict, small=options.small)
     return 0 if all(ok for ok, _ in verdict) else 1
@@ -62,7 +63,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--small", action="store_true", help="100 M weights instead of 1.24 B")
     parser.add_argument("--folder", help="where the temporary files go (default: a temporary folder)")
-    parser.add_argument("--rows", default=",".join(ROWS), help="which rows, separated by commas")
+    parser.add_argument(
+        "--rows", default=",".join(ROWS), help="which rows, separated by commas; the others of today stay"
+    )
     return parser.parse_args()
 
 
@@ -89,7 +92,7 @@ def run_row(name: str, folder: Path) -> dict[str, Any]:
     for left in ("model.pt", "nf4.safetensors"):
         (folder / left).unlink(missing_ok=True)
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    row = {"row": name, "process_s": time.perf_counter() - begin, **found}
+    row = {"row": name, "process_s": time.perf_counter() - begin, "load_average": os.getloadavg()[0], **found}
     said = f"{LABELS[name]}: peak {row['peak_gb']:.2f} GB, own {row['own_gb']:.2f} GB, {row.get('load_s', 0):.1f} s"
     print(said, flush=True)
     return row
@@ -110,6 +113,20 @@ def warm(path: Path) -> None:
         with file.open("rb", buffering=0) as handle:
             while handle.readinto(buffer):
                 pass
+
+
+def result_path(*, small: bool) -> Path:
+    return RESULTS / f"load{'-small' if small else ''}-{datetime.date.today().isoformat()}.json"
+
+
+def merged(rows: list[dict[str, Any]], num_weights: int, *, small: bool) -> list[dict[str, Any]]:
+    """The rows measured now in place of today's earlier ones: the weights are seeded, so they are the same."""
+    path = result_path(small=small)
+    earlier = json.loads(path.read_text()) if path.is_file() else {"num_weights": num_weights, "rows": []}
+    if earlier["num_weights"] != num_weights:
+        return rows
+    found = {row["row"]: row for row in [*earlier["rows"], *rows]}
+    return [found[name] for name in ROWS if name in found]
 
 
 def judge(rows: list[dict[str, Any]], *, small: bool) -> list[tuple[bool, str]]:
@@ -153,16 +170,16 @@ def report(
     for ok, text in verdict:
         console.print(f"{'ok  ' if ok else 'FAIL'} {text}", highlight=False)
     versions = about()
-    name = f"load{'-small' if small else ''}-{datetime.date.today().isoformat()}"
+    path = result_path(small=small)
     RESULTS.mkdir(parents=True, exist_ok=True)
     record = {"about": versions, "num_weights": num_weights, "rows": rows, "verdict": verdict}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n")
     table_md = [head, ["---"] + ["---:"] * (len(head) - 1), *lines]
     text = "\n".join("| " + " | ".join(line) + " |" for line in table_md)
     said = "\n".join(f"- {'ok' if ok else '**FAIL**'}: {line}" for ok, line in verdict)
     about_md = ", ".join(f"{key} {value}" for key, value in versions.items())
     note = "`peak` is VmHWM; `own` the largest anonymous part. Files were in the page cache."
-    (RESULTS / f"{name}.md").write_text(f"# Loading {title}\n\n{about_md}\n\n{text}\n\n{note}\n\n{said}\n")
+    path.with_suffix(".md").write_text(f"# Loading {title}\n\n{about_md}\n\n{text}\n\n{note}\n\n{said}\n")
 
 
 def about() -> dict[str, str]:
@@ -181,7 +198,6 @@ def about() -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "cpu": f"{cpu}, {os.cpu_count()} threads",
-        "load average": f"{os.getloadavg()[1]:.1f}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

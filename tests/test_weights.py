@@ -76,6 +76,17 @@ def test_strided_shared_and_parameter_tensors_read_right(tmp_path: Path) -> None
     assert_equal_to(TorchReader(tmp_path / "a.pt"), {name: value.detach() for name, value in saved.items()})
 
 
+def test_tensors_saved_from_a_gpu_are_read_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = {"a": torch.randn(4, 3), "b": torch.randn(3).bfloat16()}
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    torch.save(saved, tmp_path / "a.pt")
+    monkeypatch.undo()
+    assert b"cuda:0" in (tmp_path / "a.pt").read_bytes()
+    assert_equal_to(TorchReader(tmp_path / "a.pt"), saved)
+
+
 @pytest.mark.parametrize(
     ("wrap", "said"),
     [

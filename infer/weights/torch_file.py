@@ -132,7 +132,7 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
         raise SourceError(
             f"the storage of {name!r} claims {have} bytes, there are {members.get(offset or -1, 'none')}",
             where=where,
-            hint="The file is damaged or forged",
+            hint="The file is damaged, or was packed again by another tool: save it with torch.save",
         )
     first, stride, itemsize = int(tensor.storage_offset()), tuple(tensor.stride()), tensor.dtype.itemsize
     if (
