@@ -387,3 +387,30 @@ def test_an_input_that_the_graph_lacks_is_a_usage_error(tmp_path: Path) -> None:
         load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("z=float32[n,3]",)))
     loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("x=float32[4,3]",)))
     assert loaded.inputs[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            "import nothing_of_this_name\n",
+            "raised ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
+        ("def build(:\n", "raised SyntaxError"),
+        ("def build(size): ...\n", "raised TypeError: build() missing 1 required"),
+    ],
+)
+def test_what_the_users_file_raises_is_said_with_its_name(tmp_path: Path, code: str, text: str) -> None:
+    import re
+
+    (tmp_path / "net.py").write_text(code)
+    with pytest.raises(SourceError, match=f"net\\.py.* {re.escape(text)}") as caught:
+        load(Plan(source=f"{tmp_path}/net.py:build", data="random"))
+    assert caught.value.exit_code == 3
+    assert caught.value.__cause__ is not None
+
+
+def test_a_recipe_may_import_from_beside_itself(tmp_path: Path, net: Path) -> None:
+    (tmp_path / "outer_net.py").write_text("from net import build, example_inputs, INPUTS\n")
+    loaded = load(Plan(source=f"{tmp_path}/outer_net.py:build"))
+    assert loaded.samples["image"].shape == (5, 1, 8, 8)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import SourceError, UsageError, unknown
+from ..errors import InferError, SourceError, UsageError, unknown
 from ..spec import TensorSpec
 
 TASKS = ("tensors", "classification", "embedding", "text-generation")
@@ -78,14 +78,15 @@ class Recipe:
 
 def called_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
     """What a function of the user's returns, as tensors by name; `SourceError` when it is something else."""
-    found = call()
+    with users_code(where):
+        found = call()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
         return {name: torch.as_tensor(value) for name, value in found.items()}
     raise SourceError(f"expected a dict of tensors by input name, got {type(found).__name__}", where=where)
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a Python file as a module of its own; its errors keep their traceback."""
+    """Run a Python file as a module of its own."""
     if not path.is_file():
         raise UsageError(f"no file {path}", hint="Give the path of the Python file that builds the model")
     name = f"infer_recipe_{path.stem}"
@@ -95,12 +96,24 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles of the file look their module up by name.
     sys.modules[name] = module
-    with importable(path.parent):
-        try:
-            spec.loader.exec_module(module)
-        except SyntaxError as error:
-            raise SourceError(f"not valid Python: {error}", where=str(path)) from error
+    with importable(path.parent), users_code(str(path)):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def users_code(where: str) -> Iterator[None]:
+    """What the user's own code raises is about a file of theirs, not a bug here."""
+    try:
+        yield
+    except InferError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"{where} raised {type(error).__name__}: {error}",
+            where=where,
+            hint="Run it alone to see the traceback",
+        ) from error
 
 
 @contextmanager

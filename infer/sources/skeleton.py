@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import SourceError
 from ..spec import Finding
 from ..weights import WeightReader
+from .recipes import users_code
 
 _EMPTY = (torch.empty, torch.empty_strided)
 LISTED = 10
@@ -48,14 +49,8 @@ def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modu
         )
     if reason:
         findings.append(Finding("load", "skeleton", "cpu", why=f"{what} can't be built on meta ({reason})"))
-        try:
+        with users_code(what):
             module = _called(factory, what)
-        except Exception as error:
-            raise SourceError(
-                f"{what} raised {type(error).__name__}: {error}",
-                where=what,
-                hint="Call it alone to see the traceback",
-            ) from error
     _drop_values(module)
     return module.eval(), findings
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import NotUsableError, SourceError, UsageError
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from .model import LoadedModel
-from .recipes import Recipe
+from .recipes import Recipe, users_code
 from .specs import resolve_inputs
 
 DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
@@ -41,7 +41,8 @@ class Named(nn.Module):
 def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
     """`file.py:factory` as the source: the module brings its own weights."""
     recipe = Recipe(plan.source)
-    module = recipe.build()
+    with users_code(recipe.text):
+        module = recipe.build()
     if not isinstance(module, nn.Module):
         raise SourceError(f"expected {recipe.text} to return an nn.Module, got {type(module).__name__}")
     return _in_memory("module", module.eval(), recipe), recipe
