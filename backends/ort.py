@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-from infer import capture, device
+from infer import capture
+from infer import device as hardware
 from infer.capture import Graph
 from infer.onnx import export as exporter
-from infer.onnx import session, source
+from infer.onnx import session, signs, source
 from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
 from infer.spec import Finding, Plan
@@ -21,7 +22,6 @@ PORTABLE = True
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
-_PACKED = ("MatMulNBits", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulInteger", "QLinearConv")
 
 
 def missing() -> str | None:
@@ -30,11 +30,6 @@ def missing() -> str | None:
         if find_spec(module) is None:
             return f"{package} is not installed (pip install 'infer[ort]')"
     return None
-
-
-def target(device: str) -> dict[str, str]:
-    """An ONNX file runs anywhere; `open` picks the exact int8 path where the instructions differ."""
-    return {}
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
@@ -57,10 +52,15 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     return None
 
 
+def target(device: str) -> dict[str, str]:
+    """Nothing: the ONNX file runs anywhere, int8 weights change their signs when it is opened."""
+    return {}
+
+
 def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
     """Write compiled/model.onnx and its data; the findings say what ONNX Runtime made of it."""
     path = folder / MODEL
-    target: Target = "ort-u8s8" if plan.device.startswith("cuda") or device.has_vnni() else "ort-u8u8"
+    target = _form(plan.device)
     if graph.onnx is None:
         done = exporter.export(graph, target, path).rewritten
     elif plan.quant == "int8":
@@ -82,7 +82,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
 def open(folder: Path, device: str) -> session.OrtRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
-    return session.OrtRunner(folder / MODEL, signature.inputs, signature.outputs, device)
+    path = signs.adapted(folder / MODEL, _form(device))
+    return session.OrtRunner(path, signature.inputs, signature.outputs, device)
+
+
+def _form(device: str) -> Target:
+    return "ort-u8s8" if device.startswith("cuda") or hardware.has_vnni() else "ort-u8u8"
 
 
 def _found(what: str, value: float | str, unit: str = "", why: str = "") -> Finding:
@@ -124,7 +129,7 @@ def _packed_findings(graph: Graph) -> list[Finding]:
     if graph.program is None:
         return []
     called = [str(n.target) for n in graph.program.graph.nodes if n.op == "call_function"]
-    count = sum("infer.linear_lut" in name or "infer.embedding_lut" in name for name in called)
+    count = sum("infer.linear_lut" in name for name in called)
     if not count:
         return []
     why = "packed on disk, float32 in memory after load: ONNX Runtime can't compute with the codes"

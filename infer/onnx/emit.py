@@ -18,6 +18,7 @@ class Emit:
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.graph, self.node = graph, node
         self.prefix = str(node.outputs[0].name)
+        self.opset = int(graph.opset_imports.get("", 0))
         self.nodes: list[ir.Node] = []
         weight = node.inputs[1] if len(node.inputs) > 1 else None
         self.weight_name = str(weight.name) if weight is not None else self.prefix

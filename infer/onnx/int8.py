@@ -3,7 +3,7 @@
     layer        ort-u8u8, ort-u8s8                             trt
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
     static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
-    weight-only  DequantizeLinear, MatMul                       the same
+    weight-only  DequantizeLinear, MatMul                       decoded when built
     conv2d       QLinearConv where scales are known, else float QuantizeLinear, DequantizeLinear, Conv
 
 `u8u8` stores weights unsigned with zero point 128: without VNNI, x86's 8-bit product of unsigned by signed
@@ -17,16 +17,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
+from . import decoded
 from .conv import conv
 from .emit import Emit, drop_unused
 from .linear import Form, dynamic, static, weight_only
-from .operands import Target
+from .operands import FORM_KEY, Target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 DOMAIN = "infer"
-_LINEAR = {"linear_int8": dynamic, "linear_int8_static": static, "linear_int8_weight": weight_only}
+_RULES = {
+    "linear_int8": dynamic,
+    "linear_int8_static": static,
+    "linear_int8_weight": weight_only,
+    "linear_lut": decoded.linear,
+    "embedding_lut": decoded.embedding,
+    "embedding_int8": decoded.embedding,
+}
 
 
 @dataclass
@@ -44,8 +52,8 @@ def rewrite(model: ir.Model, target: Target, form: Form = "token") -> Rewritten:
         if node.domain != DOMAIN:
             continue
         emit = Emit(model.graph, node)
-        if node.op_type in _LINEAR:
-            output, taken = _LINEAR[node.op_type](emit, target, form)
+        if node.op_type in _RULES:
+            output, taken = _RULES[node.op_type](emit, target, form)
         elif node.op_type.startswith("conv2d_int8"):
             output, taken = conv(emit, target)
         else:
@@ -56,4 +64,6 @@ def rewrite(model: ir.Model, target: Target, form: Form = "token") -> Rewritten:
             done.in_float.append(str(emit.weight_name))
     drop_unused(model.graph)
     model.opset_imports.pop(DOMAIN, None)
+    if done.forms:
+        model.metadata_props[FORM_KEY] = target
     return done

@@ -8,7 +8,20 @@ import numpy as np
 
 from ..errors import NotUsableError
 from .emit import Emit, data
-from .operands import Target, add_bias, as_float, dequantized, fake_quantized, inputs, packed, token_scale
+from .operands import (
+    Target,
+    add_bias,
+    as_float,
+    decoded,
+    dequantized,
+    fake_quantized,
+    float_type,
+    floats,
+    inputs,
+    is_positive,
+    packed,
+    token_scale,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,9 +40,10 @@ def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
     if target == "trt":
         raise NotUsableError("TensorRT has no dynamic int8", where=emit.prefix, hint="Calibrate it first")
     x, codes, scale, bias = inputs(emit, 4)
-    x, restore = as_float(emit, x)
+    x, restore = as_float(emit, x, target)
+    dtype = float_type(emit, target)
     weight, zero = packed(emit, codes, target)
-    columns = emit.constant(f"{codes.name}/scale", data(scale, emit.node).astype(np.float32))
+    columns = floats(emit, scale, dtype)
     if form == "tensor":
         quantized, x_scale, x_zero = emit("DynamicQuantizeLinear", x, num_outputs=3)
         product = emit("Cast", emit("MatMulInteger", quantized, weight, x_zero, zero), to=1)
@@ -39,35 +53,41 @@ def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
         quantized = emit("QuantizeLinear", emit("Div", x, x_scale), emit.scalar(1.0), middle)
         product = emit("Cast", emit("MatMulInteger", quantized, weight, middle, zero), to=1)
         y = emit("Mul", emit("Mul", product, columns), x_scale)
-    return restore(add_bias(emit, y, bias)), f"dynamic int8, a scale per {form}"
+    return restore(add_bias(emit, y, bias, dtype)), f"dynamic int8, a scale per {form}"
 
 
 def static(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
     """One activation scale, known beforehand (symmetric: zero stays exact)."""
     x, codes, scale, x_scale, bias = inputs(emit, 5)
-    x, restore = as_float(emit, x)
+    x, restore = as_float(emit, x, target)
+    dtype = float_type(emit, target)
     step = float(data(x_scale, emit.node).reshape(-1)[0])
     if target == "trt":
         if min(codes.shape) < SMALLEST_TRT_GEMM:
             y, taken = (
-                emit("MatMul", x, dequantized(emit, codes, scale)),
-                "product in float, too small for int8",
+                emit("MatMul", x, decoded(emit, codes, scale, dtype)),
+                "layer in float, too small for int8",
             )
         else:
-            y = emit("MatMul", fake_quantized(emit, x, step), dequantized(emit, codes, scale))
-            taken = "static int8"
-        return restore(add_bias(emit, y, bias)), taken
+            weight = dequantized(emit, codes, scale, dtype)
+            y, taken = emit("MatMul", fake_quantized(emit, x, step, dtype), weight), "static int8"
+        return restore(add_bias(emit, y, bias, dtype)), taken
     weight, zero = packed(emit, codes, target)
-    middle = emit.scalar(128, np.uint8)
-    quantized = emit("QuantizeLinear", x, emit.scalar(step), middle)
-    product = emit("Cast", emit("MatMulInteger", quantized, weight, middle, zero), to=1)
+    step, middle = (step * 127 / 255, 0) if is_positive(x) else (step, 128)
+    x_zero = emit.scalar(middle, np.uint8)
+    quantized = emit("QuantizeLinear", x, emit.scalar(step), x_zero)
+    product = emit("Cast", emit("MatMulInteger", quantized, weight, x_zero, zero), to=1)
     columns = emit.constant(f"{emit.prefix}/scale", (data(scale, emit.node) * step).astype(np.float32))
-    return restore(add_bias(emit, emit("Mul", product, columns), bias)), "static int8"
+    return restore(add_bias(emit, emit("Mul", product, columns), bias, dtype)), "static int8"
 
 
 def weight_only(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
     """The weight is decoded; the product is float."""
     x, codes, scale, bias = inputs(emit, 4)
-    x, restore = as_float(emit, x)
-    y = emit("MatMul", x, dequantized(emit, codes, scale))
-    return restore(add_bias(emit, y, bias)), "int8 weights, float product"
+    x, restore = as_float(emit, x, target)
+    dtype = float_type(emit, target)
+    if target == "trt":
+        weight, taken = decoded(emit, codes, scale, dtype), "layer in float, decoded when built"
+    else:
+        weight, taken = dequantized(emit, codes, scale, dtype), "int8 weights"
+    return restore(add_bias(emit, emit("MatMul", x, weight), bias, dtype)), taken

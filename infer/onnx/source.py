@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import SourceError
+from ..errors import NotUsableError, SourceError
 from .emit import Emit
 from .export import DOMAIN, IR_VERSION_CAP, save
 from .int8 import Rewritten, rewrite
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+OLDEST_OPSET = 11  # of the operators that int8 layers are written with
 SMALLEST_WEIGHT = 16  # rows and columns below which int8 gains nothing
 
 
@@ -56,6 +57,8 @@ def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> 
     import onnx_ir as ir
 
     model = ir.load(str(source))
+    if model.opset_imports.get("", 0) < OLDEST_OPSET:
+        raise NotUsableError(f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above", where=str(source))
     for node in list(model.graph):
         weight = _weight(node)
         if weight is not None:
@@ -65,6 +68,14 @@ def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> 
     model.ir_version = min(model.ir_version, max(IR_VERSION_CAP, 3))
     save(model, path)
     return done
+
+
+def is_float32(model: ir.Model) -> bool:
+    """Whether no stored float tensor is of lower precision yet."""
+    import onnx_ir as ir
+
+    low = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return not any(value.dtype in low for value in model.graph.initializers.values())
 
 
 def _external(model: onnx.ModelProto) -> set[str]:

@@ -1,0 +1,154 @@
+"""TensorRT 10 and 11, strongly typed: precision and quantization stand in the ONNX graph that we hand over."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from infer import capture, folders
+from infer import device as hardware
+from infer.capture import Graph
+from infer.errors import NotUsableError
+from infer.onnx import calibrate, casts, engine, source
+from infer.onnx import export as exporter
+from infer.onnx.int8 import Rewritten, rewrite
+from infer.spec import Finding, Plan
+
+EXECUTES_CODE = True
+PORTABLE = False
+ENGINE = Path("compiled") / "engine.plan"
+TIES = Path("compiled") / "engine.json"
+MODEL = Path("compiled") / "model.onnx"
+_NEEDS = {"onnx": "onnx", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
+_LOW = {"float16": "float16", "bfloat16": "bfloat16"}
+BFLOAT16_OPSET = 22  # the first in which convolutions take bfloat16
+
+
+def missing() -> str | None:
+    """`no CUDA device`, or the package that is absent with the command that brings it."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if find_spec("tensorrt") is None:
+        return "TensorRT is not installed (pip install 'infer[gpu]')"
+    for module, package in _NEEDS.items():
+        if find_spec(module) is None:
+            return f"{package} is not installed (pip install 'infer[gpu]')"
+    return None
+
+
+def refuses(graph: Graph, plan: Plan) -> str | None:
+    """Other devices, symbolic sizes without bounds, and quantizing an ONNX source."""
+    if not plan.device.startswith("cuda"):
+        return f"TensorRT runs on CUDA, not on {plan.device}"
+    unbounded = {size for spec in graph.inputs for size in spec.shape if isinstance(size, str)} - set(
+        graph.sizes
+    )
+    if unbounded:
+        return f"TensorRT needs a smallest and a largest value of {', '.join(sorted(unbounded))}"
+    if graph.onnx is not None and plan.quant != "none":
+        return f"an ONNX source takes --quant none here; {plan.quant} needs the PyTorch model"
+    return None
+
+
+def target(device: str) -> dict[str, str]:
+    """An engine serves one TensorRT version and one kind of GPU."""
+    return ties(device)
+
+
+def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
+    """Write compiled/engine.plan and what it is tied to; of an ONNX source the model stays beside it."""
+    path = folder / MODEL
+    done, wanted = write_model(graph, plan, path)
+    usual = {"batch": max(plan.batches)} | _sample_sizes(graph)
+    profile = engine.profiles(graph.inputs, graph.sizes, usual)
+    tied = ties(plan.device)
+    cache = folders.cache("tensorrt") / f"{tied['tensorrt']}-sm{tied['sm']}.timing"
+    with torch.cuda.device(plan.device):
+        blob, found = engine.build(path, profile, plan.device, cache, wanted)
+    (folder / ENGINE).write_bytes(blob)
+    (folder / TIES).write_text(json.dumps(tied, indent=1, sort_keys=True))
+    if graph.onnx is None:
+        for name in (path, path.with_name(path.name + ".data")):
+            name.unlink(missing_ok=True)
+    layers = ", ".join(f"{count} {name}" for name, count in found.most_common())
+    return [
+        Finding("lower", "trt engine", len(blob), "B", f"TensorRT {tied['tensorrt']}, {tied['gpu']}"),
+        Finding(
+            "lower", "trt layers by precision", sum(found.values()), why=layers or "the engine does not say"
+        ),
+        *(Finding("lower", f"trt layers as {form}", count) for form, count in sorted(done.forms.items())),
+        *_profile_findings(profile),
+    ]
+
+
+def open(folder: Path, device: str) -> engine.TrtRunner:
+    """Open the engine. Raises `NotUsableError` when it was built for another TensorRT or another kind of GPU."""
+    made, here = json.loads((folder / TIES).read_text()), ties(device)
+    differs = [f"{key} {made.get(key)}, here {here[key]}" for key in here if made.get(key) != here[key]]
+    if differs:
+        raise NotUsableError(
+            f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"
+        )
+    signature = capture.load_signature(folder)
+    return engine.TrtRunner((folder / ENGINE).read_bytes(), signature.inputs, signature.outputs, device)
+
+
+def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[str]]:
+    """The ONNX file that TensorRT parses, and the precisions its engine must hold. Needs no device."""
+    import onnx
+
+    done = Rewritten()
+    low = _LOW.get(plan.dtype)
+    if graph.onnx is not None:
+        import onnx_ir as ir
+
+        model = ir.load(str(graph.onnx))
+    else:
+        model = exporter.to_ir(graph, "trt", opset=BFLOAT16_OPSET if low == "bfloat16" else exporter.OPSET)
+        if calibrate.needs_scales(model):
+            calibrate.make_static(model, calibrate.activation_scales(graph))
+        done = rewrite(model, "trt")
+    if low is not None and source.is_float32(model):
+        casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")
+    exporter.save(model, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    wanted = {low} if low is not None else set()
+    return done, wanted | ({"int8"} if any(form.startswith("static int8") for form in done.forms) else set())
+
+
+def ties(device: str) -> dict[str, str]:
+    """What an engine is tied to."""
+    marks = hardware.fingerprint(device)
+    return {"tensorrt": _version(), "sm": marks["sm"], "gpu": marks["gpu"]}
+
+
+def _version() -> str:
+    try:
+        return version("tensorrt")
+    except PackageNotFoundError:
+        import tensorrt
+
+        return str(tensorrt.__version__)
+
+
+def _sample_sizes(graph: Graph) -> dict[str, int]:
+    """The symbolic sizes of the samples, the batch apart: they are whatever was given at once."""
+    sizes: dict[str, int] = {}
+    for spec in graph.inputs:
+        if spec.name in graph.samples:
+            pairs = zip(spec.shape, graph.samples[spec.name].shape, strict=True)
+            sizes |= {
+                size: int(actual) for size, actual in pairs if isinstance(size, str) and size != "batch"
+            }
+    return sizes
+
+
+def _profile_findings(profile: engine.Profile) -> list[Finding]:
+    return [
+        Finding("lower", f"trt sizes of {name}", "x".join(map(str, middle)), why=f"from {low} to {high}")
+        for name, (low, middle, high) in profile.items()
+    ]
