@@ -102,6 +102,7 @@ def resolve(street: Street) -> None:
         street.choices.append(Choice("dtype", "auto", dtype, why))
     else:
         dtype = plan.dtype
+    hardware.use_tf32(dtype, device.value)
     street.plan = plan.with_(device=device.value, dtype=dtype)
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"
@@ -157,7 +158,7 @@ def shrink(
 ) -> tuple[capture.Graph, nn.Module | None]:
     """A second copy of the model with its layers quantized and its dtype lowered, captured like the first."""
     plan = street.plan
-    unchanged = plan.quant == "none" and plan.dtype == "float32"
+    unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
     if original.onnx is not None or (unchanged and original.module is None):
         return original, loaded.module
     copy = sources.load(plan)

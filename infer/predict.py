@@ -60,6 +60,7 @@ class Predictor:
         if threads:
             torch.set_num_threads(threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
+        hardware.use_tf32(manifest.plan.dtype, place)
         if backend.EXECUTES_CODE and not trust_code:
             artifact.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = []

@@ -163,6 +163,7 @@ class Limits(msgspec.Struct, frozen=True):
 # The quality table of the design: what each precision class may lose against the float original.
 LIMITS: dict[str, Limits] = {
     "float32": Limits(relative_error=1e-3, cosine=0.9999, top1=0.998, kl=1e-4, perplexity=0.001),
+    "tf32": Limits(relative_error=5e-3, cosine=0.9995, top1=0.995, kl=5e-4, perplexity=0.001),
     "float16": Limits(relative_error=1e-2, cosine=0.999, top1=0.995, kl=1e-3, perplexity=0.002),
     "bfloat16": Limits(relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01),
     "int8": Limits(relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01),

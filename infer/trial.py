@@ -111,7 +111,7 @@ def run_trial(
         fidelity=compared,
         golden=golden,
         size=published_size(backend, folder, ours),
-        changed=plan.quant != "none" or plan.dtype in ("float16", "bfloat16"),
+        changed=plan.quant != "none" or plan.dtype != "float32",
         findings=[*findings, *compared],
         runner=runner,
     )

@@ -153,6 +153,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def use_tf32(dtype: str, device: str) -> None:
+    """Let CUDA multiply float32 with ten bits of mantissa; raises `NotUsableError` where nothing can."""
+    if dtype != "tf32":
+        return
+    if not device.startswith("cuda"):
+        raise NotUsableError("dtype tf32 is not usable on this machine: no CUDA device", hint="Use --dtype fp32")
+    torch.set_float32_matmul_precision("high")
+
+
 def can(dtype: torch.dtype | str, device: str = "cpu") -> str | None:
     """Why a dtype is slow or absent on the device, or None when it is at home there."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
