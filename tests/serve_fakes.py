@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from infer.errors import InputError
+from infer.errors import InputError, NotReadyError
 from infer.serve import wire
 from infer.serve.app import build
 from infer.serve.limits import ServeLimits
@@ -151,9 +151,7 @@ def live(*predictors: Fake, limits: ServeLimits | None = None, api_key: str | No
             server.should_exit = True
             thread.join(10)
             for engine in service.engines.values():
-                with engine._changed:
-                    engine._stopping = True
-                    engine._changed.notify()
+                engine.stop(NotReadyError("over"))
             service.pool.shutdown()
     assert not failures, failures
 

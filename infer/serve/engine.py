@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -53,8 +55,8 @@ class Engine:
         self.failure: BaseException | None = None
         self.running, self.beat = 0, clock()
         self._current: list[Entry] = []
-        self._changed = threading.Condition()
-        self._stopping = False
+        self._lock, self._bell = threading.Lock(), queue.SimpleQueue[None]()
+        self._stopping = self._waiting = False
         self._thread = threading.Thread(target=self._loop, name=f"infer-{predictor.name}", daemon=True)
         self._home: asyncio.AbstractEventLoop | None = None
 
@@ -91,16 +93,16 @@ class Engine:
 
     def drain(self) -> None:
         """Admit nothing more; what is queued still runs."""
-        with self._changed:
+        with self._lock:
             self.batcher.draining = True
-            self._changed.notify()
+        self._bell.put(None)
 
     def stop(self, error: InferError) -> None:
         """Fail what is queued and what runs, and end the thread. To be called on the loop's thread."""
-        with self._changed:
+        with self._lock:
             self._stopping = self.batcher.draining = True
             entries = [*self.batcher.clear(), *self._current]
-            self._changed.notify()
+        self._bell.put(None)
         for entry in entries:
             entry.ticket.fail(error)
 
@@ -118,16 +120,19 @@ class Engine:
             ticket.entries.append(
                 Entry(part, own, key, count, elements, size, deadline, priority, ticket, index)
             )
-        with self._changed:
+        with self._lock:
             try:
                 self.batcher.admit(ticket.entries, deadline)
             except InferError as error:
                 self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
                 raise
-            self._changed.notify()
+            asleep, self._waiting = self._waiting, False
+        if asleep and self._home is not None:
+            # One turn of the loop later, so that all requests that came in together ring once and run together.
+            self._home.call_soon(self._bell.put, None)
 
     def _withdraw(self, ticket: Ticket) -> int:
-        with self._changed:
+        with self._lock:
             return sum([self.batcher.cancel(entry) for entry in ticket.entries])
 
     def _expire(self, ticket: Ticket) -> None:
@@ -151,17 +156,20 @@ class Engine:
 
     def _next(self) -> Taken | None:
         """Blocks until there is something to do; None when stopped."""
-        with self._changed:
-            self.running, self._current = 0, []
-            while not self._stopping:
+        while True:
+            with self._lock:
+                self.running, self._current = 0, []
+                if self._stopping:
+                    return None
                 taken = self.batcher.take()
                 self.beat = self.clock()
                 self._current = taken.entries
                 self.running = sum(entry.rows for entry in taken.entries)
                 if taken.entries or taken.expired:
                     return taken
-                self._changed.wait(min(taken.wait or 1.0, 1.0))  # looks, and so beats, each second
-            return None
+                self._waiting = True
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=min(taken.wait or 1.0, 1.0))  # looks, and so beats, each second
 
     def _execute(self, taken: Taken) -> Ran:
         ran = Ran(taken.entries, [], self.clock(), taken.reason)
@@ -171,7 +179,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason
             ran.outcomes = [error] if len(taken.entries) == 1 else self._one_by_one(taken.entries, ran)
         seconds = self.clock() - ran.started
-        with self._changed:
+        with self._lock:
             self.batcher.finish(rows, 0.0 if ran.reason == "retry" else seconds)
         return ran
 

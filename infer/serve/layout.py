@@ -33,6 +33,7 @@ class Layout:
         limit = min(predictor.max_batch, max_batch or predictor.max_batch)
         self.max_batch = limit if self.batched else 1
         self.ragged = self._ragged()
+        self._quick = [(s.name, np.dtype(s.dtype), s.shape, len(s.shape)) for s in self.inputs.values()]
 
     def _ragged(self) -> frozenset[str]:
         named = {s for spec in self.inputs.values() for s in spec.shape if isinstance(s, str)} - {BATCH}
@@ -42,8 +43,34 @@ class Layout:
         padded = {s for s in named if all(n in self.padding for n, i in self.inputs.items() if s in i.shape)}
         return frozenset(padded) if self.batched and not unknown else frozenset()
 
+    def _sizes(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int] | None:
+        """What `check` gives, without the words: None when something does not fit."""
+        bound: dict[str, int] = {}
+        for name, dtype, shape, rank in self._quick:
+            array = arrays.get(name)
+            if array is None or array.dtype != dtype or array.ndim != rank:
+                return None
+            for want, have in zip(shape, array.shape, strict=True):
+                if (bound.setdefault(want, have) if isinstance(want, str) else want) != have:
+                    return None
+        return bound if len(arrays) == len(self._quick) else None
+
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         """The symbolic sizes of one request; raises `InputError`. Batches above the largest are split."""
+        bound = self._sizes(arrays)
+        if bound is None:
+            bound = self._explain(arrays)
+        for size, actual in bound.items():
+            low, high = self.sizes.get(size, (0, actual))
+            high = max(high, actual) if size == BATCH and self.batched else high
+            if not low <= actual <= high:
+                raise InputError(
+                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
+                )
+        return bound
+
+    def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Raises `InputError` in words; the sizes, should all fit after all."""
         surplus = sorted(set(arrays) - set(self.inputs))
         if surplus or len(arrays) != len(self.inputs):
             missing = [name for name in self.inputs if name not in arrays]
@@ -57,13 +84,6 @@ class Layout:
         bound: dict[str, int] = {}
         for index, (name, spec) in enumerate(self.inputs.items()):
             spec.check(arrays[name], f"request.inputs[{index}]", bound)
-        for size, actual in bound.items():
-            low, high = self.sizes.get(size, (0, actual))
-            high = max(high, actual) if size == BATCH and self.batched else high
-            if not low <= actual <= high:
-                raise InputError(
-                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
-                )
         return bound
 
     def key(self, sizes: Mapping[str, int]) -> Hashable:

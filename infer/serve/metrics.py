@@ -57,11 +57,12 @@ class ModelMetrics:
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.nonfinite = metrics.nonfinite.labels(*self._labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
+        self._dispatch = {r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "retry")}
         self.stats, self.batches = InferenceStats(), dict[int, BatchStats]()
         self.inferences = self.executions = self.last_ms = 0
 
     def dispatched(self, reason: str) -> None:
-        self._metrics.dispatch.labels(*self._labels, reason).inc()
+        self._dispatch[reason].inc()
 
     def rejected(self, reason: str) -> None:
         self._metrics.rejected.labels(*self._labels, reason).inc()
@@ -127,6 +128,7 @@ class Metrics:
         self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
         self._load = Gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"), registry=own)
         self._gauges: dict[str, Gauge] = {}
+        self._children: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         Gauge("infer_build_info", "Always 1", ("infer",), registry=own).labels(version).set(1)
 
     def model(self, name: str, version: str) -> ModelMetrics:
@@ -142,8 +144,13 @@ class Metrics:
         self._load.labels(model, version, phase).set(seconds)
 
     def request(self, model: str, version: str, status: int, api: str, seconds: float) -> None:
-        self.requests.labels(model, version, str(status), api).inc()
-        self.request_seconds.labels(model, version).observe(seconds)
+        key = (model, version, str(status), api)
+        children = self._children.get(key)
+        if children is None:
+            children = self.requests.labels(*key), self.request_seconds.labels(model, version)
+            self._children[key] = children
+        children[0].inc()
+        children[1].observe(seconds)
 
     def text(self) -> bytes:
         """The exposition."""

@@ -22,7 +22,8 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
         raise InputError("expected a JSON body, got an empty one")
     try:
         value = msgspec.json.decode(document)
-        if _colons(value, max_depth) != document.count(b":") or b"\\u" in document:
+        held = _colons(value, max_depth) if isinstance(value, dict | list) else 0
+        if held != document.count(b":") or b"\\u" in document:
             _refuse_duplicates(document)
         return msgspec.convert(value, to)
     except UnicodeDecodeError as error:
@@ -41,18 +42,22 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
 
 def _colons(value: Any, depth: int) -> int:
     """Colons that the document must hold, or fewer: lists that begin with a number are passed over."""
-    if depth == 0:
-        raise RecursionError
     if isinstance(value, str):
         return value.count(":")
-    if isinstance(value, dict):
-        names = sum(name.count(":") for name in value)
-        return names + len(value) + sum(_colons(item, depth - 1) for item in value.values())
-    if isinstance(value, list) and value:
-        if isinstance(value[0], dict | str):
-            return sum(_colons(item, depth - 1) for item in value)
-        return _colons(value[0], depth - 1)
-    return 0
+    if depth == 0:
+        raise RecursionError
+    if isinstance(value, list):
+        if not value:
+            return 0
+        items, total = value if isinstance(value[0], dict | str) else value[:1], 0
+    else:
+        items, total = value.values(), len(value)
+        for name in value:
+            total += name.count(":")
+    for item in items:
+        if isinstance(item, dict | list | str):
+            total += _colons(item, depth - 1)
+    return total
 
 
 def _refuse_duplicates(document: bytes) -> None:
