@@ -69,35 +69,36 @@ class Predictor:
             _lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
         )
         predictor = cls(folder, manifest, backend.open(opened, place), notes)
-        predictor.self_test(exact=not differs)
+        try:
+            predictor.self_test(exact=not differs)
+        except ArtifactError:
+            predictor.close()
+            raise
         return predictor
 
     def predict(self, inputs: Any) -> Any:
-        """Run one batch. A mapping of arrays gives a mapping; a bare array (one input) gives a bare array when there
-        is one output; a list of such requests gives the list of their answers, batched together where shapes allow.
+        """Run one batch; more rows than `max_batch` run in pieces.
 
+        A mapping of arrays gives a mapping; a bare array, for a model of one input, a bare array when there is one
+        output; a list of such requests the list of their answers, batched together where shapes allow.
         Raises `InputError` naming the input, what was expected and what came.
         """
         if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
             return (
-                [self.predict(one) for one in inputs]
-                if not self._stackable(inputs)
-                else self._predict_rows(inputs)
+                self._predict_rows(inputs) if self._stackable(inputs) else [self.predict(i) for i in inputs]
             )
         bare = not isinstance(inputs, Mapping)
         if bare and len(self.inputs) != 1:
             raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
         named: Mapping[str, Array] = {self.inputs[0].name: inputs} if bare else inputs
         as_torch = any(isinstance(value, Tensor) for value in named.values())
-        outputs = self._run(self._check(named))
+        outputs = self._run_pieces(self._check(named))
         answer = {name: value if as_torch else value.numpy() for name, value in outputs.items()}
         return next(iter(answer.values())) if bare and len(answer) == 1 else answer
 
     def _stackable(self, requests: Sequence[Any]) -> bool:
-        batched = all(s.batched for s in (*self.inputs, *self.outputs))
         shapes = {tuple(sorted((k, np.shape(v)[1:]) for k, v in self._named(r).items())) for r in requests}
-        rows = sum(len(next(iter(self._named(r).values()))) for r in requests if self._named(r))
-        return batched and len(requests) > 1 and len(shapes) == 1 and rows <= self.max_batch
+        return self._batched and len(requests) > 1 and len(shapes) == 1
 
     def _named(self, request: Any) -> Mapping[str, Any]:
         return request if isinstance(request, Mapping) else {self.inputs[0].name: request}
@@ -105,7 +106,7 @@ class Predictor:
     def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
         checked = [self._check(self._named(request)) for request in requests]
         joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
-        outputs, answers, start = self._run(joined), [], 0
+        outputs, answers, start = self._run_pieces(joined), [], 0
         for request, one in zip(requests, checked, strict=True):
             stop = start + len(next(iter(one.values())))
             rows = {name: value[start:stop] for name, value in outputs.items()}
@@ -138,11 +139,23 @@ class Predictor:
             )
         for size, actual in bound.items():
             low, high = self.sizes.get(size, (0, actual))
-            if not low <= actual <= high:
+            if not low <= actual <= high and not (size == "batch" and actual > high and self._batched):
                 raise InputError(
                     f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
                 )
         return checked
+
+    @property
+    def _batched(self) -> bool:
+        return all(s.batched for s in (*self.inputs, *self.outputs))
+
+    def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows = len(next(iter(inputs.values()))) if self._batched else 1
+        if rows <= self.max_batch:
+            return self._run(inputs)
+        starts = range(0, rows, self.max_batch)
+        parts = [self._run({n: v[i : i + self.max_batch] for n, v in inputs.items()}) for i in starts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._lock:

@@ -72,7 +72,7 @@ def model(recipe: Path) -> torch.nn.Module:
     return space["build"]()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 32])
+@pytest.mark.parametrize("rows", [1, 3, 32, 33, 100])
 def test_it_gives_what_the_model_gives(predictor: Predictor, recipe: Path, rows: int) -> None:
     x, bias = torch.randn(rows, 64), torch.randn(rows)
     with torch.no_grad():
@@ -114,10 +114,6 @@ def test_a_list_of_requests_gives_their_answers_in_order(predictor: Predictor) -
         (
             {"x": np.zeros((2, 64), "float32"), "bias": np.zeros(3, "float32")},
             r"expected input 'bias' float32 \[batch\] with batch=2, got float32 \[3\]",
-        ),
-        (
-            {"x": np.zeros((33, 64), "float32"), "bias": np.zeros(33, "float32")},
-            "expected batch between 1 and 32, got 33",
         ),
         (
             {"x": np.zeros((0, 64), "float32"), "bias": np.zeros(0, "float32")},
