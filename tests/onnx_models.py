@@ -89,4 +89,5 @@ def lowered(module: nn.Module, text: str, sample: Tensor, folder: Path) -> captu
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).norm() / want.norm())

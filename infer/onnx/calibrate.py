@@ -81,6 +81,6 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         if func.namespace == "infer" and func._opname in _DYNAMIC:
             name = self.names[args[1].data_ptr()]
-            largest = float(args[0].detach().abs().amax())
+            largest = args[0].abs().amax().item()
             self.largest[name] = max(largest, self.largest.get(name, 0.0))
         return func(*args, **(kwargs or {}))

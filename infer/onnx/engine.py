@@ -21,7 +21,7 @@ Profile = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 WORKSPACE_SHARE = 0.5  # of the free memory may serve as scratch while tactics are tried
 PRECISIONS = {
     "float32": r"float32|\bfloat\b|\bfp32\b|f32f32",
-    "float16": r"\bhalf\b|\bfp16\b|float16|f16f16",
+    "float16": r"\bhalf\b|\bfp16\b|\bfloat16|\bf16f16|_f16f16",
     "bfloat16": r"\bbf16\b|bfloat16|bf16bf16",
     "int8": r"\bint8\b|i8i8|_i8_|imma",
 }

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from .. import kernels
 from ..capture import Graph
 from ..errors import NotUsableError
+from ..kernels import packing
 from ..spec import TensorSpec
 from .int8 import Rewritten, rewrite
 from .linear import Form
@@ -157,8 +158,9 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
         if name.startswith("linear"):
             shape: Any = (*x.shape[:-1], codes.shape[0])
         elif name.startswith("embedding"):
-            like = op(*args, **named)
-            shape, dtype = like.shape, like.dtype
+            table = given.get("table", given["scale"])
+            columns = codes.shape[1] if name == "embedding_int8" else packing.columns_of(codes, table)
+            shape, dtype = (*x.shape, columns), table.dtype
         else:
             options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
             shape = F.conv2d(x, codes.to(x.dtype), None, **options, groups=given["groups"]).shape
