@@ -76,7 +76,8 @@ def _best_cuts(ends: Tensor, low: Tensor, high: Tensor, state: Tensor) -> tuple[
     inside = state.index_select(0, (base + ends).reshape(-1)).index_select(0, node) - before
     value = before[:, 0] + _gain(inside[:, 2], inside[:, 1])
     top = torch.segment_reduce(value, "max", lengths=lengths)
+    # Of equal ones the leftmost: what is the best cut must move right with the prefix.
     is_top = (value == top.index_select(0, node)).nonzero().reshape(-1)
-    chosen = torch.full((lengths.numel(),), node.numel() + int(base.max()) + 1)
-    chosen.scatter_reduce_(0, node[is_top], cut[is_top], "amin")
+    leftmost = torch.searchsorted(node.index_select(0, is_top), torch.arange(lengths.numel()))
+    chosen = cut.index_select(0, is_top.index_select(0, leftmost))
     return top.reshape(low.shape), chosen.reshape(low.shape) - base

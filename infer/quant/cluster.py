@@ -90,8 +90,11 @@ def _first_table(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
 
 
 def _relative_square(scale: Tensor, num_tables: int) -> Tensor:
-    """The squared scales relative to the largest of the piece, so that none overflows."""
-    return (scale / scale.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)).square()
+    """The squared scales [R, G, 1] relative to the largest that shares the codebook, so that none overflows."""
+    table = torch.arange(scale.shape[0]) // TABLE_ROWS
+    top = torch.zeros(num_tables).scatter_reduce_(0, table, scale.abs().amax((1, 2)), "amax")
+    top = top.clamp_min(torch.finfo(torch.float32).tiny)
+    return (scale / top[table][:, None, None]).square()
 
 
 def _normalised(table: Tensor) -> Tensor:
