@@ -214,3 +214,20 @@ def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.Monke
         x = torch.randn(2, 4, 7, 9)
         with torch.no_grad():
             torch.testing.assert_close(holder(x), plain(x))
+
+
+def test_a_row_larger_than_the_block_is_checked_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import infer.sources.mapped as mapped
+
+    monkeypatch.setattr(mapped, "BLOCK_BYTES", 8)
+    weight = torch.randn(3, 40)
+    weight[2, 39] = float("inf")
+    save_file({"0.weight": weight, "0.bias": torch.zeros(3)}, tmp_path / "m.st")
+    holder, _ = build_skeleton(lambda: nn.Sequential(nn.Linear(40, 3)), "linear")
+    loaded = LoadedModel("safetensors", holder, SafetensorsReader(tmp_path / "m.st"), (), {}, "")
+    with pytest.raises(
+        SourceError, match=r"1 NaN or infinite values in rows 0 to 3 of '0.weight' - at .*m\.st"
+    ):
+        fill(loaded, strategy="meta")
