@@ -61,7 +61,9 @@ def main() -> int:
             text, score = answer(predictor, question, texts)
             seconds = time.perf_counter() - start
     print(f"\nopened, verified and self-tested in {opened:.2f} s")
-    print(f"Q: {question}\nA: {text}\n   (cosine {score:.2f}, best of {len(texts)} passages in {seconds:.2f} s)")
+    print(
+        f"Q: {question}\nA: {text}\n   (cosine {score:.2f}, best of {len(texts)} passages in {seconds:.2f} s)"
+    )
     return 0
 
 

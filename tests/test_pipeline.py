@@ -63,7 +63,7 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     if reason := plugins.why_not("backends", backend):
         pytest.skip(f"{backend}: {reason}")
     street = original.street
-    street.plan = street.plan.with_(quant=quant, backend=backend)
+    street.plan = street.plan.with_(quant=quant, backend=backend, batches=())
     small, _ = pipeline.shrink(street, original.loaded, original.graph)
     if reason := plugins.get("backends", backend).refuses(small, street.plan):
         assert len(reason) > 20

@@ -55,7 +55,12 @@ def test_exit_codes() -> None:
     assert codes["InferError"] == 1
     assert codes["UsageError"] == codes["InputError"] == 2
     assert codes["SourceError"] == codes["ArtifactError"] == codes["UnsafeSourceError"] == 3
-    assert (codes["GateError"], codes["NotUsableError"], codes["BusyError"], codes["ResourceError"]) == (4, 5, 6, 7)
+    assert (codes["GateError"], codes["NotUsableError"], codes["BusyError"], codes["ResourceError"]) == (
+        4,
+        5,
+        6,
+        7,
+    )
 
 
 def _subclasses(cls: type) -> list[type]:
