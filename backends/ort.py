@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
 
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             return "this onnxruntime has no CUDA (pip install 'infer[gpu]')"
+        if plan.quant_name == "int8" and plan.quant_option != "weight":
+            return "ONNX Runtime multiplies int8 activations on CPU only; use --backend trt or inductor"
     elif plan.dtype == "bfloat16" or _uses(graph, torch.bfloat16):
         return "ONNX Runtime has no bfloat16 kernels for CPU; use --dtype fp32"
     elif not plan.device.startswith("cpu"):
@@ -69,11 +72,15 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
         source.copy(graph.onnx, path)
         done = Rewritten()
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
+    start = time.perf_counter()
     nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
+    seconds = time.perf_counter() - start
     return [
         _found("opset", source.opset(path)),
         _found("model", exporter.folder_bytes(path), "B"),
         _found("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
+        _found("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
+        *_half_findings(plan),
         *_int8_findings(done, nodes, target),
         *_packed_findings(graph),
     ]
@@ -122,6 +129,13 @@ def _int8_findings(done: Rewritten, nodes: Counter[str], target: Target) -> list
             )
         )
     return found
+
+
+def _half_findings(plan: Plan) -> list[Finding]:
+    """What float16 means on a CPU: ONNX Runtime has hardly a kernel for it there and widens everything."""
+    if plan.dtype != "float16" or plan.device != "cpu":
+        return []
+    return [_found("arithmetic", "float32", why="float16 on disk only: the CPU kernels are float32")]
 
 
 def _packed_findings(graph: Graph) -> list[Finding]:

@@ -97,17 +97,14 @@ def test_float_convolutions_of_an_int8_model_are_named(tmp_path: Path) -> None:
     assert error < 0.02
 
 
-@pytest.mark.parametrize(("bits", "tables"), [(4, 1), (4, 16), (3, 16), (6, 16)])
-def test_table_layers_stay_packed_on_disk_and_equal_the_reference(
-    tmp_path: Path, bits: int, tables: int
-) -> None:
-    layer = Lut(512, 512, bits, tables)
-    error, findings = through(
-        nn.Sequential(layer), "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4"
-    )
+def test_table_layers_stay_packed_on_disk_and_equal_the_reference(tmp_path: Path) -> None:
+    formats = ((4, 1), (4, 16), (3, 16), (6, 16))
+    layers = nn.Sequential(*(Lut(512, 512, bits, tables) for bits, tables in formats))
+    error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")
     assert error < 1e-4
-    packed = sum(tensor.numel() * tensor.element_size() for tensor in layer.buffers())
-    assert said(findings, "ort model").value < packed + 20_000
+    packed = sum(tensor.numel() * tensor.element_size() for tensor in layers.buffers())
+    assert said(findings, "ort model").value < packed * 1.15
+    assert said(findings, "ort layers decoded at load").value == 4
     assert "float32 in memory" in said(findings, "ort layers decoded at load").why
 
 

@@ -32,6 +32,7 @@ HOLDS = {
     "engine": "ICudaEngine",
     "_engine": "ICudaEngine",
     "inspector": "EngineInspector",
+    "runtime": "Runtime",
     "_runtime": "Runtime",
     "_context": "IExecutionContext",
 }

@@ -66,7 +66,8 @@ def build(
         raise NotUsableError(f"TensorRT could not build an engine: {logger.last or 'it gave no reason'}")
     _write(cache, bytes(memoryview(timings.serialize())))
     blob = bytes(memoryview(plan))
-    found = inspect(trt.Runtime(logger).deserialize_cuda_engine(blob))
+    runtime = trt.Runtime(logger)
+    found = inspect(runtime.deserialize_cuda_engine(blob))
     if found and (absent := sorted(precisions - found.keys())):
         got = ", ".join(f"{count} layers {name}" for name, count in found.items())
         raise NotUsableError(f"TensorRT built no layer in {' or '.join(absent)}: {got}")

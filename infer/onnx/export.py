@@ -75,7 +75,7 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
     inputs = [spec.name for spec in graph.inputs]
     with _quiet():
-        program = graph.program.run_decompositions(_table(graph.program, target))
+        program = _decomposed(graph.program, target)
         try:
             exported = torch.onnx.export(
                 program,
@@ -119,6 +119,14 @@ def save(model: ir.Model, path: Path) -> None:
 def folder_bytes(path: Path) -> int:
     """Bytes of everything that lies in the folder of an ONNX file: the file and its external data."""
     return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+
+
+def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
+    """The program without `infer::` operators; one that has none stays as it is, for the exporter decomposes too."""
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
+        return program
+    return program.run_decompositions(_table(program, target))
 
 
 def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
