@@ -2,8 +2,8 @@
 
     python bench/table.py [--models digits,minilm,pydoc_lm] [--backends …] [--quants …]
 
-Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of each
-backend is lowered once and timed, interleaved, against each quantized form. Writes bench/results/table-DATE.json and
+Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
+each backend is lowered once and timed, interleaved, against each quantized form. Writes bench/results/table-DATE.json,
 .md, and the table of README.md; exits 1 when a cell neither passes nor refuses with a reason.
 """
 

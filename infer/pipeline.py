@@ -192,7 +192,8 @@ def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]
 
 
 def _try_backends(street: Street, original: capture.Graph, small: capture.Graph, folder: Path) -> list[Trial]:
-    trials, errors = [], []
+    trials: list[Trial] = []
+    errors: list[str] = []
     work = folder / "trials"
     for name in candidates(street.plan):
         if trials and name == "eager":

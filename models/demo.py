@@ -21,13 +21,36 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 from infer import Predictor  # noqa: E402
 from infer.cli import main as infer  # noqa: E402
 
-QUESTION = "How can I run some code whether or not an exception was raised?"
+QUESTION = "How do I handle an exception and still run the cleanup code?"
+
+
+TOPICS = (
+    "try",
+    "with",
+    "for",
+    "while",
+    "if",
+    "del",
+    "raise",
+    "import",
+    "global",
+    "lambda",
+    "yield",
+    "return",
+    "break",
+)
 
 
 def passages() -> list[str]:
-    import minilm
+    """Paragraphs of prose from the language reference that CPython carries."""
+    from pydoc_data.topics import topics
 
-    return [text for text in minilm.sentences() if len(text) > 80]
+    paragraphs = [" ".join(p.split()) for name in TOPICS for p in topics[name].split("\n\n")]
+    return [
+        text
+        for text in dict.fromkeys(paragraphs)
+        if len(text) > 80 and text[0].isupper() and text[-1] in ".:"
+    ]
 
 
 def answer(predictor: Predictor, question: str, texts: list[str]) -> tuple[str, float]:
@@ -48,7 +71,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(folder) / "minilm.infer"
         data = f"{HERE / 'minilm.py'}:sentences"
-        command = ["optimize", str(minilm.checkpoint_folder()), "--quant", "int8", "--data", data]
+        command = [
+            "optimize",
+            str(minilm.checkpoint_folder()),
+            "--quant",
+            "int8",
+            "--backend",
+            "ort",
+            "--data",
+            data,
+        ]
         print(f"$ infer {' '.join(command)}\n", flush=True)
         code = infer([*command, "--output", str(artifact)])
         if code:

@@ -57,7 +57,11 @@ def wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int
         (["optimize", "plain.pt", "--quant", "int9"], 2, "no quantizer named 'int9'"),
         (["optimize", "plain.pt", "--quant", "cluster:8"], 2, "int8"),
         (["optimize", "plain.pt", "--dtype", "fp12"], 2, "no compute dtype named 'fp12'"),
-        (["optimize", "plain.pt", "--dtype", "tf32", "--device", "cpu"], 5, "tf32 is not usable on this machine"),
+        (
+            ["optimize", "plain.pt", "--dtype", "tf32", "--device", "cpu"],
+            5,
+            "tf32 is not usable on this machine",
+        ),
         (["optimize", "plain.pt", "--device", "tpu"], 2, "no device named 'tpu'"),
         (["optimize", "plain.pt", "--batch", "0"], 2, "expected batch sizes like 1,8"),
         (["optimize", "plain.pt", "--batch", "128"], 2, "larger than --max-batch"),

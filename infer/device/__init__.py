@@ -158,7 +158,9 @@ def use_tf32(dtype: str, device: str) -> None:
     if dtype != "tf32":
         return
     if not device.startswith("cuda"):
-        raise NotUsableError("dtype tf32 is not usable on this machine: no CUDA device", hint="Use --dtype fp32")
+        raise NotUsableError(
+            "dtype tf32 is not usable on this machine: no CUDA device", hint="Use --dtype fp32"
+        )
     torch.set_float32_matmul_precision("high")
 
 

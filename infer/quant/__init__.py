@@ -27,8 +27,12 @@ class Stats(Protocol):
     """What calibration saw of one layer's input."""
 
     absmax: Tensor  # scalar, float32
-    square_mean: Tensor  # [in_features or in_channels], float32: the mean of x² per input column
     num_rows: int
+
+    @property
+    def square_mean(self) -> Tensor:
+        """float32 [in_features or in_channels]: the mean of x² per input column."""
+        ...
 
     @property
     def clip(self) -> Tensor:
