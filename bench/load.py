@@ -130,10 +130,11 @@ def merged(rows: list[dict[str, Any]], num_weights: int, *, small: bool) -> list
 
 
 def judge(rows: list[dict[str, Any]], *, small: bool) -> list[tuple[bool, str]]:
-    sums = {row["checksum"] for row in rows if "checksum" in row}
+    opened = [row for row in rows if "checksum" in row]
+    sums = {row["checksum"] for row in opened}
     finite = all(row.get("finite", True) for row in rows)
     verdict = [
-        (len(sums) <= 1 and finite, f"{len(sums)} checksum over {len(rows)} rows, outputs finite: {finite}")
+        (len(sums) <= 1 and finite, f"{len(sums)} checksum over {len(opened)} rows, outputs finite: {finite}")
     ]
     for row in rows:
         if row["row"] != "nf4":
