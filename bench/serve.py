@@ -1,0 +1,183 @@
+"""`infer serve` against a naive FastAPI endpoint of the same model, and against the model alone.
+
+    python bench/serve.py [ARTIFACT.infer] [--clients 1,8,32] [--requests 300] [--rounds 5]
+
+Every server and the bare model run in a process of their own; this process is the client, on 127.0.0.1 only. Answers
+are compared with the Predictor's before anything is timed. Runs are interleaved; figures are medians over rounds, and
+ratios are taken round by round. The naive endpoint is what people write first: `def`, JSON lists, no batching. Without
+an artifact, MiniLM is made first. Client and server share the machine's cores, for both sides alike, and OpenMP waits
+without spinning, for all alike. "÷ model alone" is the binary form over the model's best rate at batch 1, 8 or
+`clients`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from serve_client import check, encode, run
+from serve_roles import NOOP, ROOT, ask, samples, started
+
+RESULTS = ROOT / "bench" / "results"
+
+
+def measure(artifact: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """Medians and round-by-round ratios of one model at each number of clients."""
+    name = NOOP if artifact == NOOP else json.loads((Path(artifact) / "manifest.json").read_text())["name"]
+    encoded = [encode(name, one) for one in samples(artifact, 64)]
+    forms = {form: [one[form] for one in encoded] for form in ("json", "binary", "naive")}
+    table: dict[str, Any] = {
+        "model": name,
+        "requests": arguments.requests,
+        "rounds": arguments.rounds,
+        "clients": {},
+    }
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as work:
+        ours = stack.enter_context(started("infer", artifact))
+        naive = stack.enter_context(started("naive", artifact))
+        bare = stack.enter_context(started("bare", artifact))
+        _, model = stack.enter_context(started("model", artifact))
+        ask(model, save=f"{work}/expected.npy")
+        expected = np.load(f"{work}/expected.npy")
+        servers = {"json": ours, "binary": ours, "naive": naive, "bare": bare}
+        forms["bare"] = forms["json"]
+        for form in ("json", "binary", "naive"):
+            check(servers[form][0], form, forms[form], expected)
+        count = arguments.requests * (8 if artifact == NOOP else 1)
+        for clients in arguments.clients:
+            runs: dict[str, list[dict[str, float]]] = {}
+            for number in range(arguments.rounds + 1):
+                say(f"{name}  {clients} clients  round {number}")
+                batch = max(clients, 1)
+                alone = max(ask(model, batch=b, seconds=0.5)["rate"] for b in {1, 8, batch})
+                here = {f: timed(server, forms[f], clients, count) for f, server in servers.items()}
+                here["model"] = {"rate": alone, "p50_ms": 1e3 / alone, "p99_ms": 1e3 / alone, "cpu_ms": 0.0}
+                if number:  # the first round warms up
+                    for form, figures in here.items():
+                        runs.setdefault(form, []).append(figures)
+            table["clients"][str(clients)] = summary(runs)
+    return table
+
+
+def timed(
+    server: tuple[int, subprocess.Popen[str]], requests: list[bytes], clients: int, count: int
+) -> dict[str, float]:
+    """One run, with the milliseconds of CPU that the server itself spent per request, whoever else is busy."""
+    process = psutil.Process(server[1].pid)
+    before = process.cpu_times()
+    figures = run(server[0], requests, clients, count)
+    after = process.cpu_times()
+    spent = after.user + after.system - before.user - before.system
+    return {**figures, "cpu_ms": 1e3 * spent / count}
+
+
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    def middle(values: Iterator[float]) -> float:
+        return round(statistics.median(values), 4)
+
+    result: dict[str, Any] = {
+        form: {key: middle(one[key] for one in rounds) for key in rounds[0]} for form, rounds in runs.items()
+    }
+
+    def ratio(a: str, b: str) -> float:
+        return middle(x["rate"] / y["rate"] for x, y in zip(runs[a], runs[b], strict=True))
+
+    def added(a: str, b: str) -> float:
+        return middle(x["p50_ms"] - y["p50_ms"] for x, y in zip(runs[a], runs[b], strict=True))
+
+    result["json_over_naive"], result["binary_over_naive"] = ratio("json", "naive"), ratio("binary", "naive")
+    result["binary_over_model"] = ratio("binary", "model")
+    result["added_ms_over_bare"] = {form: added(form, "bare") for form in ("json", "binary", "naive")}
+    result["added_ms_over_model"] = {form: added(form, "model") for form in ("json", "binary", "naive")}
+    return result
+
+
+def markdown(tables: list[dict[str, Any]]) -> str:
+    lines = [
+        "| model | clients | infer JSON, req/s | infer binary, req/s | naive FastAPI, req/s | ÷ naive (JSON, binary) "
+        "| ÷ model alone | p50 ms (JSON, binary, naive) | p99 ms | added to bare HTTP, ms "
+        "| CPU ms/request (JSON, binary, naive, bare) |",
+        "|" + "---|" * 11,
+    ]
+    for table in tables:
+        for clients, row in table["clients"].items():
+            rates = [f"{row[form]['rate']:.0f}" for form in ("json", "binary", "naive")]
+            p50, p99 = (
+                ", ".join(f"{row[f][p]:.2f}" for f in ("json", "binary", "naive"))
+                for p in ("p50_ms", "p99_ms")
+            )
+            added = ", ".join(f"{value:.2f}" for value in row["added_ms_over_bare"].values())
+            over = f"{row['json_over_naive']:.2f}, {row['binary_over_naive']:.2f}"
+            part = "" if table["model"] == NOOP else f"{row['binary_over_model']:.2f}"
+            cpu = ", ".join(f"{row[f]['cpu_ms']:.2f}" for f in ("json", "binary", "naive", "bare"))
+            lines.append(
+                f"| {' | '.join([table['model'], clients, *rates, over, part, p50, p99, added, cpu])} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def make_minilm(folder: str, say: Callable[[str], None]) -> str:
+    import minilm
+
+    from infer import Plan, optimize
+
+    say("making the MiniLM artifact")
+    texts = Path(folder) / "sentences.txt"
+    texts.write_text("\n".join(minilm.sentences()) + "\n")
+    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), allow_slower=True)
+    return str(optimize(plan, Path(folder) / "minilm.infer").path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", nargs="?")
+    parser.add_argument(
+        "--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32]
+    )
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = arguments.artifact or make_minilm(folder, say)
+        tables = [measure(NOOP, arguments, say), measure(artifact, arguments, say)]
+    write(tables)
+    return 0
+
+
+def write(tables: list[dict[str, Any]]) -> None:
+    from infer import device
+
+    today = datetime.date.today()
+    head = {"date": str(today), "machine": device.fingerprint("cpu"), "versions": device.versions()}
+    head["load"] = round(os.getloadavg()[1], 1)
+    path = RESULTS / f"serve-{today}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**head, "tables": tables}, indent=1) + "\n")
+    note = f"{head['machine']['cpu']}; client, servers and model share its cores; "
+    note += f"load average {head['load']}; {today}\n\n"
+    text = note + markdown(tables)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+    print(f"written: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The processes that `bench/serve.py` measures: our server, a naive one, bare HTTP, and the model alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "models")]
+
+NOOP = "noop"
+
+
+class Noop:
+    """A model that costs nothing: what is left is the server."""
+
+    name, version, task, max_batch = NOOP, "1", "tensors", 64
+    sizes, padding, report = {"batch": (1, 64)}, dict[str, int](), dict[str, Any]()
+    manifest = SimpleNamespace(backend="none", meta={})
+
+    def __init__(self) -> None:
+        from infer.spec import TensorSpec
+
+        self.inputs = (TensorSpec("x", "float32", ("batch", 16)),)
+        self.outputs = (TensorSpec("y", "float32", ("batch", 16)),)
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+    def warmup(self) -> None:
+        pass
+
+
+def load(artifact: str) -> Any:
+    if artifact == NOOP:
+        return Noop()
+    from infer import Predictor
+
+    return Predictor.load(artifact)
+
+
+def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
+    """`count` one-row requests: sentences of many lengths for a model with a tokenizer, else its golden inputs."""
+    if artifact == NOOP:
+        rows = np.random.default_rng(0).standard_normal((count, 1, 16)).astype(np.float32)
+        return [{"x": row} for row in rows]
+    if (Path(artifact) / "tokenizer.json").exists():
+        import minilm
+
+        from infer.text import Tokenizer
+
+        tokenizer = Tokenizer(Path(artifact) / "tokenizer.json", max_length=128)
+        return [tokenizer.batch([text]) for text in minilm.sentences()[:count]]
+    from safetensors.numpy import load_file
+
+    golden = load_file(str(Path(artifact) / "golden/inputs.safetensors"))
+    there = len(next(iter(golden.values())))
+    return [{name: array[i % there][None].copy() for name, array in golden.items()} for i in range(count)]
+
+
+def role_infer(artifact: str) -> int:
+    from infer import serve
+    from infer.serve import server
+    from infer.serve.service import Service
+
+    if artifact != NOOP:
+        return serve.run([artifact], port=0)
+    with server.listen("127.0.0.1", 0) as listener:
+        return server.serve(Service([Noop()]), listener)
+
+
+def role_naive(artifact: str) -> int:
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import create_model
+
+    from infer.serve.server import listen
+
+    predictor = load(artifact)
+    predictor.warmup()
+    dtypes = {spec.name: spec.dtype for spec in predictor.inputs}
+    body_type = create_model("Body", inputs=(dict[str, list[Any]], ...))
+
+    def predict(body: Any) -> Any:
+        arrays = {name: np.array(value, dtype=dtypes[name]) for name, value in body.inputs.items()}
+        return {name: value.tolist() for name, value in predictor.predict(arrays).items()}
+
+    predict.__annotations__ = {"body": body_type, "return": dict[str, list[Any]]}
+    app = FastAPI()
+    app.post("/predict")(predict)
+    with listen("127.0.0.1", 0) as listener:
+        print(f"naive at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(app, access_log=False, log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def role_bare(artifact: str) -> int:
+    """uvicorn with an app that reads the body and sends it back: the floor of anything over HTTP."""
+    import uvicorn
+
+    from infer.serve.server import listen
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    with listen("127.0.0.1", 0) as listener:
+        print(f"bare at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def role_model(artifact: str) -> int:
+    """Answers commands on stdin, one JSON line each: expected outputs, or rows per second at a batch size."""
+    predictor = load(artifact)
+    predictor.warmup()
+    from infer.serve.layout import Layout
+
+    requests, layout = samples(artifact, 64), Layout(predictor)
+    print("model at http://127.0.0.1:0", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "save" in asked:
+            first = predictor.outputs[0].name
+            expected = np.concatenate([predictor.predict(one)[first] for one in requests])
+            np.save(asked["save"], expected)
+            print(json.dumps({"saved": len(expected)}), flush=True)
+            continue
+        rows = sorted(requests, key=lambda one: next(iter(one.values())).shape[-1])
+        size = min(asked["batch"], predictor.max_batch)
+        groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() - began < asked["seconds"]:
+            for group in groups:
+                predictor.predict(layout.join(group)[0])
+                done += len(group)
+        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
+    return 0
+
+
+ROLES: dict[str, Callable[[str], int]] = {
+    "infer": role_infer,
+    "naive": role_naive,
+    "bare": role_bare,
+    "model": role_model,
+}
+
+
+@contextmanager
+def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """The role in its own process, ready; its port."""
+    command = [sys.executable, str(Path(__file__).resolve()), role, artifact]
+    # Threads that spin at OpenMP's barriers starve everybody else on a shared machine: the same for all roles.
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
+        assert running.stdout is not None
+        try:
+            line = running.stdout.readline()
+            if "127.0.0.1:" not in line:
+                raise SystemExit(f"{role} did not start")
+            yield int(line.partition("127.0.0.1:")[2].split()[0].rstrip("/")), running
+        finally:
+            running.terminate()
+
+
+def ask(running: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
+    assert running.stdin is not None
+    assert running.stdout is not None
+    running.stdin.write(json.dumps(command) + "\n")
+    running.stdin.flush()
+    return json.loads(running.stdout.readline())
+
+
+if __name__ == "__main__":
+    sys.exit(ROLES[sys.argv[1]](sys.argv[2]))
