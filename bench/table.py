@@ -67,9 +67,13 @@ def plans() -> dict[str, tuple[Plan, str]]:
     """Model → its plan and the finding that says best what was lost."""
     import minilm
 
-    digits = Plan(source=str(ROOT / "models/digits.pt"), model=f"{ROOT / 'models/digits.py'}:build")
-    encoder = Plan(source=str(minilm.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences")
-    language = Plan(source=str(ROOT / "models/pydoc_lm"), batches=(1, 4), max_batch=16)
+    digits = Plan(
+        source=str(ROOT / "models/digits.pt"), model=f"{ROOT / 'models/digits.py'}:build", batches=(8,)
+    )
+    encoder = Plan(
+        source=str(minilm.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences", batches=(8,)
+    )
+    language = Plan(source=str(ROOT / "models/pydoc_lm"), batches=(4,), max_batch=16)
     return {
         "digits": (digits, "logits.top1"),
         "minilm": (encoder, "embedding.cosine"),

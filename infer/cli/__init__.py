@@ -158,6 +158,12 @@ def serve(
     drain: Annotated[
         float, typer.Option(help="seconds to finish accepted requests on SIGTERM", min=0)
     ] = 30.0,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFER_API_KEY", help="clients must send this")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option(help="let anybody in on an address that is not loopback")
+    ] = False,
     trust_code: Trust = False,
 ) -> None:
     """Serve artifacts over HTTP: KServe v2, OpenAI embeddings, health and metrics."""
@@ -169,6 +175,8 @@ def serve(
             host=host,
             port=port,
             threads=threads,
+            api_key=api_key,
+            anonymous=anonymous,
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,
             trust_code=trust_code,

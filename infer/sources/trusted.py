@@ -16,6 +16,7 @@ from ..errors import NotUsableError, SourceError, UsageError
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from .model import LoadedModel
 from .recipes import Recipe, users_code
+from .relayer import restore_layers
 from .specs import resolve_inputs
 
 DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
@@ -170,9 +171,12 @@ def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, .
 
 
 def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
+    """The program as a module whose layers can be quantized."""
     # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
     known = "check_guards" in inspect.signature(program.module).parameters
-    return program.module(check_guards=False) if known else program.module()
+    module = program.module(check_guards=False) if known else program.module()
+    restore_layers(module)
+    return module
 
 
 def _signature(

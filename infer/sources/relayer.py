@@ -1,0 +1,137 @@
+"""A captured program has operators, no layers: this gives Linear, Conv2d and Embedding back, so that they can shrink.
+
+Only operators whose weight (and bias) are parameters of the program become layers again; the numbers stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+aten = torch.ops.aten
+
+
+def restore_layers(module: fx.GraphModule) -> int:
+    """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; returns how many."""
+    restored = 0
+    for node in list(module.graph.nodes):
+        make = _MAKERS.get(node.target) if node.op == "call_function" else None
+        made = make(module, node) if make else None
+        if made is None:
+            continue
+        layer, x, weight = made
+        name = _place(module, str(weight.target), layer)
+        with module.graph.inserting_before(node):
+            call = module.graph.call_module(name, (x,))
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        module.graph.erase_node(node)
+        restored += 1
+    if restored:
+        for node in reversed(list(module.graph.nodes)):
+            if node.op == "get_attr" and not node.users:
+                module.graph.erase_node(node)
+        module.recompile()
+        _drop_unread(module)
+    return restored
+
+
+def _drop_unread(module: fx.GraphModule) -> None:
+    """Parameters that only a restored layer reads now leave their old places, or a tie would hold them in float."""
+    read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    for prefix, owner in module.named_modules():
+        if isinstance(owner, nn.Linear | nn.Conv2d | nn.Embedding):
+            continue
+        for name in list(owner._parameters):
+            if (f"{prefix}.{name}" if prefix else name) not in read:
+                del owner._parameters[name]
+
+
+def _given(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _parameter(module: fx.GraphModule, node: Any) -> Tensor | None:
+    """The parameter a node reads; None for anything that is computed."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    value = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)  # type: ignore[assignment]
+    return value if isinstance(value, nn.Parameter) else None
+
+
+Made = tuple[nn.Module, Any, fx.Node] | None
+
+
+def _linear(module: fx.GraphModule, node: fx.Node) -> Made:
+    given = _given(node, ("x", "weight", "bias"), {"bias": None})
+    weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
+    if weight is None or weight.dim() != 2 or (bias is None) != (given["bias"] is None):
+        return None
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    return _filled(layer, weight, bias), given["x"], given["weight"]
+
+
+def _conv2d(module: fx.GraphModule, node: fx.Node) -> Made:
+    defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    given = _given(node, ("x", "weight", *defaults), defaults)
+    weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
+    if weight is None or (bias is None) != (given["bias"] is None):
+        return None
+    layer = nn.Conv2d(
+        weight.shape[1] * given["groups"],
+        weight.shape[0],
+        (weight.shape[2], weight.shape[3]),
+        **{name: _pair(given[name]) for name in ("stride", "padding", "dilation")},
+        groups=given["groups"],
+        bias=bias is not None,
+        device="meta",
+    )
+    return _filled(layer, weight, bias), given["x"], given["weight"]
+
+
+def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
+    weight = _parameter(module, node.args[0])
+    if weight is None:
+        return None
+    layer = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+    return _filled(layer, weight, None), node.args[1], node.args[0]  # type: ignore[return-value]
+
+
+def _filled(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer.weight = weight  # type: ignore[assignment]
+    if bias is not None:
+        layer.bias = bias  # type: ignore[assignment]
+    return layer.eval()
+
+
+def _pair(value: Any) -> Any:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * 2 if len(values) == 1 else values
+
+
+def _place(module: fx.GraphModule, weight: str, layer: nn.Module) -> str:
+    """Put the layer where its weight was, or beside it when that name is taken by a layer (a tied weight)."""
+    name = weight.rpartition(".")[0] or "layer"
+    while _layer_at(module, name):
+        name += "_again"
+    module.add_submodule(name, layer)
+    return name
+
+
+def _layer_at(module: fx.GraphModule, name: str) -> bool:
+    try:
+        return isinstance(module.get_submodule(name), nn.Linear | nn.Conv2d | nn.Embedding)
+    except AttributeError:
+        return False
+
+
+_MAKERS: dict[Any, Callable[[fx.GraphModule, fx.Node], Made]] = {
+    aten.linear.default: _linear,
+    aten.conv2d.default: _conv2d,
+    aten.embedding.default: _embedding,
+}
