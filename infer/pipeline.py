@@ -103,7 +103,11 @@ def resolve(street: Street) -> None:
     else:
         dtype = plan.dtype
     hardware.use_tf32(dtype, device.value)
-    street.plan = plan.with_(device=device.value, dtype=dtype)
+    street.plan = plan = plan.with_(device=device.value, dtype=dtype)
+    if plan.backend == "trt" and plan.quant == "int8":
+        why = "TensorRT computes int8 only with calibrated scales"
+        street.choices.append(Choice("quant", "int8", "int8:static", why))
+        street.plan = plan = plan.with_(quant="int8:static")
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"
         raise NotUsableError(

@@ -139,6 +139,14 @@ def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
         pipeline.optimize(DIGITS.with_(backend="trt", quant="int8"), tmp_path / "d.infer")
 
 
+def test_int8_for_trt_is_calibrated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.get("backends", "trt"), "missing", lambda: None)
+    street = Street(DIGITS.with_(backend="trt", quant="int8"), Watch())
+    pipeline.resolve(street)
+    assert street.plan.quant == "int8:static"
+    assert any(c.what == "quant" and "calibrated" in c.reason for c in street.choices)
+
+
 def test_an_existing_artifact_is_not_overwritten(tmp_path: Path) -> None:
     pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
     with pytest.raises(BusyError):
