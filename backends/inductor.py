@@ -16,6 +16,7 @@ import torch._inductor
 from infer import capture, folders, kernels
 from infer import device as hardware
 from infer.errors import ArtifactError, NotUsableError
+from infer.quiet import quiet
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
@@ -53,7 +54,7 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
     }
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
     try:
-        with capture.quiet():
+        with quiet():
             program = graph.exported.run_decompositions(kernels.decompositions())
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
@@ -68,7 +69,7 @@ class Runner:
     def __init__(self, folder: Path, device: str) -> None:
         signature = capture.load_signature(folder)
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
-        with capture.quiet():
+        with quiet():
             self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))
         self._weights = capture.load_weights(folder, device)
         wanted = self._model.get_constant_fqns()

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from .errors import ArtifactError, NotUsableError, UsageError
+from .quiet import quiet
 from .spec import DTYPE_NAMES, TensorSpec
 
 WEIGHTS = "weights/model.safetensors"
@@ -196,22 +194,6 @@ def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
     if isinstance(size, int):
         return size
     return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))
-
-
-@contextmanager
-def quiet() -> Any:
-    """Exporters and compilers talk a lot; what matters reaches us as exceptions."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor", "torch.onnx")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def save(graph: Graph, folder: Path) -> None:

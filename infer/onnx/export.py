@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from .. import kernels
 from ..capture import Graph
 from ..errors import NotUsableError
 from ..kernels import packing
+from ..quiet import quiet
 from ..spec import TensorSpec
 from .int8 import Rewritten, rewrite
 from .linear import Form
@@ -229,15 +228,6 @@ def _cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what the exporter prints: progress, a torch-internal deprecation, and absent torchvision."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.filterwarnings(
-                "ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning
-            )
-            yield
-    finally:
-        logger.setLevel(level)
+    """Hold back what the exporter prints and logs: progress, a deprecation inside torch, absent torchvision."""
+    with quiet(), contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -45,9 +45,10 @@ def _drop_unread(module: fx.GraphModule) -> None:
     for prefix, owner in module.named_modules():
         if isinstance(owner, nn.Linear | nn.Conv2d | nn.Embedding):
             continue
-        for name in list(owner._parameters):
-            if (f"{prefix}.{name}" if prefix else name) not in read:
-                del owner._parameters[name]
+        for held in (owner._parameters, owner._buffers):
+            for name in list(held):
+                if (f"{prefix}.{name}" if prefix else name) not in read:
+                    del held[name]
 
 
 def _given(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -55,13 +56,13 @@ def _given(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> d
 
 
 def _parameter(module: fx.GraphModule, node: Any) -> Tensor | None:
-    """The parameter a node reads; None for anything that is computed."""
+    """The parameter, or constant, that a node reads; None for anything that is computed."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     value = module
     for part in str(node.target).split("."):
         value = getattr(value, part, None)  # type: ignore[assignment]
-    return value if isinstance(value, nn.Parameter) else None
+    return value if isinstance(value, Tensor) else None
 
 
 Made = tuple[nn.Module, Any, fx.Node] | None
@@ -103,10 +104,15 @@ def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
 
 
 def _filled(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    layer.weight = weight  # type: ignore[assignment]
+    layer.weight = _as_parameter(weight)
     if bias is not None:
-        layer.bias = bias  # type: ignore[assignment]
+        layer.bias = _as_parameter(bias)
     return layer.eval()
+
+
+def _as_parameter(value: Tensor) -> nn.Parameter:
+    """The tensor itself when it is one, so that ties stay ties."""
+    return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach(), requires_grad=False)
 
 
 def _pair(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError, SourceError, UsageError
+from ..quiet import quiet
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from .model import LoadedModel
 from .recipes import Recipe, users_code
@@ -37,6 +38,11 @@ class Named(nn.Module):
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])
         forward.__signature__ = signature  # type: ignore[attr-defined]
         self.forward = forward
+
+    def train(self, mode: bool = True) -> Named:
+        """A program was captured in one mode and stays in it."""
+        self.training = mode
+        return self
 
 
 def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
@@ -72,7 +78,8 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
 def load_exported(plan: Plan) -> LoadedModel:
     """A `.pt2`, under `plan.trust_code` only: names, dtypes and sizes from the program's own signature."""
     try:
-        program = torch.export.load(plan.source)
+        with quiet():
+            program = torch.export.load(plan.source)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise SourceError(f"torch.export can't read it: {text}", where=plan.source) from error
@@ -136,10 +143,7 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
             f"torch {torch.__version__} has no TorchScript converter any more",
             hint="Save the state dict of the original model and give --model file.py:factory",
         ) from error
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\..*deprecated", category=DeprecationWarning)
-        # The converter talks of its own steps: constants in conditions, buffers that nothing uses.
-        warnings.simplefilter("ignore", UserWarning)
+    with quiet():
         try:
             return converter(script, examples).convert()
         except Exception as error:
