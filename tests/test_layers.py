@@ -9,9 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
-    "errors", "quiet", "spec", "folders", "plugins", "device", "kernels", "weights", "quant", "attention", "sources",
-    "capture", "onnx", "fidelity", "artifact", "text", "report", "generate", "predict", "trial", "pipeline", "bench", "inspection",
-    "tune", "serve", "cli", "__main__",
+    "errors", "quiet", "spec", "folders", "plugins", "device", "kernels", "weights", "quant", "attention",
+    "sources", "capture", "onnx", "fidelity", "artifact", "text", "report", "generate", "predict", "trial",
+    "pipeline", "bench", "inspection", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 
