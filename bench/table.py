@@ -159,20 +159,28 @@ def _value(findings: list[Finding], what: str) -> float | None:
 
 
 def markdown(cells: list[Cell]) -> str:
-    lines = [
-        "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |",
-        "|" + "---|" * 8,
-    ]
-    for c in cells:
-        ratio = ", ".join(f"{r:.2f} ({b})" for b, r in c.ratio.items())
-        quality = "" if c.value is None else f"{c.metric.partition('.')[2].replace('_', ' ')} {c.value:.4f}"
-        error = "" if c.error is None else f"{c.error:.4f}"
-        size = "" if c.bytes is None else f"{c.bytes / 1e6:.1f}"
-        result = c.outcome if c.outcome == "passes" else f"{c.outcome}: {c.why.split('. ')[0]}"
-        lines.append(
-            f"| {c.model} | {c.quant} | {c.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
-        )
+    """A row per cell; a backend that this machine can't run at all takes one row a model."""
+    head = "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |"
+    lines = [head, "|" + "---|" * 8]
+    seen: set[tuple[str, str]] = set()
+    for cell in cells:
+        unusable = cell.why and cell.why == plugins.why_not("backends", cell.backend)
+        if unusable and (cell.model, cell.backend) in seen:
+            continue
+        seen.add((cell.model, cell.backend))
+        lines.append(_line(cell, "every" if unusable else cell.quant))
     return "\n".join(lines) + "\n"
+
+
+def _line(cell: Cell, quant: str) -> str:
+    ratio = ", ".join(f"{r:.2f} ({b})" for b, r in cell.ratio.items())
+    quality = (
+        "" if cell.value is None else f"{cell.metric.partition('.')[2].replace('_', ' ')} {cell.value:.4f}"
+    )
+    error = "" if cell.error is None else f"{cell.error:.4f}"
+    size = "" if cell.bytes is None else f"{cell.bytes / 1e6:.1f}"
+    result = cell.outcome if cell.outcome == "passes" else f"{cell.outcome}: {cell.why.split('. ')[0]}"
+    return f"| {cell.model} | {quant} | {cell.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
 
 
 def write(cells: list[Cell], readme: bool) -> Path:

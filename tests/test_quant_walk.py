@@ -221,6 +221,17 @@ def test_static_int8_wants_data_and_refuses_what_no_input_reached() -> None:
     assert isinstance(model["used"], QuantizedLinear)
 
 
+def test_static_int8_shrinks_an_embedding_that_is_not_tied() -> None:
+    model = nn.Sequential(nn.Embedding(150, 64), nn.Linear(64, 64)).eval()
+    ids = torch.randint(0, 150, (4, 7))
+    expected = model(ids)
+    shrink(model, "int8:static", [{"input": ids}])
+    assert isinstance(model[0], QuantizedEmbedding)
+    assert "x_scale" not in model[0].packed.tensors()
+    assert "x_scale" in model[1].packed.tensors()
+    assert (model(ids) - expected).norm() < 0.05 * expected.norm()
+
+
 class Odd(nn.Module):
     """One of each layer that must be left alone, beside one that need not."""
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from ..spec import Plan
 from . import Stats
 from ._refusals import refuses_embedding, too_small
@@ -57,16 +56,18 @@ def _refuses_conv(layer: nn.Conv2d) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []."""
+    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 [].
+
+    An embedding has no activations to scale: without `stats` the static form is the dynamic one. The walk refuses
+    other layers that calibration did not reach.
+    """
     rows = weight.float().reshape(weight.shape[0], -1)
     scale = (rows.abs().amax(1) / LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (rows / scale[:, None]).round_().clamp_(-LEVELS, LEVELS).to(torch.int8).reshape(weight.shape)
     if plan.quant_option == "weight":
         return {"codes": codes, "weight_scale": scale}
-    if plan.quant_option != "static":
+    if plan.quant_option != "static" or stats is None:
         return {"codes": codes, "scale": scale}
-    if stats is None:
-        raise UsageError("int8:static needs calibration inputs", hint="Give them with --data")
     return {"codes": codes, "scale": scale, "x_scale": step(stats)}
 
 
