@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -448,7 +449,7 @@ def test_overload_is_503_with_retry_after_and_the_admitted_are_answered() -> Non
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:
         entered.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
         return {"y": inputs["x"] * 2, "rows": np.zeros(1, np.int64)}
 
     fake.function = run
@@ -456,17 +457,18 @@ def test_overload_is_503_with_retry_after_and_the_admitted_are_answered() -> Non
     with live(fake, limits=ServeLimits(max_queue_requests=1)) as server:
 
         def post() -> None:
-            statuses.append(httpx.post(f"{server.url}/v2/models/double/infer", json=x(1)).status_code)
+            answer = httpx.post(f"{server.url}/v2/models/double/infer", json=x(1), timeout=60)
+            statuses.append(answer.status_code)
 
         threads = [threading.Thread(target=post) for _ in range(2)]
         threads[0].start()
-        assert entered.wait(5)
+        assert entered.wait(60)
         threads[1].start()
         engine = server.service.engines["double"]
         while engine.batcher.requests < 1:
-            pass
+            time.sleep(0.005)
         for _ in range(10):
-            answer = httpx.post(f"{server.url}/v2/models/double/infer", json=x(1))
+            answer = httpx.post(f"{server.url}/v2/models/double/infer", json=x(1), timeout=60)
             assert answer.status_code == 503
             assert 1 <= int(answer.headers["retry-after"]) <= 60
         gate.set()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -123,20 +123,35 @@ def test_sigterm_under_load_loses_nothing_and_exits_0() -> None:
     assert outcomes.count(503) == 12
 
 
+def wait_until(met: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.01)
+
+
+def admitted(client: httpx.Client) -> int:
+    """Requests that run or wait, as /metrics tells."""
+    found = re.findall(
+        r"^infer_requests_(?:running|waiting)\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE
+    )
+    return int(sum(map(float, found)))
+
+
 def test_readiness_goes_first_and_what_runs_is_finished() -> None:
     with (
-        process(seconds=0.8, max_batch=1) as (running, url),
+        process(seconds=3, max_batch=1) as (running, url),
         httpx.Client(base_url=url, timeout=20) as client,
     ):
         answers: list[httpx.Response] = []
         thread = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v2/models/double/infer", json=DATA))
+            target=lambda: answers.append(httpx.post(f"{url}/v2/models/double/infer", json=DATA, timeout=60))
         )
         assert client.get("/ready").status_code == 200
         thread.start()
-        time.sleep(0.3)
+        wait_until(lambda: admitted(client) == 1)
         running.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        wait_until(lambda: client.get("/ready").status_code == 503)
         ready = client.get("/ready")
         assert ready.status_code == 503
         assert ready.headers["connection"] == "close"
@@ -160,7 +175,8 @@ def test_what_does_not_end_in_time_is_refused_and_the_exit_is_still_0(twice: boo
         threads = [threading.Thread(target=post) for _ in range(2)]
         for thread in threads:
             thread.start()
-        time.sleep(0.4)
+        with httpx.Client(base_url=url, timeout=20) as client:
+            wait_until(lambda: admitted(client) == 2)
         began = time.monotonic()
         running.send_signal(signal.SIGTERM)
         if twice:
@@ -170,7 +186,7 @@ def test_what_does_not_end_in_time_is_refused_and_the_exit_is_still_0(twice: boo
             thread.join()
         assert answers == [503, 503]
         assert running.wait(10) == 0
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
 
 
 def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
