@@ -174,7 +174,8 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> 
             time.sleep(0.05)
         process.send_signal(stop)
         process.communicate(timeout=120)
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[stop]
+    # CPython may end itself by the signal after cleaning up; a shell shows 128 + signal for both.
+    assert process.returncode in {128 + stop, -stop}
     assert list(tmp_path.iterdir()) == []
 
 
