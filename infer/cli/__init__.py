@@ -16,6 +16,8 @@ from rich.console import Console
 from ..errors import InferError, ResourceError
 from ..spec import Plan
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -237,9 +239,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = [a for a in (arguments if arguments is not None else sys.argv[1:]) if a != "--debug"]
     try:
         result: Any = app(given, standalone_mode=False)
+        if result == INTERRUPTED:  # typer turns the exception into its exit code, without a word
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was published", 130)
+        return _fail("interrupted; nothing was published", INTERRUPTED)
     except InferError as error:
         if debug:
             traceback.print_exc()
