@@ -1,0 +1,65 @@
+// Quantized linear layers for CPUs: y[m, rows] = x[m, columns] times the transpose of a packed weight, plus bias.
+//
+// Packed weights are blocks of 16 output rows; rows beyond the last are padded with zeros. NB = packed_blocks(rows).
+//   lut4  codes uint8 [NB, G, 512], G = columns / 64; of a group, vector j (64 bytes) has columns 4j..4j+3 in its low
+//         nibbles and 4j+32..4j+35 in its high ones, byte [row * 4 + i] being column i of that quad;
+//         scale int8 [NB, G, 16]; table int8 [NB, 16]; row_scale float [NB, 16];
+//         weight = table / 127 * scale / 127 * row_scale.
+//   int8  codes int8 [NB, KQ, 16, 4], KQ = ceil(columns / 4); scale float [NB, 16].
+// A weight is packed and used under one instruction set: those with unsigned multiplication store code + 128.
+//
+// Every function gives a row the same bits whatever the other rows and the number of threads; a row with NaN gives NaN.
+#pragma once
+
+#include <cstdint>
+
+namespace infer_native {
+
+constexpr int64_t BLOCK_ROWS = 16;
+constexpr int64_t GROUP = 64;
+
+inline int64_t packed_blocks(int64_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
+
+struct Lut4Weight {
+  const uint8_t* codes;
+  const int8_t* scale;
+  const int8_t* table;
+  const float* row_scale;
+  int64_t rows, columns;  // columns is a multiple of GROUP
+};
+
+struct Int8Weight {
+  const int8_t* codes;
+  const float* scale;
+  int64_t rows, columns;  // at most 131072 columns: the sums are int32
+};
+
+// Activations become int8 per row and group of 64 columns; a group's exact int32 sum is scaled and added in float.
+void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
+
+// Activations become int8 by `x_scale[0]`, or when it is null by absmax / 127 of each row; the int32 sum is exact and
+// y = float(sum) * step * scale + bias.
+void linear_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
+                 float* y);
+
+// Activations stay float: y = sum(x * code) * scale + bias.
+void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
+
+// `codes` are little-endian bit streams [rows, columns * bits / 8]; `table` is [tables, 2**bits], one for all rows or one
+// for each 32. The packed table is scaled to its own best int8 levels, and row_scale by the inverse.
+void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t tables, const int8_t* scale,
+               const float* row_scale, int64_t rows, int64_t columns, uint8_t* out_codes, int8_t* out_scale,
+               int8_t* out_table, float* out_row_scale);
+
+void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t columns, int8_t* out_codes,
+               float* out_scale);
+
+}  // namespace infer_native
+
+#define INFER_API __attribute__((visibility("default")))
+
+extern "C" {
+INFER_API const char* infer_isa();                // the active instruction set
+INFER_API int infer_set_isa(const char* name);    // 0 when done, 1 when this CPU or build lacks it
+INFER_API const char* infer_isas();               // those this CPU can run, best first, separated by commas
+}
