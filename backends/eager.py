@@ -6,12 +6,13 @@ To add a backend copy this file, rename it, and make `lower` write what `open` r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-import infer.kernels  # noqa: F401  the graph may hold infer:: operators
 from infer import capture
+from infer.kernels import prepack
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
@@ -31,7 +32,8 @@ def target(device: str) -> dict[str, str]:
 
 
 def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
-    return [Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")]
+    operators = Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")
+    return [operators, *prepack.findings(graph.exported)]
 
 
 class Runner:
@@ -49,4 +51,7 @@ class Runner:
 
 
 def open(folder: Path, device: str) -> Runner:
-    return Runner(capture.load(folder, device), device)
+    graph = capture.load(folder, device)
+    if device == "cpu" and prepack.usable(graph.exported):
+        graph = replace(graph, program=prepack.packed(graph.exported))
+    return Runner(graph, device)

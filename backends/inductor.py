@@ -1,6 +1,7 @@
 """AOTInductor: the graph compiled ahead of time into one shared library, weights mapped from the artifact.
 
-Quantized operators are lowered by their pure-torch decompositions, which the compiler fuses; weights stay packed.
+On the CPU quantized layers call the native kernels by C functions; without those, and elsewhere, their pure-torch
+decompositions are compiled. Weights stay packed.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import torch
 import torch._inductor
 
 from infer import capture, folders, kernels
 from infer import device as hardware
 from infer.errors import ArtifactError, NotUsableError
+from infer.kernels import native, prepack
 from infer.quiet import quiet
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
 PORTABLE = False
 PACKAGE = "compiled/model.pt2"
+PACKINGS = "compiled/packed.json"
 
 
 def missing() -> str | None:
@@ -40,8 +44,9 @@ def refuses(graph: capture.Graph, plan: Plan) -> str | None:
 
 
 def target(device: str) -> dict[str, str]:
-    """The library is built for one torch, one instruction set and one kind of GPU."""
-    return {"torch": str(torch.__version__), **hardware.fingerprint(device)}
+    """The library is built for one torch, one instruction set, one kind of GPU and these kernels."""
+    own = {"kernels": native.fingerprint()} if device == "cpu" else {}
+    return {"torch": str(torch.__version__), **hardware.fingerprint(device), **own}
 
 
 def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
@@ -51,27 +56,39 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_cpp_only": False,
         "cpp.dynamic_threads": True,  # follow torch.set_num_threads instead of baking in this machine's
+        "aot_inductor.custom_ops_to_c_shims": kernels.c_functions(),
     }
+    program, found = graph.exported, []
+    if plan.device == "cpu":
+        found = prepack.findings(program)
+        if prepack.usable(program):
+            program, packings = prepack.plan_packing(program)
+            (folder / PACKINGS).write_bytes(msgspec.json.encode(packings))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
     try:
         with quiet():
-            program = graph.exported.run_decompositions(kernels.decompositions())
+            program = program.run_decompositions(kernels.decompositions())
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
             )
     except (RuntimeError, torch._inductor.exc.InductorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise NotUsableError(f"inductor can't compile this graph: {first}") from error
-    return [Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")]
+    size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
+    return [size, *found]
 
 
 class Runner:
     def __init__(self, folder: Path, device: str) -> None:
         signature = capture.load_signature(folder)
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
+        self._weights = capture.load_weights(folder, device)
+        if (folder / PACKINGS).exists():
+            native.load()  # before the package, which calls it
+            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[prepack.Packing])
+            self._weights |= prepack.pack(packings, self._weights)
         with quiet():
             self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))
-        self._weights = capture.load_weights(folder, device)
         wanted = self._model.get_constant_fqns()
         absent = [name for name in wanted if name not in self._weights]
         if absent:

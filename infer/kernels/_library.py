@@ -16,6 +16,15 @@ from torch._ops import OpOverload
 NAMESPACE = "infer"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # lives as long as the process
 _DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+_NATIVE: list[str] = []
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle {}",
+    "Optional[Tensor]": "AtenTensorHandle* {}",
+    "int": "int64_t {}",
+    "float": "double {}",
+    "bool": "int32_t {}",
+    "List[int]": "const int64_t* {}, int64_t {}_size",
+}
 
 
 def library() -> torch.library.Library:
@@ -39,6 +48,17 @@ def define(
     torch.library.register_fake(f"{NAMESPACE}::{name}", shape, lib=_LIBRARY)
 
 
+def declare(schema: str, shape: Callable[..., Any]) -> None:
+    """Register `infer::<schema>` without a reference: the native library brings the only kernel.
+
+    That library also exports `aoti_torch_cpu_<name>`, by the calling convention of compiled graphs.
+    """
+    name = schema.partition("(")[0]
+    _NATIVE.append(name)
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shape, lib=_LIBRARY)
+
+
 def names() -> list[str]:
     """Every operator of the namespace, in order of definition."""
     return list(_DECOMPOSITIONS)
@@ -48,3 +68,17 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """A table for `ExportedProgram.run_decompositions`: every `infer::` operator as plain aten operators."""
     namespace = getattr(torch.ops, NAMESPACE)
     return {getattr(namespace, name).default: function for name, function in _DECOMPOSITIONS.items()}
+
+
+def c_functions() -> dict[OpOverload, list[str]]:
+    """The C declaration of each native operator, for AOTInductor's `custom_ops_to_c_shims`."""
+    namespace = getattr(torch.ops, NAMESPACE)
+    return {op: [_declaration(op)] for op in (getattr(namespace, name).default for name in _NATIVE)}
+
+
+def _declaration(op: OpOverload) -> str:
+    arguments = [_C_TYPES[str(a.type)].replace("{}", a.name) for a in op._schema.arguments]
+    results = [f"AtenTensorHandle* ret{i}" for i in range(len(op._schema.returns))]
+    return (
+        f"AOTITorchError aoti_torch_cpu_{op._schema.name.split('::')[1]}({', '.join([*arguments, *results])})"
+    )

@@ -1,0 +1,141 @@
+"""Native CPU kernels behind `infer::*_packed`: loaded once, compiled at first use, absent with a reason.
+
+Weights are packed for the instruction set at hand when an artifact opens (`pack_lut4`, `pack_int8`); artifacts hold
+the portable form only, so that they run on any machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...errors import NotUsableError
+from .build import digest, library
+
+OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
+ROWS, GROUP = 16, 64  # output rows of a packed block; columns that share a scale
+_LOADED: ctypes.CDLL | None = None
+_FAILED: str | None = None
+
+
+def load(progress: Callable[[int, int, str], None] | None = None) -> ctypes.CDLL:
+    """The library, its operators registered; compiled first where needed. Raises `NotUsableError`."""
+    global _LOADED, _FAILED
+    if _LOADED is None:
+        if reason := _refused():
+            raise NotUsableError(f"the native kernels are not usable: {reason}", hint="Run 'infer doctor'")
+        try:
+            path = library(progress)
+            # Global, so that compiled graphs find the C functions in it.
+            _LOADED = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        except (NotUsableError, OSError) as error:
+            _FAILED = str(error)
+            raise NotUsableError(f"the native kernels are not usable: {error}") from error
+        for name in ("infer_isa", "infer_isas"):
+            getattr(_LOADED, name).restype = ctypes.c_char_p
+    return _LOADED
+
+
+def _refused() -> str | None:
+    return f"switched off by {OFF}=0" if os.environ.get(OFF) == "0" else _FAILED
+
+
+def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | None:
+    """Why there are no native kernels here, or None. Compiles them when that was not yet done."""
+    if reason := _refused():
+        return reason
+    try:
+        load(progress)
+    except NotUsableError as error:
+        return str(error)
+    return None
+
+
+def isa() -> str:
+    """The instruction set in use: avx512_vnni, avx2, neon_dotprod or scalar."""
+    return str(load().infer_isa().decode())
+
+
+def isas() -> list[str]:
+    """Those that this CPU can run."""
+    return str(load().infer_isas().decode()).split(",")
+
+
+def use_isa(name: str) -> None:
+    """Compute with another instruction set; weights packed before must be packed again. For tests."""
+    if load().infer_set_isa(name.encode()):
+        raise NotUsableError(f"this CPU has no {name}", hint=f"It has {', '.join(isas())}")
+
+
+@functools.cache
+def fingerprint() -> str:
+    """What a compiled graph with native operators is tied to; `none` where there are no kernels."""
+    return "none" if _refused() else digest()
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def blocks(rows: int) -> int:
+    """Blocks of `ROWS` output rows."""
+    return -(-rows // ROWS)
+
+
+def pack_lut4(
+    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tensors of `packing.py` with 2, 3 or 4 bits → codes, scale, table, row_scale of the native layout.
+
+    codes uint8 [blocks, K/64, 512], scale int8 [blocks, K/64, 16], table int8 [blocks, 16] and row_scale float32
+    [blocks, 16]; rows beyond N have scale 0.
+    """
+    codes, scale = codes.contiguous(), scale.contiguous()
+    table, row_scale = table.float().contiguous(), row_scale.float().contiguous()
+    rows, groups, bits = codes.shape[0], scale.shape[1], int(table.shape[1]).bit_length() - 1
+    count = blocks(rows)
+    packed = (
+        torch.empty((count, groups, ROWS * GROUP // 2), dtype=torch.uint8),
+        torch.empty((count, groups, ROWS), dtype=torch.int8),
+        torch.empty((count, ROWS), dtype=torch.int8),
+        torch.empty((count, ROWS), dtype=torch.float32),
+    )
+    load().infer_pack_lut4(
+        *(_pointer(codes), ctypes.c_int(bits), _pointer(table), ctypes.c_int64(table.shape[0])),
+        *(_pointer(scale), _pointer(row_scale), ctypes.c_int64(rows), ctypes.c_int64(groups * GROUP)),
+        *map(_pointer, packed),
+    )
+    return packed
+
+
+def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [N, K] and scale [N] → int8 [blocks, ceil(K/4), 16, 4] and float32 [blocks, 16], zeros beyond N and K."""
+    codes, scale = codes.contiguous(), scale.float().contiguous()
+    rows, columns = codes.shape
+    packed = (
+        torch.empty((blocks(rows), -(-columns // 4), ROWS, 4), dtype=torch.int8),
+        torch.empty((blocks(rows), ROWS), dtype=torch.float32),
+    )
+    load().infer_pack_int8(
+        *(_pointer(codes), _pointer(scale), ctypes.c_int64(rows), ctypes.c_int64(columns)),
+        *map(_pointer, packed),
+    )
+    return packed
+
+
+__all__ = [
+    "blocks",
+    "fingerprint",
+    "isa",
+    "isas",
+    "load",
+    "pack_int8",
+    "pack_lut4",
+    "use_isa",
+    "why_not",
+]

@@ -1,0 +1,106 @@
+// The instruction set of this CPU, chosen once; `infer_set_isa` changes it for tests.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "isa.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace infer_native {
+namespace {
+
+bool runs_here(const Isa* isa) {
+  if (isa == nullptr) return false;
+#if defined(__x86_64__)
+  if (isa == AVX512_VNNI)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+  if (isa == AVX2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#elif defined(__aarch64__) && defined(__linux__)
+  if (isa == NEON_DOTPROD) return (getauxval(AT_HWCAP) & (1UL << 20)) != 0;  // HWCAP_ASIMDDP
+#endif
+  return true;
+}
+
+const Isa* const* all() {
+  static const Isa* const isas[] = {AVX512_VNNI, AVX2, NEON_DOTPROD, SCALAR, nullptr};
+  return isas;
+}
+
+const Isa* best() {
+  for (int i = 0; i < 4; ++i)
+    if (runs_here(all()[i])) return all()[i];
+  return SCALAR;
+}
+
+std::atomic<const Isa*>& active() {
+  static std::atomic<const Isa*> isa{best()};
+  return isa;
+}
+
+struct Free {
+  void operator()(void* pointer) const { std::free(pointer); }
+};
+
+}  // namespace
+
+const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
+
+void* scratch(int64_t bytes) {
+  thread_local std::unique_ptr<void, Free> buffer;
+  thread_local int64_t size = 0;
+  if (bytes > size) {
+    buffer.reset();
+    size = 0;
+    const int64_t wanted = (bytes + bytes / 2 + 4095) / 4096 * 4096;
+    buffer.reset(std::aligned_alloc(64, static_cast<size_t>(wanted)));
+    if (!buffer) throw std::bad_alloc();
+    size = wanted;
+  }
+  return buffer.get();
+}
+
+void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {
+  active_isa().linear_lut4(x, m, weight, bias, y);
+}
+
+void linear_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
+                 float* y) {
+  active_isa().linear_int8(x, m, weight, x_scale, bias, y);
+}
+
+void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y) {
+  active_isa().linear_int8_weight(x, m, weight, bias, y);
+}
+
+}  // namespace infer_native
+
+using namespace infer_native;
+
+const char* infer_isa() { return active_isa().name; }
+
+int infer_set_isa(const char* name) {
+  for (int i = 0; i < 4; ++i)
+    if (runs_here(all()[i]) && std::strcmp(all()[i]->name, name) == 0) {
+      active().store(all()[i]);
+      return 0;
+    }
+  return 1;
+}
+
+const char* infer_isas() {
+  static const std::string names = [] {
+    std::string joined;
+    for (int i = 0; i < 4; ++i)
+      if (runs_here(all()[i])) joined += (joined.empty() ? "" : ",") + std::string(all()[i]->name);
+    return joined;
+  }();
+  return names.c_str();
+}

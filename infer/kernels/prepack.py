@@ -1,0 +1,295 @@
+"""Portable operators → packed native ones, in a captured program that is lowered for the CPU.
+
+`plan_packing` rewrites the program; which tensors it then wants, and from which weights they are made, is a list of
+`Packing`, kept beside the compiled form. `pack` makes those tensors when the form is opened. Layers that read the
+same input (q, k and v; gate and up) become one call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+from ..spec import Finding
+from . import native
+from .packing import GROUP, bits_of
+
+LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
+PARTS = {
+    LUT: ("codes", "scale", "table", "row_scale"),
+    INT8: ("codes", "scale"),
+    WEIGHT: ("codes", "scale"),
+}
+WIDEST = 4  # bits of a code that one byte shuffle can look up
+_KINDS = {
+    "infer.linear_lut.default": LUT,
+    "infer.linear_int8.default": INT8,
+    "infer.linear_int8_static.default": INT8,
+    "infer.linear_int8_weight.default": WEIGHT,
+}
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """The portable tensors of one layer, by the names of weights."""
+
+    codes: str
+    scale: str
+    rows: int
+    columns: int
+    table: str | None = None
+    row_scale: str | None = None
+    x_scale: str | None = None
+    bias: str | None = None
+
+
+class Packing(msgspec.Struct, frozen=True):
+    """One packed operand set, `<name>_codes` and so on, of one layer or of several with the same input."""
+
+    name: str
+    kind: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def has_bias(self) -> bool:
+        return any(layer.bias for layer in self.layers)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the output features of each layer begin; each starts a new block."""
+        starts = [0]
+        for layer in self.layers[:-1]:
+            starts.append(starts[-1] + native.blocks(layer.rows) * native.ROWS)
+        return starts
+
+    @property
+    def out_features(self) -> int:
+        return self.starts[-1] + self.layers[-1].rows
+
+
+def usable(program: ExportedProgram) -> bool:
+    """Whether the program has layers for the native kernels, and they work here."""
+    return _wanted(program) > 0 and native.why_not() is None
+
+
+def _wanted(program: ExportedProgram) -> int:
+    return sum(node.op == "call_function" and str(node.target) in _KINDS for node in program.graph.nodes)
+
+
+def findings(program: ExportedProgram) -> list[Finding]:
+    """Which kernels compute the quantized layers of a program on the CPU, and why."""
+    count = _wanted(program)
+    if not count:
+        return []
+    reason = native.why_not()
+    if reason:
+        return [Finding("lower", "native layers", 0, "layers", f"portable operators, slower: {reason}")]
+    return [Finding("lower", "native layers", count, "layers", f"own kernels for {native.isa()}")]
+
+
+def packed(program: ExportedProgram) -> ExportedProgram:
+    """`program` on packed operators, its weights packed: what plain torch runs."""
+    planned, packings = plan_packing(program)
+    made = pack(packings, {**program.state_dict, **program.constants})
+    planned._state_dict = {**planned.state_dict, **made}
+    return planned
+
+
+def pack(packings: Sequence[Packing], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The packed tensors by name. `weights` holds the portable ones, on the CPU."""
+    made: dict[str, Tensor] = {}
+    for packing in packings:
+        parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
+        for i, part in enumerate(PARTS[packing.kind]):
+            made[f"{packing.name}_{part}"] = (
+                parts[0][i] if len(parts) == 1 else torch.cat([p[i] for p in parts])
+            )
+        if packing.has_bias:
+            bias = torch.zeros(packing.out_features)
+            for start, layer in zip(packing.starts, packing.layers, strict=True):
+                if layer.bias:
+                    bias[start : start + layer.rows] = weights[layer.bias]
+            made[f"{packing.name}_bias"] = bias
+    return made
+
+
+def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    if kind == LUT:
+        names = (layer.codes, layer.table, layer.scale, layer.row_scale)
+        return native.pack_lut4(*(weights[str(name)] for name in names))
+    return native.pack_int8(weights[layer.codes], weights[layer.scale])
+
+
+def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[Packing]]:
+    """A program that calls the packed operators, and what they are packed from. The input is left as it is."""
+    rewriter = _Rewriter(program)
+    rewriter.run()
+    return rewriter.program(), rewriter.packings
+
+
+class _Rewriter:
+    def __init__(self, program: ExportedProgram) -> None:
+        self._old = program
+        self._module = copy.deepcopy(program.graph_module)
+        self._graph = self._module.graph
+        self._specs = list(program.graph_signature.input_specs)
+        self._names = {spec.arg.name: spec.target for spec in self._specs if spec.target is not None}
+        self._state = dict(program.state_dict)
+        self._tensors = {**program.state_dict, **program.constants}
+        self.packings: list[Packing] = []
+
+    def run(self) -> None:
+        groups: dict[tuple[object, ...], list[tuple[fx.Node, Layer]]] = {}
+        for node in self._graph.nodes:
+            found = self._layer(node)
+            if found is not None:
+                kind, layer = found
+                groups.setdefault((kind, node.args[0], layer.columns, self._step(layer)), []).append(
+                    (node, layer)
+                )
+        for key, members in groups.items():
+            self._replace(str(key[0]), members)
+        self._drop_unused()
+
+    def _layer(self, node: fx.Node) -> tuple[str, Layer] | None:
+        """What to pack for this node, or None: another operator, device or dtype, or operands that are computed."""
+        kind = _KINDS.get(str(node.target)) if node.op == "call_function" else None
+        if kind is None or node.meta["val"].device.type != "cpu" or node.meta["val"].dtype == torch.float64:
+            return None
+        given = node.normalized_arguments(self._module, normalize_to_only_use_kwargs=True)
+        operands = {k: v for k, v in given.kwargs.items() if k != "x" and v is not None} if given else {}
+        names = {key: str(self._names.get(value.name, "")) for key, value in operands.items()}
+        if not names or "" in names.values():
+            return None
+        codes, scale = self._tensors[names["codes"]], self._tensors[names["scale"]]
+        if kind == LUT and bits_of(self._tensors[names["table"]]) > WIDEST:
+            return None
+        columns = scale.shape[1] * GROUP if kind == LUT else codes.shape[1]
+        return kind, Layer(rows=codes.shape[0], columns=columns, **names)
+
+    def _step(self, layer: Layer) -> float | None:
+        return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
+
+    def _replace(self, kind: str, members: list[tuple[fx.Node, Layer]]) -> None:
+        packing = Packing(f"packed_{len(self.packings)}", kind, tuple(layer for _, layer in members))
+        self.packings.append(packing)
+        first = members[0][0]
+        x: Any = first.args[0]
+        given = x.meta["val"]
+        operands = self._operands(packing, given)
+        features = packing.out_features
+        last = [features] if kind == LUT else [features, members[0][1].columns]
+        step = []
+        if kind == INT8:
+            step = [None if members[0][1].x_scale is None else first.args[3]]
+        bias = operands.pop() if packing.has_bias else None
+        op = getattr(torch.ops.infer, f"linear_{kind}_packed").default
+        with self._graph.inserting_before(first):
+            values = self._cast(x, torch.float32)
+            whole = self._graph.call_function(op, (values, *operands, *step, bias, *last))
+            whole.meta = {
+                **first.meta,
+                "val": given.new_empty((*given.shape[:-1], features), dtype=torch.float32),
+            }
+            for start, (node, layer) in zip(packing.starts, members, strict=True):
+                part = whole if len(members) == 1 else self._slice(whole, start, layer.rows)
+                part = self._cast(part, node.meta["val"].dtype)
+                node.replace_all_uses_with(part)
+        for node, _ in members:
+            self._graph.erase_node(node)
+
+    def _operands(self, packing: Packing, like: Tensor) -> list[fx.Node]:
+        count = sum(native.blocks(layer.rows) for layer in packing.layers)
+        columns = packing.layers[0].columns
+        quads, groups = -(-columns // 4), columns // GROUP
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "scale": ((count, native.ROWS), torch.float32),
+            "codes": ((count, quads, native.ROWS, 4), torch.int8),
+        }
+        if packing.kind == LUT:
+            shapes = {
+                "codes": ((count, groups, native.ROWS * GROUP // 2), torch.uint8),
+                "scale": ((count, groups, native.ROWS), torch.int8),
+                "table": ((count, native.ROWS), torch.int8),
+                "row_scale": ((count, native.ROWS), torch.float32),
+            }
+        shapes["bias"] = ((packing.out_features,), torch.float32)
+        parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
+        return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]
+
+    def _operand(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> fx.Node:
+        """A new buffer of the program: unwritten memory, which costs none until `pack` brings the real tensor."""
+        place = next(
+            i
+            for i, spec in enumerate([*self._specs, None])
+            if spec is None or spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER)
+        )
+        holders = [n for n in self._graph.nodes if n.op == "placeholder"]
+        before = (
+            holders[place]
+            if place < len(holders)
+            else next(n for n in self._graph.nodes if n.op != "placeholder")
+        )
+        with self._graph.inserting_before(before):
+            node = self._graph.placeholder(f"b_{name}")
+        node.meta["val"] = like.new_empty(shape, dtype=dtype)
+        self._specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, True))
+        self._state[name] = torch.empty(shape, dtype=dtype)
+        return node
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        if node.meta["val"].dtype == dtype:
+            return node
+        cast = self._graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+        cast.meta["val"] = node.meta["val"].to(dtype)
+        return cast
+
+    def _slice(self, node: fx.Node, start: int, length: int) -> fx.Node:
+        axis = node.meta["val"].dim() - 1
+        part = self._graph.call_function(torch.ops.aten.slice.Tensor, (node, axis, start, start + length))
+        part.meta["val"] = node.meta["val"].narrow(axis, start, length)
+        return part
+
+    def _drop_unused(self) -> None:
+        """Portable tensors that nothing reads any more need not be loaded."""
+        kept = []
+        nodes = {node.name: node for node in self._graph.nodes if node.op == "placeholder"}
+        for spec in self._specs:
+            node = nodes[spec.arg.name]
+            portable = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+            if portable and not node.users:
+                self._graph.erase_node(node)
+            else:
+                kept.append(spec)
+        self._specs = kept
+        left = {spec.target for spec in kept}
+        self._state = {name: value for name, value in self._state.items() if name in left}
+
+    def program(self) -> ExportedProgram:
+        self._graph.lint()
+        self._module.recompile()
+        old, signature = self._old, copy.copy(self._old.graph_signature)
+        signature.input_specs = self._specs
+        results = next(node for node in self._graph.nodes if node.op == "output").args[0]
+        signature.output_specs = [
+            replace(spec, arg=TensorArgument(result.name)) if isinstance(spec.arg, TensorArgument) else spec
+            for spec, result in zip(signature.output_specs, results, strict=True)
+        ]
+        return ExportedProgram(
+            root=self._module,
+            graph=self._graph,
+            graph_signature=signature,
+            state_dict=self._state,
+            range_constraints=old.range_constraints,
+            module_call_graph=old.module_call_graph,
+            example_inputs=old.example_inputs,
+            constants={n: v for n, v in old.constants.items() if n in {s.target for s in self._specs}},
+            verifiers=list(old.verifiers),
+        )
