@@ -26,7 +26,7 @@ import msgspec
 
 from . import folders
 from .errors import ArtifactError, BusyError, ResourceError, UnsafeSourceError
-from .spec import Choice, Finding, Plan, TensorSpec
+from .spec import Choice, Finding, LayerChoice, Plan, TensorSpec
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -53,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, Any]
     verdict: tuple[str, ...]
     findings: tuple[Finding, ...]
+    layers: tuple[LayerChoice, ...] = ()
     files: dict[str, str] = {}
 
 

@@ -115,12 +115,29 @@ class Finding(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class LayerChoice(msgspec.Struct, frozen=True):
+    """The format of one layer. `effect` is what each format alone does to the model's output, where it was measured:
+    KL in nats per row for logits, otherwise the squared relative error; both add up over layers in first order."""
+
+    name: str
+    format: str  # "float", "int8", "cluster:3", …
+    bits: float  # per weight, tables and scales included
+    weight_error: float | None = None  # relative rms
+    effect: dict[str, float] = {}
+    why: str = ""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that is asked of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
 
     source: str
     backend: str = "auto"
     quant: str = "none"
+    layers: dict[
+        str, str
+    ] = {}  # layer name or glob → format; whoever is named here is never decided otherwise
+    bits: float | None = None  # mean bits per weight of the layers that a format can take
+    max_drop: float | None = None  # share, 0…1: see `limits`
     dtype: str = "auto"
     device: str = "auto"
     inputs: tuple[str, ...] = ()
@@ -153,11 +170,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, frozen=True):
     """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row."""
 
-    relative_error: float
-    cosine: float
-    top1: float
-    kl: float
-    perplexity: float
+    relative_error: float | None = None
+    cosine: float | None = None
+    top1: float | None = None
+    kl: float | None = None
+    perplexity: float | None = None
 
 
 # The quality table of the design: what each precision class may lose against the float original.
@@ -183,3 +200,27 @@ def precision_class(quant: str, dtype: str) -> str:
     if name in ("int8", "fp8"):
         return "int8"
     return dtype if dtype in LIMITS else "float32"
+
+
+def precision(plan: Plan) -> str:
+    """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype."""
+    if plan.bits is None:
+        return precision_class(plan.quant, plan.dtype)
+    return next(
+        name
+        for bits, name in ((7.0, "int8"), (4.0, "4bit"), (3.0, "3bit"), (0.0, "2bit"))
+        if plan.bits >= bits
+    )
+
+
+def limits(plan: Plan, task: str) -> Limits:
+    """What the gate allows. `max_drop` replaces the row of its precision class by one label-free measure: the relative
+    increase of perplexity of a language model, the share of rows whose best class changed of a classifier, and the
+    relative error of the outputs of everything else."""
+    if plan.max_drop is None:
+        return LIMITS[precision(plan)]
+    if task == "text-generation":
+        return Limits(perplexity=plan.max_drop)
+    return (
+        Limits(top1=1 - plan.max_drop) if task == "classification" else Limits(relative_error=plan.max_drop)
+    )

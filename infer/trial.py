@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import capture, fidelity, plugins
 from .report import latency
-from .spec import LIMITS, Finding, Plan, precision_class
+from .spec import Finding, Plan, limits, precision
 
 GOLDEN_TOKENS = 16
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
@@ -42,6 +42,7 @@ class Trial:
     baseline: str = ""
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
+    task: str = "tensors"
 
     @property
     def seconds(self) -> float:
@@ -60,15 +61,19 @@ class Trial:
         return f"{', '.join(parts)} against {self.baseline}"
 
     def unfaithful(self, plan: Plan) -> str | None:
-        return fidelity.judge(self.fidelity, LIMITS[precision_class(plan.quant, plan.dtype)], plan.max_error)
+        return fidelity.judge(self.fidelity, limits(plan, self.task), plan.max_error)
 
     def failure(self, plan: Plan) -> str | None:
         return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)
 
     def verdicts(self, plan: Plan) -> list[str]:
         """The lines that people read first."""
-        limits = precision_class(plan.quant, plan.dtype)
-        lines = [self.verdict, f"fidelity within the limits of {limits}"]
+        allowed = (
+            f"--max-drop {plan.max_drop:g}"
+            if plan.max_drop is not None
+            else f"the limits of {precision(plan)}"
+        )
+        lines = [self.verdict, f"fidelity within {allowed}"]
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def close(self) -> None:
@@ -115,6 +120,7 @@ def run_trial(
         changed=plan.quant != "none" or plan.dtype != "float32",
         findings=[*findings, *compared],
         runner=runner,
+        task=original.task,
     )
     if trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
         baseline, trial.baseline = floats.baseline(plan, step)

@@ -41,7 +41,8 @@ def test_flags_of_optimize() -> None:
 def test_manifest_keys() -> None:
     assert [f.name for f in msgspec.structs.fields(artifact.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
-        "sizes", "target", "versions", "meta", "verdict", "findings", "files",
+        "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
+        "files",
     ]  # fmt: skip
 
 

@@ -38,7 +38,18 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
         reason = _violation(finding, metric, limits, max_error, rows.get(output))
         if reason:
             return reason
+    if len(_fields(limits)) == 1 and max_error is None and not _judged(findings, limits):
+        return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
+
+
+def _fields(limits: Limits) -> list[str]:
+    return [name for name in limits.__struct_fields__ if getattr(limits, name) is not None]
+
+
+def _judged(findings: Sequence[Finding], limits: Limits) -> bool:
+    metrics = (f.what.rpartition(".")[2] for f in findings if f.value is not None)
+    return any(JUDGED[metric][0] in _fields(limits) for metric in metrics if metric in JUDGED)
 
 
 def limit(what: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
@@ -47,7 +58,8 @@ def limit(what: str, limits: Limits, max_error: float | None = None) -> tuple[fl
     if metric not in JUDGED or (max_error is not None and metric != "relative_error"):
         return None
     field, larger_is_worse = JUDGED[metric]
-    return (getattr(limits, field) if max_error is None else max_error), larger_is_worse
+    bound = getattr(limits, field) if max_error is None else max_error
+    return None if bound is None else (bound, larger_is_worse)
 
 
 def _violation(
@@ -74,6 +86,8 @@ def _violation(
 
 
 def _owner(limits: Limits) -> str:
+    if len(_fields(limits)) == 1:
+        return "by --max-drop"
     name = next((name for name, known in LIMITS.items() if known == limits), None)
     return f"for {name}" if name else "by the limits given"
 

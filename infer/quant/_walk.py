@@ -1,13 +1,15 @@
 """The walk over a model: each Linear, Embedding and Conv2d that the format accepts becomes a packed one.
 
 Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
-needs memory for its packed form and for one block. What isn't quantized stays where it is.
+needs memory for its packed form and for one block. What isn't quantized stays where it is. A `Shelf` keeps what
+was packed once, for callers that try one assignment of formats after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +17,10 @@ from torch import Tensor, nn
 from ..errors import NotUsableError, SourceError, UsageError
 from ..spec import Finding, Plan
 from ..weights import WeightReader, check_finite
-from . import Quantizer, Stats, get, join, needs_stats
+from . import Stats, join, needs_stats
+from ._formats import FLOAT, Format, find_with_formats
 from ._layers import Packed, replacement
-from ._sites import Site, Weight, find
+from ._sites import Site, Weight
 
 STAGE = "shrink"
 # Weights in float at a time.
@@ -33,6 +36,41 @@ class Totals:
     bytes_after: int = 0
     square_error: float = 0.0
     square_weight: float = 0.0
+
+
+@dataclass
+class Packing:
+    """The packed tensors of a weight, and the squared norms of its error and of itself."""
+
+    tensors: dict[str, Tensor]
+    square_error: float
+    square_weight: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def weight_error(self) -> float:
+        """Relative rms."""
+        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+
+
+@dataclass
+class Shelf:
+    """What was packed, by (layer, format), while it fits into `room` bytes."""
+
+    room: int = 2 << 30
+    held: dict[tuple[str, str], Packing] = field(default_factory=dict)
+
+    def get(self, weight: Weight, format: Format, make: Callable[[], Packing]) -> Packing:
+        key = (weight.name, format.name)
+        if key in self.held:
+            return self.held[key]
+        packing = make()
+        if packing.num_bytes <= self.room:
+            self.held[key], self.room = packing, self.room - packing.num_bytes
+        return packing
 
 
 @dataclass
@@ -62,21 +100,25 @@ def quantize_model(
     renames: Mapping[str, str] | None = None,
     stats: Mapping[str, Stats] | None = None,
     progress: Progress | None = None,
+    formats: Mapping[str, str] | None = None,
+    shelf: Shelf | None = None,
 ) -> list[Finding]:
-    """Swap in place all layers that `plan.quant` accepts; weights on meta are read through `reader`.
+    """Swap in place all layers that their format accepts; weights on meta are read through `reader`.
 
+    `formats` holds layer → format ("float" keeps it); the others get `plan.quant`.
     Returns the relative rms weight error of each quantized layer, the reason of each refused one, and totals.
     Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
     `NotUsableError` (no layer accepts the format).
     """
-    quantizer, calibrated = get(plan), stats or {}
-    if needs_stats(plan) and stats is None:
-        raise UsageError(
-            f"--quant {plan.quant} needs real inputs to calibrate with", hint="Give them with --data"
-        )
-    weights = find(model, lambda site: _refuses(site, quantizer, plan, calibrated))
-    accepted = [weight for weight in weights if not weight.reasons]
-    refused = [Finding(STAGE, f"refused {n}", None, why=why) for w in weights for n, why in w.reasons.items()]
+    formats, calibrated, shelf = formats or {}, stats or {}, shelf or Shelf(room=0)
+    for name in {plan.quant, *formats.values()} - {FLOAT}:
+        if needs_stats(plan.with_(quant=name)) and stats is None:
+            raise UsageError(
+                f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
+            )
+    weights = find_with_formats(model, plan, formats, lambda site, format: refuses(site, format, calibrated))
+    accepted = [(weight, format) for weight, format in weights if format is not None]
+    refused = [Finding(STAGE, f"refused {n}", None, why=y) for w, _ in weights for n, y in w.reasons.items()]
     if not accepted:
         reasons = "; ".join(f"{finding.what}: {finding.why}" for finding in refused[:3])
         reasons = reasons or "it has no Linear, Embedding or Conv2d"
@@ -85,36 +127,42 @@ def quantize_model(
             hint="Use --quant none, or another format",
         )
     findings, totals = [], Totals()
-    for done, weight in enumerate(accepted):
+    for done, (weight, format) in enumerate(accepted):
         if progress:
             progress(done, len(accepted), weight.name)
-        origin = _origin(weight, reader, renames or {})
-        findings += _swap(weight, origin, quantizer, plan, calibrated, totals)
+        origin = origin_of(weight, reader, renames or {})
+        packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
+        findings += _swap(weight, origin, format, packing, totals)
     if progress:
         progress(len(accepted), len(accepted), "")
     _disable_fast_paths(model)
     return findings + refused + _summary(totals, len(refused))
 
 
-def _refuses(site: Site, quantizer: Quantizer, plan: Plan, stats: Mapping[str, Stats]) -> str | None:
-    if reason := quantizer.refuses(site.layer, plan):
+def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
+    """Why a layer can't have a format, or None."""
+    if reason := format.quantizer.refuses(site.layer, format.plan):
         return reason
     reached = isinstance(site.layer, nn.Embedding) or _stats(site, stats) is not None
-    return None if reached or not needs_stats(plan) else "no calibration input reached it"
+    return None if reached or not needs_stats(format.plan) else "no calibration input reached it"
 
 
 def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
     return next((stats[name] for name in site.names if name in stats), None)
 
 
-def _origin(weight: Weight, reader: WeightReader | None, renames: Mapping[str, str]) -> Origin:
+def origin_of(
+    weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
+) -> Origin:
+    """Where the rows of a weight come from; `reader` is asked while the model is on meta."""
     tensor, shape = weight.tensor, tuple(weight.tensor.shape)
     if not tensor.is_meta:
         return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: tensor[start:stop])
     if reader is None:
         raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
     held = set(reader.names())
-    name = next((n for own in weight.names for n in (renames.get(own, own),) if n in held), None)
+    named = renames or {}
+    name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
     if name is None:
         raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
     if tuple(reader.shape(name)) != shape:
@@ -122,42 +170,42 @@ def _origin(weight: Weight, reader: WeightReader | None, renames: Mapping[str, s
     return Origin(shape, reader.dtype(name), name, lambda start, stop: reader.rows(name, start, stop))
 
 
-def _swap(
-    weight: Weight,
-    origin: Origin,
-    quantizer: Quantizer,
-    plan: Plan,
-    stats: Mapping[str, Stats],
-    totals: Totals,
-) -> list[Finding]:
+def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> Packing:
+    """Quantize one weight, block by block."""
     seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
     parts, error, size = [], 0.0, 0.0
-    for block in origin.blocks(quantizer.ROWS):
-        part = quantizer.quantize(block, seen, plan)
-        error += _squares(quantizer.dequantize(part).sub_(block))
+    for block in origin.blocks(format.quantizer.ROWS):
+        part = format.quantizer.quantize(block, seen, format.plan)
+        error += _squares(format.quantizer.dequantize(part).sub_(block))
         size += _squares(block)
         parts.append(part)
-    tensors = join(quantizer, parts)
-    packed = Packed(tensors, quantizer.dequantize, weight.tensor.dtype)
+    return Packing(join(format.quantizer, parts), error, size)
+
+
+def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.Module]:
+    """What takes the place of each layer of a weight; they share one `Packed`."""
+    packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype)
     if not weight.tensor.is_meta:
         packed.to(weight.tensor.device)
-    count, num_bytes = weight.tensor.numel(), sum(t.nbytes for t in tensors.values())
-    findings = []
-    why = f"{plan.quant}, {num_bytes * 8 / count:.3f} bits per weight"
-    for site in weight.sites:
-        new = replacement(site.layer, packed, quantizer).train(site.layer.training)
+    return [
+        replacement(site.layer, packed, format.quantizer).train(site.layer.training) for site in weight.sites
+    ]
+
+
+def _swap(weight: Weight, origin: Origin, format: Format, packing: Packing, totals: Totals) -> list[Finding]:
+    count, findings = weight.tensor.numel(), []
+    why = f"{format.name}, {packing.num_bytes * 8 / count:.3f} bits per weight"
+    for site, new in zip(weight.sites, packed_layers(weight, format, packing), strict=True):
         for parent, attribute in site.parents:
             setattr(parent, attribute, new)
         tied = f", tied to {weight.name}" if site is not weight.sites[0] else ""
-        findings.append(
-            Finding(STAGE, site.name, (error / size) ** 0.5 if size else 0.0, "relative rms", why + tied)
-        )
+        findings.append(Finding(STAGE, site.name, packing.weight_error, "relative rms", why + tied))
     totals.num_layers += len(weight.sites)
     totals.num_weights += count
     totals.bytes_before += count * origin.dtype.itemsize
-    totals.bytes_after += num_bytes
-    totals.square_error += error
-    totals.square_weight += size
+    totals.bytes_after += packing.num_bytes
+    totals.square_error += packing.square_error
+    totals.square_weight += packing.square_weight
     return findings
 
 

@@ -10,7 +10,7 @@ import msgspec
 from .. import device as hardware
 from ..artifact import Manifest
 from ..fidelity.gate import judge, limit
-from ..spec import LIMITS, Choice, Finding, Plan, TensorSpec, precision_class
+from ..spec import Choice, Finding, LayerChoice, Limits, Plan, TensorSpec, limits, precision
 from . import roofline, wording
 from .latency import Latency, Paired
 
@@ -86,6 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     fidelity: tuple[FidelityRow, ...]
     latency: tuple[LatencyRow, ...]
+    layers: tuple[LayerChoice, ...] = ()
     size: int
     original_size: int | None
     findings: tuple[Finding, ...]
@@ -117,9 +118,9 @@ def from_manifest(
 ) -> Report:
     """Gather the manifest and the timings; `original_size` defaults to the bytes of the weights loaded."""
     plan, findings = manifest.plan, manifest.findings
-    precision = precision_class(plan.quant, plan.dtype)
+    allowed = limits(plan, manifest.task)
     rows = tuple(_latency_row(timed, findings) for timed in latency)
-    failure = judge(_compared(findings), LIMITS[precision], plan.max_error) or ""
+    failure = judge(_compared(findings), allowed, plan.max_error) or ""
     original = original_size if original_size is not None else _loaded_bytes(findings)
     return Report(
         name=manifest.name,
@@ -132,15 +133,16 @@ def from_manifest(
         backend=manifest.backend,
         device=manifest.device,
         task=manifest.task,
-        precision=precision,
+        precision=precision(plan),
         baseline=baseline or _against(manifest.verdict),
         plan=plan,
         choices=manifest.choices,
         tried=_tried(manifest),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
-        fidelity=tuple(_fidelity_row(f, plan, precision, findings) for f in _compared(findings)),
+        fidelity=tuple(_fidelity_row(f, plan, allowed, findings) for f in _compared(findings)),
         latency=rows,
+        layers=manifest.layers,
         size=size,
         original_size=original,
         findings=findings,
@@ -175,9 +177,9 @@ def _compared(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.stage == "compare" and "." in f.what]
 
 
-def _fidelity_row(finding: Finding, plan: Plan, precision: str, findings: Sequence[Finding]) -> FidelityRow:
+def _fidelity_row(finding: Finding, plan: Plan, allowed: Limits, findings: Sequence[Finding]) -> FidelityRow:
     base = FidelityRow(finding.what, finding.value, finding.unit, finding.why)
-    judged = limit(finding.what, LIMITS[precision], plan.max_error)
+    judged = limit(finding.what, allowed, plan.max_error)
     if judged is None or not isinstance(finding.value, int | float):
         return base
     bound, larger_is_worse = judged
@@ -189,7 +191,7 @@ def _fidelity_row(finding: Finding, plan: Plan, precision: str, findings: Sequen
         limit=bound,
         larger_is_worse=larger_is_worse,
         used=spent / room if room > 0 else None,
-        ok=judge([finding, *counts], LIMITS[precision], plan.max_error) is None,
+        ok=judge([finding, *counts], allowed, plan.max_error) is None,
     )
 
 
