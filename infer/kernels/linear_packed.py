@@ -1,12 +1,13 @@
 """The same layers on weights packed for the CPU at hand: what `prepack` puts in place of the portable operators.
 
     linear_lut4_packed          `linear_lut` of 2 to 4 bits, activations to int8 for each group of 64 columns
-    linear_int8_packed          `linear_int8` (x_scale absent) and `linear_int8_static`, the same numbers
+    linear_int8_packed          `linear_int8_static`, the same numbers; without x_scale `linear_int8`, but with
+                                activations on an asymmetric grid for each row: half the error after GELU or ReLU
     linear_int8_weight_packed   `linear_int8_weight`
 
 x is [..., K] float32 on the CPU, packed operands come from `native.pack_lut4` and `native.pack_int8`. Only the native
-library computes them; the slow twins are the portable operators and, for the rounding that `linear_lut4_packed`
-adds, `lut4_twin` here.
+library computes them; the slow twins are the portable operators and, where rounding differs, `lut4_twin` and
+`int8_twin` here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ def lut4_twin(
     return y.reshape(*x.shape[:-1], codes.shape[0])
 
 
+def int8_twin(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What `linear_int8_packed` computes without x_scale, from int8 codes [N, K] and scale [N]: x [..., K] → [..., N].
+
+    Zero is on the grid of every row, so that zeros (padding, ReLU) stay exact.
+    """
+    rows = x.float().reshape(-1, x.shape[-1])
+    low, high = rows.amin(1, keepdim=True).clamp_max(0), rows.amax(1, keepdim=True).clamp_min(0)
+    step = ((high - low) / 255).clamp_min(TINY)
+    zero = (-128 - low / step).round().clamp(-128, 127)
+    q = ((rows / step).round() + zero).clamp(-128, 127)
+    sums = q.double() @ codes.double().t() - zero.double() * codes.double().sum(1)
+    y = sums.float() * step * scale.float()
+    y = y if bias is None else y + bias.float()
+    return y.reshape(*x.shape[:-1], codes.shape[0])
+
+
 def _shape(x: Tensor, *rest: object) -> Tensor:
     features = next(value for value in rest if isinstance(value, int))
     return x.new_empty((*x.shape[:-1], features))
@@ -55,7 +72,7 @@ declare(
     _shape,
 )
 declare(
-    "linear_int8_packed(Tensor x, Tensor codes, Tensor scale, Tensor? x_scale, Tensor? bias, int out_features, "
+    "linear_int8_packed(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor? x_scale, Tensor? bias, int out_features, "
     "int in_features) -> Tensor",
     _shape,
 )

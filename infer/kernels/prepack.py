@@ -25,7 +25,7 @@ from .packing import GROUP, bits_of
 LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
 PARTS = {
     LUT: ("codes", "scale", "table", "row_scale"),
-    INT8: ("codes", "scale"),
+    INT8: ("codes", "scale", "row_sum"),
     WEIGHT: ("codes", "scale"),
 }
 WIDEST = 4  # bits of a code that one byte shuffle can look up
@@ -124,7 +124,8 @@ def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple
     if kind == LUT:
         names = (layer.codes, layer.table, layer.scale, layer.row_scale)
         return native.pack_lut4(*(weights[str(name)] for name in names))
-    return native.pack_int8(weights[layer.codes], weights[layer.scale])
+    made = native.pack_int8(weights[layer.codes], weights[layer.scale])
+    return made[: len(PARTS[kind])]
 
 
 def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[Packing]]:
@@ -212,6 +213,7 @@ class _Rewriter:
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "scale": ((count, native.ROWS), torch.float32),
             "codes": ((count, quads, native.ROWS, 4), torch.int8),
+            "row_sum": ((count, native.ROWS), torch.int32),
         }
         if packing.kind == LUT:
             shapes = {

@@ -113,13 +113,17 @@ def pack_lut4(
     return packed
 
 
-def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [N, K] and scale [N] → int8 [blocks, ceil(K/4), 16, 4] and float32 [blocks, 16], zeros beyond N and K."""
+def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """int8 [N, K] and scale [N] → codes int8 [blocks, ceil(K/4), 16, 4], scale float32 and row sum int32 [blocks, 16].
+
+    Zeros beyond N and K.
+    """
     codes, scale = codes.contiguous(), scale.float().contiguous()
     rows, columns = codes.shape
     packed = (
         torch.empty((blocks(rows), -(-columns // 4), ROWS, 4), dtype=torch.int8),
         torch.empty((blocks(rows), ROWS), dtype=torch.float32),
+        torch.empty((blocks(rows), ROWS), dtype=torch.int32),
     )
     load().infer_pack_int8(
         *(_pointer(codes), _pointer(scale), ctypes.c_int64(rows), ctypes.c_int64(columns)),

@@ -45,7 +45,8 @@ AtenTensorHandle lut4(const View& given, const View& codes, const View& scale, c
   return y.handle;
 }
 
-AtenTensorHandle int8(const View& given, const View& codes, const View& scale, const std::optional<View>& x_scale,
+AtenTensorHandle int8(const View& given, const View& codes, const View& scale, const std::optional<View>& row_sum,
+                      const std::optional<View>& x_scale,
                       const std::optional<View>& bias, int64_t out_features, int64_t in_features, bool weight_only) {
   STD_TORCH_CHECK(codes.dim == 4 && codes.sizes[0] == (out_features + BLOCK_ROWS - 1) / BLOCK_ROWS &&
                       codes.sizes[1] == (in_features + 3) / 4,
@@ -56,7 +57,8 @@ AtenTensorHandle int8(const View& given, const View& codes, const View& scale, c
   const float* added = floats(bias, out_features, "bias");
   const float* step = floats(x_scale, 1, "x_scale");
   const Output y(x, out_features);
-  const Int8Weight weight{codes.as<const int8_t>(), scale.as<const float>(), out_features, in_features};
+  const Int8Weight weight{codes.as<const int8_t>(), scale.as<const float>(), out_features, in_features,
+                          row_sum ? row_sum->as<const int32_t>() : nullptr};
   if (y.rows && out_features) {
     if (weight_only)
       linear_int8_weight(x.as<const float>(), y.rows, weight, added, y.data);
@@ -72,15 +74,15 @@ Tensor op_lut4(Tensor x, Tensor codes, Tensor scale, Tensor table, Tensor row_sc
                      optional_view(bias), out_features));
 }
 
-Tensor op_int8(Tensor x, Tensor codes, Tensor scale, std::optional<Tensor> x_scale, std::optional<Tensor> bias,
+Tensor op_int8(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, std::optional<Tensor> x_scale, std::optional<Tensor> bias,
                int64_t out_features, int64_t in_features) {
-  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), optional_view(x_scale),
+  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), View(row_sum.get()), optional_view(x_scale),
                      optional_view(bias), out_features, in_features, false));
 }
 
 Tensor op_int8_weight(Tensor x, Tensor codes, Tensor scale, std::optional<Tensor> bias, int64_t out_features,
                       int64_t in_features) {
-  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), std::nullopt, optional_view(bias),
+  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), std::nullopt, std::nullopt, optional_view(bias),
                      out_features, in_features, true));
 }
 
@@ -101,10 +103,10 @@ INFER_SHIM aoti_torch_cpu_linear_lut4_packed(AtenTensorHandle x, AtenTensorHandl
 }
 
 INFER_SHIM aoti_torch_cpu_linear_int8_packed(AtenTensorHandle x, AtenTensorHandle codes, AtenTensorHandle scale,
-                                             AtenTensorHandle* x_scale, AtenTensorHandle* bias, int64_t out_features,
+                                             AtenTensorHandle row_sum, AtenTensorHandle* x_scale, AtenTensorHandle* bias, int64_t out_features,
                                              int64_t in_features, AtenTensorHandle* ret0) {
   return guarded("linear_int8_packed", [&] {
-    *ret0 = int8(View(x), View(codes), View(scale), optional_view(x_scale), optional_view(bias), out_features,
+    *ret0 = int8(View(x), View(codes), View(scale), View(row_sum), optional_view(x_scale), optional_view(bias), out_features,
                  in_features, false);
   });
 }
@@ -114,7 +116,7 @@ INFER_SHIM aoti_torch_cpu_linear_int8_weight_packed(AtenTensorHandle x, AtenTens
                                                     int64_t out_features, int64_t in_features,
                                                     AtenTensorHandle* ret0) {
   return guarded("linear_int8_weight_packed", [&] {
-    *ret0 = int8(View(x), View(codes), View(scale), std::nullopt, optional_view(bias), out_features, in_features,
+    *ret0 = int8(View(x), View(codes), View(scale), std::nullopt, std::nullopt, optional_view(bias), out_features, in_features,
                  true);
   });
 }
@@ -128,6 +130,7 @@ extern "C" __attribute__((visibility("default"))) void infer_pack_lut4(
 
 extern "C" __attribute__((visibility("default"))) void infer_pack_int8(const int8_t* codes, const float* scale,
                                                                        int64_t rows, int64_t columns,
-                                                                       int8_t* out_codes, float* out_scale) {
-  pack_int8(codes, scale, rows, columns, out_codes, out_scale);
+                                                                       int8_t* out_codes, float* out_scale,
+                                                                       int32_t* out_row_sum) {
+  pack_int8(codes, scale, rows, columns, out_codes, out_scale, out_row_sum);
 }
