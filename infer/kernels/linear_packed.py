@@ -48,13 +48,14 @@ def lut4_twin(
 def int8_twin(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """What `linear_int8_packed` computes without x_scale, from int8 codes [N, K] and scale [N]: x [..., K] → [..., N].
 
-    Zero is on the grid of every row, so that zeros (padding, ReLU) stay exact.
+    Zero is on the grid of every row, so that zeros (padding, ReLU) stay exact; -128 is not, because AVX2 can't
+    negate it.
     """
     rows = x.float().reshape(-1, x.shape[-1])
     low, high = rows.amin(1, keepdim=True).clamp_max(0), rows.amax(1, keepdim=True).clamp_min(0)
-    step = ((high - low) / 255).clamp_min(TINY)
-    zero = (-128 - low / step).round().clamp(-128, 127)
-    q = ((rows / step).round() + zero).clamp(-128, 127)
+    step = ((high - low) / (2 * LEVELS)).clamp_min(TINY)
+    zero = (-LEVELS - low / step).round().clamp(-LEVELS, LEVELS)
+    q = ((rows / step).round() + zero).clamp(-LEVELS, LEVELS)
     sums = q.double() @ codes.double().t() - zero.double() * codes.double().sum(1)
     y = sums.float() * step * scale.float()
     y = y if bias is None else y + bias.float()
@@ -72,8 +73,8 @@ declare(
     _shape,
 )
 declare(
-    "linear_int8_packed(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor? x_scale, Tensor? bias, int out_features, "
-    "int in_features) -> Tensor",
+    "linear_int8_packed(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor? x_scale, Tensor? bias, "
+    "int out_features, int in_features) -> Tensor",
     _shape,
 )
 declare(

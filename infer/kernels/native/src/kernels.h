@@ -40,8 +40,8 @@ void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const floa
 
 // Activations become int8 by `x_scale[0]` in ±127, or when it is null each row by its own range, asymmetrically (an
 // activation function leaves few negative numbers, and half the levels would be lost; MiniLM: error 0.074 → 0.050):
-//   low = min(0, min x), high = max(0, max x), step = max((high - low) / 255, FLT_MIN),
-//   zero = clamp(round(-128 - low / step), -128, 127), q = clamp(round(x / step) + zero, -128, 127),
+//   low = min(0, min x), high = max(0, max x), step = max((high - low) / 254, FLT_MIN),
+//   zero = clamp(round(-127 - low / step), -127, 127), q = clamp(round(x / step) + zero, -127, 127),
 //   y = float(sum(q * code) - zero * row_sum) * step * scale + bias,
 // halves rounded to even, the int32 part exact. With x_scale, step = x_scale[0], zero = 0 and q in ±127.
 // `linear_packed.int8_twin` is the same in torch.
