@@ -39,30 +39,35 @@ inline float float_of(int32_t bits) {
   return value;
 }
 
-// x / step to the last bit, by two Newton corrections (Markstein 1990) where no intermediate can leave the normal
-// range; the hardware division costs several times as much.
-struct Divider {
-  Vector::Floats step, inverse, limit;
+// The integers nearest to x / step, halves to even, plus `zero`, within ±127. The quotient is that of the division to the
+// last bit, by two Newton corrections (Markstein 1990) where no intermediate can leave the normal range: the hardware
+// division costs several times as much.
+struct Grid {
+  Vector::Floats step, inverse, limit, low, high;
+  Vector::Sums zero;
   bool fast;
 
-  explicit Divider(float s)
+  Grid(float s, int32_t z)
       : step(Vector::broadcast(s)),
         inverse(Vector::broadcast(1 / s)),
-        limit(Vector::broadcast(200 * s)),
+        limit(Vector::broadcast(300 * s)),
+        low(Vector::broadcast(-LEVELS - z)),
+        high(Vector::broadcast(LEVELS - z)),
+        zero(Vector::broadcast(z)),
         fast(s > 1e-20f && s < 1e20f) {}
 
-  Vector::Floats operator()(Vector::Floats x) const {
+  Vector::Floats divide(Vector::Floats x) const {
     if (!fast) return Vector::div(x, step);
-    x = Vector::clamp(x, limit);
+    x = Vector::clamp(x, Vector::negate(limit), limit);
     Vector::Floats q = Vector::mul(x, inverse);
     q = Vector::fma(Vector::fnma(q, step, x), inverse, q);
     return Vector::fma(Vector::fnma(q, step, x), inverse, q);
   }
-};
 
-inline Vector::Sums to_grid(Vector::Floats quotient) {
-  return Vector::round(Vector::clamp(quotient, Vector::broadcast(LEVELS)));
-}
+  Vector::Sums operator()(Vector::Floats x) const {
+    return Vector::add(Vector::round(Vector::clamp(divide(x), low, high)), zero);
+  }
+};
 
 // The last columns, fewer than 16, as a whole vector.
 inline Vector::Floats load_tail(const float* x, int64_t count) {
@@ -71,46 +76,75 @@ inline Vector::Floats load_tail(const float* x, int64_t count) {
   return Vector::load(padded);
 }
 
-inline int32_t abs_max_bits(const float* x, int64_t columns) {
-  Vector::Sums most = Vector::broadcast(int32_t{0}), other = most;
+struct Extent {
+  float low, high;  // over the row and zero
+  bool nan, infinite;
+};
+
+inline Extent extent_of(const float* x, int64_t columns) {
+  Vector::Floats low = Vector::broadcast(0.0f), high = low;
+  Vector::Sums bits = Vector::broadcast(int32_t{0});
+  const auto extend = [&](Vector::Floats v) {
+    low = Vector::min(low, v);
+    high = Vector::max(high, v);
+    bits = Vector::max(bits, Vector::abs_bits(v));
+  };
   int64_t k = 0;
-  for (; k + 32 <= columns; k += 32) {
-    most = Vector::max(most, Vector::abs_bits(Vector::load(x + k)));
-    other = Vector::max(other, Vector::abs_bits(Vector::load(x + k + 16)));
+  for (; k + 16 <= columns; k += 16) extend(Vector::load(x + k));
+  if (k < columns) extend(load_tail(x + k, columns - k));
+  alignas(64) float lows[16], highs[16];
+  Vector::store(lows, low);
+  Vector::store(highs, high);
+  const int32_t largest = Vector::reduce_max(bits);
+  Extent extent{0, 0, largest > INFINITY_BITS, largest == INFINITY_BITS};
+  for (int i = 0; i < 16; ++i) {
+    extent.low = lows[i] < extent.low ? lows[i] : extent.low;
+    extent.high = highs[i] > extent.high ? highs[i] : extent.high;
   }
-  for (; k + 16 <= columns; k += 16) most = Vector::max(most, Vector::abs_bits(Vector::load(x + k)));
-  if (k < columns) most = Vector::max(most, Vector::abs_bits(load_tail(x + k, columns - k)));
-  return Vector::reduce_max(Vector::max(most, other));
+  return extent;
 }
 
-inline float step_of(int32_t abs_max) {
-  const float step = float_of(abs_max) / LEVELS;
-  return step > std::numeric_limits<float>::min() ? step : std::numeric_limits<float>::min();
+inline float at_least_tiny(float step) {
+  constexpr float TINY = std::numeric_limits<float>::min();
+  return step > TINY ? step : TINY;
 }
 
-// One row. `offset` is what an accumulator starts with: -128 * sum(q) where weights are stored as code + 128.
-inline void quantize_row(const float* x, int64_t columns, const float* x_scale, int64_t stride, int8_t* q, float* step,
-                         int32_t* offset) {
-  const int32_t abs_max = abs_max_bits(x, columns);
-  const bool valid = x_scale != nullptr ? abs_max <= INFINITY_BITS : abs_max < INFINITY_BITS;
-  *step = valid ? (x_scale != nullptr ? *x_scale : step_of(abs_max)) : NOT_A_NUMBER;
-  const Divider divide(*step);
+struct RowGrid {
+  float step;
+  int32_t zero;
+};
+
+// As kernels.h says for `linear_int8`. The step is NaN where the row's result is.
+inline RowGrid row_grid(const float* x, int64_t columns, const float* x_scale) {
+  const Extent extent = extent_of(x, columns);
+  if (x_scale != nullptr) return {extent.nan ? NOT_A_NUMBER : *x_scale, 0};
+  const float step = at_least_tiny((extent.high - extent.low) / (2 * LEVELS));
+  if (extent.nan || extent.infinite || !(step < std::numeric_limits<float>::infinity())) return {NOT_A_NUMBER, 0};
+  const float zero = std::nearbyint(-LEVELS - extent.low / step);
+  return {step, static_cast<int32_t>(zero < LEVELS ? (zero > -LEVELS ? zero : -LEVELS) : LEVELS)};
+}
+
+// Where a row's integers and what belongs to them go. `offset` is what an accumulator starts with: -128 * sum(q) where
+// weights are stored as code + 128.
+inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t stride, int8_t* q, int32_t* offset) {
+  const Grid grid(row.step, row.zero);
   Vector::Sums total = Vector::broadcast(int32_t{0});
   int64_t k = 0;
   for (; k + 16 <= columns; k += 16) {
-    const Vector::Sums codes = to_grid(divide(Vector::load(x + k)));
+    const Vector::Sums codes = grid(Vector::load(x + k));
     total = Vector::add(total, codes);
     Vector::store_quads(q + k / 4 * stride, stride, codes);
   }
+  int32_t sum = Vector::reduce_add(total);
   if (k < columns) {
     alignas(64) int8_t tail[16];
-    const Vector::Sums codes = to_grid(divide(load_tail(x + k, columns - k)));
-    total = Vector::add(total, codes);
-    Vector::store_quads(tail, 4, codes);
-    for (int64_t quad = 0; k + 4 * quad < columns; ++quad)
+    Vector::store_quads(tail, 4, grid(load_tail(x + k, columns - k)));
+    for (int64_t quad = 0; k + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
       std::memcpy(q + (k / 4 + quad) * stride, tail + quad * 4, 4);
+      for (int i = 0; i < 4; ++i) sum += tail[quad * 4 + i];
+    }
   }
-  *offset = Vector::UNSIGNED ? -128 * Vector::reduce_add(total) : 0;
+  *offset = Vector::UNSIGNED ? -128 * sum : 0;
 }
 
 // One row in groups of 64 columns, each with its own step; `step` and `offset` advance by `height` per group.
@@ -123,11 +157,11 @@ inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8
       part[i] = Vector::load(x + 16 * i);
       most = Vector::max(most, Vector::abs_bits(part[i]));
     }
-    const int32_t abs_max = Vector::reduce_max(most);
-    *step = abs_max < INFINITY_BITS ? step_of(abs_max) : NOT_A_NUMBER;
-    const Divider divide(*step);
+    const int32_t largest = Vector::reduce_max(most);
+    *step = largest < INFINITY_BITS ? at_least_tiny(float_of(largest) / LEVELS) : NOT_A_NUMBER;
+    const Grid grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
-      const Vector::Sums codes = to_grid(divide(part[i]));
+      const Vector::Sums codes = grid(part[i]);
       total = Vector::add(total, codes);
       Vector::store_quads(q + 4 * i * stride, stride, codes);
     }

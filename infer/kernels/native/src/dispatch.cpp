@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "isa.h"
 
@@ -15,33 +16,28 @@
 namespace infer_native {
 namespace {
 
-bool runs_here(const Isa* isa) {
-  if (isa == nullptr) return false;
+// Best first; the files of other architectures are not compiled.
+const std::vector<const Isa*>& usable() {
+  static const std::vector<const Isa*> isas = [] {
+    std::vector<const Isa*> found;
 #if defined(__x86_64__)
-  if (isa == AVX512_VNNI)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-  if (isa == AVX2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&AVX512_VNNI);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&AVX2);
 #elif defined(__aarch64__) && defined(__linux__)
-  if (isa == NEON_DOTPROD) return (getauxval(AT_HWCAP) & (1UL << 20)) != 0;  // HWCAP_ASIMDDP
+    if ((getauxval(AT_HWCAP) & (1UL << 20)) != 0) found.push_back(&NEON_DOTPROD);  // HWCAP_ASIMDDP
+#elif defined(__aarch64__)
+    found.push_back(&NEON_DOTPROD);
 #endif
-  return true;
-}
-
-const Isa* const* all() {
-  static const Isa* const isas[] = {AVX512_VNNI, AVX2, NEON_DOTPROD, SCALAR, nullptr};
+    found.push_back(&SCALAR);
+    return found;
+  }();
   return isas;
 }
 
-const Isa* best() {
-  for (int i = 0; i < 4; ++i)
-    if (runs_here(all()[i])) return all()[i];
-  return SCALAR;
-}
-
 std::atomic<const Isa*>& active() {
-  static std::atomic<const Isa*> isa{best()};
+  static std::atomic<const Isa*> isa{usable().front()};
   return isa;
 }
 
@@ -87,9 +83,9 @@ using namespace infer_native;
 const char* infer_isa() { return active_isa().name; }
 
 int infer_set_isa(const char* name) {
-  for (int i = 0; i < 4; ++i)
-    if (runs_here(all()[i]) && std::strcmp(all()[i]->name, name) == 0) {
-      active().store(all()[i]);
+  for (const Isa* isa : usable())
+    if (std::strcmp(isa->name, name) == 0) {
+      active().store(isa);
       return 0;
     }
   return 1;
@@ -98,8 +94,7 @@ int infer_set_isa(const char* name) {
 const char* infer_isas() {
   static const std::string names = [] {
     std::string joined;
-    for (int i = 0; i < 4; ++i)
-      if (runs_here(all()[i])) joined += (joined.empty() ? "" : ",") + std::string(all()[i]->name);
+    for (const Isa* isa : usable()) joined += (joined.empty() ? "" : ",") + std::string(isa->name);
     return joined;
   }();
   return names.c_str();

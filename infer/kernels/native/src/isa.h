@@ -14,11 +14,11 @@ struct Isa {
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
 };
 
-// Null where the build has no such instructions.
-extern const Isa* const AVX512_VNNI;
-extern const Isa* const AVX2;
-extern const Isa* const NEON_DOTPROD;
-extern const Isa* const SCALAR;
+// Each is defined where its architecture is.
+extern const Isa AVX512_VNNI;
+extern const Isa AVX2;
+extern const Isa NEON_DOTPROD;
+extern const Isa SCALAR;
 
 const Isa& active_isa();
 

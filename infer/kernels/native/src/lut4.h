@@ -4,9 +4,7 @@
 // PANEL_GROUPS groups is decoded into the first-level cache and register tiles go over it.
 #pragma once
 
-#include <omp.h>
-
-#include "activations.h"
+#include "parallel.h"
 
 namespace infer_native {
 namespace {
@@ -20,17 +18,6 @@ struct Lut4Activations {
   float* step;       // [tile][group][row of the tile]
   int32_t* offset;   // the same
 };
-
-inline void write_row(float* y, int64_t count, Vector::Floats value) {
-  if (count >= BLOCK_ROWS) return Vector::store(y, value);
-  alignas(64) float part[BLOCK_ROWS];
-  Vector::store(part, value);
-  std::memcpy(y, part, count * sizeof(float));
-}
-
-inline Vector::Floats read_row(const float* bias, int64_t count) {
-  return count >= BLOCK_ROWS ? Vector::load(bias) : load_tail(bias, count);
-}
 
 // Rows of 16 outputs of one block, from the float sums over all groups.
 template <int HEIGHT>
@@ -142,19 +129,6 @@ inline void lut4_tile(const Lut4Panel& panel, int64_t groups, const int8_t* q, c
 }
 
 template <int BLOCKS>
-inline void lut4_tile(int height, const Lut4Panel& panel, int64_t groups, const int8_t* q, const float* step,
-                      const int32_t* offset, float* total) {
-  switch (height) {
-    case 1: return lut4_tile<1, BLOCKS>(panel, groups, q, step, offset, total);
-    case 2: return lut4_tile<2, BLOCKS>(panel, groups, q, step, offset, total);
-    case 3: return lut4_tile<3, BLOCKS>(panel, groups, q, step, offset, total);
-    case 4: return lut4_tile<4, BLOCKS>(panel, groups, q, step, offset, total);
-    case 5: return lut4_tile<5, BLOCKS>(panel, groups, q, step, offset, total);
-    default: return lut4_tile<6, BLOCKS>(panel, groups, q, step, offset, total);
-  }
-}
-
-template <int BLOCKS>
 void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range chunk, int64_t block,
                 const float* bias, float* y) {
   const int64_t groups = weight.columns / GROUP, first = tiles.start(chunk.begin);
@@ -167,8 +141,10 @@ void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles&
     for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
       const int64_t start = tiles.start(tile), height = tiles.height(tile);
       const int64_t place = start * groups + group * height;
-      lut4_tile<BLOCKS>(height, panel, count, x.q + place * GROUP, x.step + place, x.offset + place,
-                        total[start - first][0]);
+      with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
+        lut4_tile<rows, BLOCKS>(panel, count, x.q + place * GROUP, x.step + place, x.offset + place,
+                                total[start - first][0]);
+      });
     }
   }
   for (int64_t row = first; row < tiles.start(chunk.end); ++row)
@@ -196,19 +172,11 @@ void lut4_panels(const Lut4Weight& weight, const Lut4Activations& x, const Tiles
 void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
                const float* bias, float* y) {
   if (tiles.rows > Vector::DIRECT_ROWS) return lut4_panels(weight, x, tiles, mine, blocks, bias, y);
-  switch (tiles.rows) {
-    case 1: return lut4_direct<1>(weight, x, blocks, bias, y);
-    case 2: return lut4_direct<2>(weight, x, blocks, bias, y);
-    case 3: return lut4_direct<3>(weight, x, blocks, bias, y);
-    case 4: return lut4_direct<4>(weight, x, blocks, bias, y);
-    case 5: return lut4_direct<5>(weight, x, blocks, bias, y);
-    case 6: return lut4_direct<6>(weight, x, blocks, bias, y);
-    case 7: return lut4_direct<7>(weight, x, blocks, bias, y);
-    default: return lut4_direct<8>(weight, x, blocks, bias, y);
-  }
+  with_height<Vector::DIRECT_ROWS>(static_cast<int>(tiles.rows),
+                                   [&](auto rows) { lut4_direct<rows>(weight, x, blocks, bias, y); });
 }
 
-void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {
+void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {
   if (m == 0 || weight.rows == 0) return;
   const int64_t groups = weight.columns / GROUP, blocks = packed_blocks(weight.rows);
   const Tiles tiles(m, m <= Vector::DIRECT_ROWS ? Vector::DIRECT_ROWS : Vector::TILE_ROWS);
@@ -230,8 +198,8 @@ void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const floa
       }
     }
   };
-  parallel(m, m * weight.columns, blocks, tiles.count, quantize, [&](Range mine, Range share_of_blocks) {
-    lut4_rows(weight, activations, tiles, mine, share_of_blocks, bias, y);
+  parallel(tiles, weight.columns, blocks, quantize, [&](Range my_tiles, Range my_blocks) {
+    lut4_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
   });
 }
 

@@ -88,7 +88,7 @@ void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t table
 }
 
 void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t columns, int8_t* out_codes,
-               float* out_scale) {
+               float* out_scale, int32_t* out_row_sum) {
   const int64_t blocks = packed_blocks(rows), quads = (columns + 3) / 4;
   const int8_t zero = active_isa().unsigned_weights ? INT8_MIN : 0;  // code + 128 flips the sign bit
   advise_large_pages(out_codes, blocks * quads * 64);
@@ -99,9 +99,12 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
     for (int64_t row = 0; row < BLOCK_ROWS; ++row) {
       const int64_t n = block * BLOCK_ROWS + row;
       out_scale[n] = n < rows ? scale[n] : 0;
-      if (n >= rows) continue;
-      for (int64_t k = 0; k < columns; ++k)
+      int32_t sum = 0;
+      for (int64_t k = 0; n < rows && k < columns; ++k) {
+        sum += codes[n * columns + k];
         block_codes[k / 4 * 64 + row * 4 + k % 4] = static_cast<int8_t>(codes[n * columns + k] ^ zero);
+      }
+      if (out_row_sum != nullptr) out_row_sum[n] = sum;
     }
   }
 }

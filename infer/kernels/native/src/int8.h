@@ -1,0 +1,131 @@
+// y = x @ weight.T where both are int8 and the sum is exact; one scale per output row, one step per activation row.
+//
+// Register tiles go over CHUNK_QUADS columns of TILE_BLOCKS blocks, which stay in the first-level cache while every
+// tile of rows passes; the int32 sums wait in memory between chunks. With one tile there is one chunk.
+#pragma once
+
+#include "parallel.h"
+
+namespace infer_native {
+namespace {
+
+constexpr int64_t CHUNK_QUADS = 256 / Vector::TILE_BLOCKS;
+constexpr int64_t CHUNK_ROWS = 192;
+
+struct Int8Activations {
+  int8_t* q;
+  RowGrid* grid;
+  int32_t* offset;
+};
+
+// `sum` is [row][TILE_BLOCKS][16]; blocks of weights are `stride` bytes apart.
+template <int HEIGHT, int BLOCKS>
+inline void int8_tile(const int8_t* codes, int64_t stride, int64_t quads, const int8_t* q, int32_t* sum) {
+  Vector::Sums acc[HEIGHT][BLOCKS];
+#pragma GCC unroll 8
+  for (int row = 0; row < HEIGHT; ++row)
+#pragma GCC unroll 4
+    for (int b = 0; b < BLOCKS; ++b)
+      acc[row][b] = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
+  for (int64_t quad = 0; quad < quads; ++quad, codes += 64, q += HEIGHT * 4) {
+    Vector::Quads weights[BLOCKS];
+#pragma GCC unroll 4
+    for (int b = 0; b < BLOCKS; ++b) {
+      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
+      weights[b] = Vector::load_quads(codes + b * stride);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < HEIGHT; ++row)
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; ++b) acc[row][b] = Vector::dot(acc[row][b], weights[b], q + row * 4);
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < HEIGHT; ++row)
+#pragma GCC unroll 4
+    for (int b = 0; b < BLOCKS; ++b)
+      Vector::store_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16, acc[row][b]);
+}
+
+inline void finish_int8(const int32_t* sum, RowGrid row, const Int8Weight& weight, int64_t block, const float* bias,
+                        float* y) {
+  const int64_t n = block * BLOCK_ROWS, count = weight.rows - n;
+  Vector::Sums exact = Vector::load_sums(sum);
+  if (row.zero != 0)
+    exact = Vector::sub_product(exact, Vector::broadcast(row.zero), Vector::load_sums(weight.row_sum + n));
+  Vector::Floats value = Vector::mul(Vector::to_float(exact), Vector::broadcast(row.step));
+  value = Vector::mul(value, Vector::load(weight.scale + n));
+  if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
+  write_row(y + n, count, value);
+}
+
+template <int BLOCKS>
+void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles& tiles, Range chunk, int64_t block,
+                const float* bias, float* y) {
+  const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
+  const int64_t first = tiles.start(chunk.begin), last = tiles.start(chunk.end);
+  const int64_t step = chunk.end - chunk.begin == 1 ? quads : CHUNK_QUADS;
+  alignas(64) int32_t sum[CHUNK_ROWS][Vector::TILE_BLOCKS][16];
+  for (int64_t row = first; row < last; ++row)
+    for (int b = 0; b < BLOCKS; ++b) Vector::store_sums(sum[row - first][b], Vector::broadcast(x.offset[row]));
+  for (int64_t quad = 0; quad < quads; quad += step) {
+    const int64_t count = quads - quad < step ? quads - quad : step;
+    const int8_t* codes = weight.codes + block * stride + quad * 64;
+    for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
+      const int64_t start = tiles.start(tile), height = tiles.height(tile);
+      const int8_t* q = x.q + (start * quads + quad * height) * 4;
+      with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
+        int8_tile<rows, BLOCKS>(codes, stride, count, q, sum[start - first][0]);
+      });
+    }
+  }
+  for (int64_t row = first; row < last; ++row)
+    for (int b = 0; b < BLOCKS; ++b)
+      finish_int8(sum[row - first][b], x.grid[row], weight, block + b, bias, y + row * weight.rows);
+}
+
+void int8_rows(const Int8Weight& weight, const Int8Activations& x, const Tiles& tiles, Range mine, Range blocks,
+               const float* bias, float* y) {
+  constexpr int64_t STEP = CHUNK_ROWS / Vector::TILE_ROWS;
+  for (int64_t tile = mine.begin; tile < mine.end; tile += STEP) {
+    const Range chunk{tile, tile + STEP < mine.end ? tile + STEP : mine.end};
+    int64_t block = blocks.begin;
+    for (; block + Vector::TILE_BLOCKS <= blocks.end; block += Vector::TILE_BLOCKS)
+      int8_strip<Vector::TILE_BLOCKS>(weight, x, tiles, chunk, block, bias, y);
+    if (Vector::TILE_BLOCKS > 2 && block + 2 <= blocks.end) {
+      int8_strip<(Vector::TILE_BLOCKS > 2 ? 2 : 1)>(weight, x, tiles, chunk, block, bias, y);
+      block += 2;
+    }
+    for (; block < blocks.end; ++block) int8_strip<1>(weight, x, tiles, chunk, block, bias, y);
+  }
+}
+
+void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
+                 float* y) {
+  if (m == 0 || weight.rows == 0) return;
+  const int64_t quads = (weight.columns + 3) / 4, padded = (m + 15) / 16 * 16;
+  const Tiles tiles(m, Vector::TILE_ROWS);
+  char* memory = static_cast<char*>(scratch(m * quads * 4 + padded * 12));
+  Int8Activations activations;
+  activations.grid = reinterpret_cast<RowGrid*>(memory);
+  activations.offset = reinterpret_cast<int32_t*>(memory + padded * 8);
+  activations.q = reinterpret_cast<int8_t*>(memory + padded * 12);
+
+  const auto quantize = [&](Range rows) {
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile), height = tiles.height(tile);
+      for (int64_t row = start; row < start + height; ++row) {
+        if (row < rows.begin || row >= rows.end) continue;
+        const float* values = x + row * weight.columns;
+        activations.grid[row] = row_grid(values, weight.columns, x_scale);
+        quantize_row(values, weight.columns, activations.grid[row], height * 4,
+                     activations.q + (start * quads + row - start) * 4, activations.offset + row);
+      }
+    }
+  };
+  parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
+    int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
+  });
+}
+
+}  // namespace
+}  // namespace infer_native

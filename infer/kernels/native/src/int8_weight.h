@@ -1,0 +1,100 @@
+// y = x @ weight.T with float activations: codes become floats, in registers for few rows, else once per panel.
+//
+// Sums run over PART columns at a time and the parts are added in order, whatever the number of rows.
+#pragma once
+
+#include "parallel.h"
+
+namespace infer_native {
+namespace {
+
+constexpr int64_t PART_QUADS = 16;
+
+// Columns of one tile of rows as [column][row], zeros beyond the last.
+inline void interleave(const float* x, int64_t columns, int64_t quads, int height, float* out) {
+  for (int64_t k = 0; k < quads * 4; ++k)
+    for (int row = 0; row < height; ++row) out[k * height + row] = k < columns ? x[row * columns + k] : 0;
+}
+
+template <int HEIGHT, int BLOCKS>
+inline void float_part(const int8_t* codes, int64_t stride, int64_t quads, const float* x,
+                       Vector::Floats (&total)[HEIGHT][BLOCKS]) {
+  Vector::Floats part[HEIGHT][BLOCKS];
+#pragma GCC unroll 8
+  for (int row = 0; row < HEIGHT; ++row)
+    for (int b = 0; b < BLOCKS; ++b) part[row][b] = Vector::broadcast(0.0f);
+  for (int64_t quad = 0; quad < quads; ++quad, codes += 64, x += 4 * HEIGHT) {
+#pragma GCC unroll 4
+    for (int b = 0; b < BLOCKS; ++b) {
+      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
+      Vector::Floats column[4];
+      Vector::columns_of(codes + b * stride, column);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+#pragma GCC unroll 8
+        for (int row = 0; row < HEIGHT; ++row)
+          part[row][b] = Vector::fma(column[i], Vector::broadcast(x[i * HEIGHT + row]), part[row][b]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < HEIGHT; ++row)
+    for (int b = 0; b < BLOCKS; ++b) total[row][b] = Vector::add(total[row][b], part[row][b]);
+}
+
+template <int HEIGHT, int BLOCKS>
+inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, float* y) {
+  const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
+  const int8_t* codes = weight.codes + block * stride;
+  Vector::Floats total[HEIGHT][BLOCKS];
+  for (int row = 0; row < HEIGHT; ++row)
+    for (int b = 0; b < BLOCKS; ++b) total[row][b] = Vector::broadcast(0.0f);
+  for (int64_t quad = 0; quad < quads; quad += PART_QUADS)
+    float_part<HEIGHT, BLOCKS>(codes + quad * 64, stride, quads - quad < PART_QUADS ? quads - quad : PART_QUADS,
+                               x + quad * 4 * HEIGHT, total);
+  for (int b = 0; b < BLOCKS; ++b) {
+    const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;
+    for (int row = 0; row < HEIGHT; ++row) {
+      Vector::Floats value = Vector::mul(total[row][b], Vector::load(weight.scale + n));
+      if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
+      write_row(y + row * weight.rows + n, count, value);
+    }
+  }
+}
+
+template <int BLOCKS>
+inline void float_blocks(const Int8Weight& weight, Range blocks, const float* interleaved, const Tiles& tiles,
+                         Range mine, const float* bias, float* y) {
+  for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS)
+    for (int64_t tile = mine.begin; tile < mine.end; ++tile) {
+      const int64_t start = tiles.start(tile);
+      with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
+        float_tile<rows, BLOCKS>(weight, block, interleaved + start * ((weight.columns + 3) / 4 * 4), bias,
+                                 y + start * weight.rows);
+      });
+    }
+}
+
+void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y) {
+  if (m == 0 || weight.rows == 0) return;
+  const int64_t quads = (weight.columns + 3) / 4;
+  const Tiles tiles(m, Vector::TILE_ROWS);
+  float* interleaved = static_cast<float*>(scratch(m * quads * 4 * sizeof(float) + 64));
+
+  const auto arrange = [&](Range rows) {
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile);
+      if (start >= rows.begin && start < rows.end)
+        interleave(x + start * weight.columns, weight.columns, quads, tiles.height(tile),
+                   interleaved + start * quads * 4);
+    }
+  };
+  parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
+    constexpr int PAIR = Vector::TILE_BLOCKS >= 2 ? 2 : 1;
+    const int64_t pairs = my_blocks.begin + (my_blocks.end - my_blocks.begin) / PAIR * PAIR;
+    float_blocks<PAIR>(weight, {my_blocks.begin, pairs}, interleaved, tiles, my_tiles, bias, y);
+    float_blocks<1>(weight, {pairs, my_blocks.end}, interleaved, tiles, my_tiles, bias, y);
+  });
+}
+
+}  // namespace
+}  // namespace infer_native

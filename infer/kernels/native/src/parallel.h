@@ -1,0 +1,66 @@
+// Two steps of every layer, shared among the threads of one OpenMP region: quantize the rows, then multiply.
+#pragma once
+
+#include <omp.h>
+
+#include <type_traits>
+
+#include "activations.h"
+
+namespace infer_native {
+namespace {
+
+constexpr int64_t SERIAL_PRODUCTS = 1 << 18;   // per thread; below, waking a thread costs more than it saves
+constexpr int64_t SERIAL_QUANTIZE = 1 << 14;   // elements
+
+// quantize(rows) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
+template <class Quantize, class Multiply>
+inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
+  const int64_t products = tiles.rows * columns * blocks * BLOCK_ROWS;
+  const bool by_rows = blocks < 2 * omp_get_max_threads() * Vector::TILE_BLOCKS && tiles.count > blocks;
+  int64_t threads = by_rows ? tiles.count : blocks;
+  if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
+  if (threads > products / SERIAL_PRODUCTS) threads = products / SERIAL_PRODUCTS;
+  if (threads <= 1) {
+    quantize(Range{0, tiles.rows});
+    multiply(Range{0, tiles.count}, Range{0, blocks});
+    return;
+  }
+  const bool quantize_first = tiles.rows * columns < SERIAL_QUANTIZE;
+  if (quantize_first) quantize(Range{0, tiles.rows});
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  {
+    const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
+    if (!quantize_first) {
+      quantize(share(tiles.rows, part, parts));
+#pragma omp barrier
+    }
+    if (by_rows)
+      multiply(share(tiles.count, part, parts), Range{0, blocks});
+    else
+      multiply(Range{0, tiles.count}, share(blocks, part, parts));
+  }
+}
+
+// function(std::integral_constant<int, height>) for a height of 1..MAX.
+template <int MAX, class Function>
+inline void with_height(int height, Function function) {
+  if constexpr (MAX > 1) {
+    if (height < MAX) return with_height<MAX - 1>(height, function);
+  }
+  function(std::integral_constant<int, MAX>());
+}
+
+inline void write_row(float* y, int64_t count, Vector::Floats value) {
+  if (count >= BLOCK_ROWS) return Vector::store(y, value);
+  alignas(64) float part[BLOCK_ROWS];
+  Vector::store(part, value);
+  std::memcpy(y, part, count * sizeof(float));
+}
+
+inline Vector::Floats read_row(const float* bias, int64_t count) {
+  return count >= BLOCK_ROWS ? Vector::load(bias) : load_tail(bias, count);
+}
+
+}  // namespace
+}  // namespace infer_native
