@@ -15,8 +15,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test reads or writes the caches, or the key, of whoever runs it; compile caches are shared by the run."""
+    """No test reads or writes the caches, or the key, of whoever runs it; compile caches are shared by the run.
+
+    The native library, named by its sources, is kept from one run to the next.
+    """
     folder = tmp_path_factory.mktemp("user")
+    kept = ROOT / ".pytest_cache" / "kernels"
+    kept.mkdir(parents=True, exist_ok=True)
+    (folder / "cache").mkdir()
+    (folder / "cache" / "kernels").symlink_to(kept)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFER_CACHE", str(folder / "cache"))
         patch.setenv("INFER_CONFIG", str(folder / "config"))
