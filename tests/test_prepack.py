@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infer import kernels
 from infer.kernels import native, prepack
-from infer.kernels.linear_packed import int8_twin, lut4_twin
+from infer.kernels.linear_packed import int8_twin, lut4_twin, rounded_table
 from infer.kernels.native import build
 from infer.quant import cluster, int8, nf4
 from infer.spec import Plan
@@ -147,15 +147,8 @@ def test_six_bit_codes_are_not_for_byte_shuffles() -> None:
 
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])
 def test_no_rows_give_no_rows(make: Any) -> None:
-    program = prepack.packed(exported(make(20, 64), torch.randn(2, 64)))
-    operands = list(program.state_dict.values())
-    node = next(n for n in program.graph.nodes if "packed" in str(n.target))
-    assert node.target(torch.empty(0, 64), *_operands(node, operands)).shape == (0, 20)
-
-
-def _operands(node: Any, tensors: list[Tensor]) -> list[Any]:
-    left = iter(tensors)
-    return [next(left) if hasattr(a, "op") else a for a in node.args[1:]]
+    program = torch.export.export(make(20, 64).eval(), (torch.empty(0, 64),))
+    assert prepack.packed(program).module()(torch.empty(0, 64)).shape == (0, 20)
 
 
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])
@@ -170,6 +163,12 @@ def test_a_wrong_width_says_what_came() -> None:
     packed = native.pack_int8(torch.ones(4, 8, dtype=torch.int8), torch.ones(4))
     with pytest.raises(RuntimeError, match="expected x with 8 columns, got 9"):
         torch.ops.infer.linear_int8_packed(torch.ones(1, 9), *packed, None, None, 4, 8)
+
+
+def test_a_uniform_table_is_exact_in_int8() -> None:
+    table = torch.arange(-8, 8)[None] / 8
+    rounded, factor = rounded_table(table)
+    torch.testing.assert_close(rounded.float() * factor[:, None] / 127, table, rtol=1e-6, atol=0)
 
 
 def test_where_there_is_a_compiler_there_are_kernels() -> None:

@@ -20,6 +20,22 @@ from .linear_int8 import LEVELS, TINY, exact_matmul, to_grid
 from .packing import GROUP, TABLE_ROWS, bits_of, unpack
 
 
+def rounded_table(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables [T, C] as int8 [T, C] and what 127 of them stands for, float32 [T].
+
+    The largest entry takes the level of 96 to 127 that loses least, so that uniform tables (int4) stay exact.
+    """
+    exact = table.double()
+    largest = exact.abs().amax(1, keepdim=True)
+    unit = exact / torch.where(largest > 0, largest, 1)
+    best, level = torch.full_like(largest, torch.inf), torch.full_like(largest, LEVELS)
+    for candidate in range(LEVELS, 95, -1):
+        error = (unit * candidate - (unit * candidate).round()).div(candidate).square().sum(1, keepdim=True)
+        level = torch.where(error < best * 0.99, candidate, level)
+        best = torch.where(error < best * 0.99, error, best)
+    return (unit * level).round().to(torch.int8), (largest * LEVELS / level).squeeze(1).float()
+
+
 def lut4_twin(
     x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
@@ -29,7 +45,7 @@ def lut4_twin(
     """
     rows = x.float().reshape(-1, x.shape[-1])
     index = unpack(codes, bits_of(table)).long()
-    rounded = (table.float() * LEVELS).round().clamp(-LEVELS, LEVELS).to(torch.int8)
+    rounded, factor = rounded_table(table)
     owner = (
         torch.arange(codes.shape[0]) // TABLE_ROWS if table.shape[0] > 1 else torch.zeros_like(index[:, 0])
     )
@@ -40,7 +56,7 @@ def lut4_twin(
         step = (rows[:, columns].abs().amax(1, keepdim=True) / LEVELS).clamp_min(TINY)
         sums = exact_matmul(to_grid(rows[:, columns], step), weight[:, columns])
         total += sums * (scale[:, g].float() * step)
-    y = total * (row_scale.float() / LEVELS**2)
+    y = total * (row_scale.float() * factor[owner] / LEVELS**2)
     y = y if bias is None else y + bias.float()
     return y.reshape(*x.shape[:-1], codes.shape[0])
 
