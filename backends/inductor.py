@@ -18,7 +18,7 @@ import torch._inductor
 from infer import capture, folders, kernels
 from infer import device as hardware
 from infer.errors import ArtifactError, NotUsableError
-from infer.kernels import native, prepack
+from infer.kernels import native, packed, prepack
 from infer.quiet import quiet
 from infer.spec import Finding, Plan
 
@@ -85,8 +85,8 @@ class Runner:
         self._weights = capture.load_weights(folder, device)
         if (folder / PACKINGS).exists():
             native.load()  # before the package, which calls it
-            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[prepack.Packing])
-            self._weights |= prepack.pack(packings, self._weights)
+            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[packed.Packing])
+            self._weights |= packed.pack(packings, self._weights)
         with quiet():
             self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))
         wanted = self._model.get_constant_fqns()

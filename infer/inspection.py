@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from . import artifact, plugins, sources
 from . import device as hardware
 from .errors import ArtifactError
+from .kernels import native
 from .predict import Predictor
 from .report import document
 from .spec import Finding
@@ -75,6 +76,8 @@ def doctor() -> list[Finding]:
     rows.append(
         Finding("machine", "CUDA device", _cuda(), why="" if torch.cuda.is_available() else "CPU only")
     )
+    reason = native.why_not()
+    rows.append(Finding("machine", "native kernels", "no" if reason else native.isa(), why=reason or ""))
     for folder, kind in (("backends", "backend"), ("infer.quant", "quantizer")):
         for name in plugins.names(folder):
             reason = plugins.why_not(folder, name)

@@ -139,10 +139,12 @@ def test_the_program_given_is_left_as_it_was() -> None:
     assert (targets(program), list(program.state_dict)) == before
 
 
-def test_six_bit_codes_are_not_for_byte_shuffles() -> None:
+def test_six_bit_codes_compute_as_int8_rows() -> None:
     tensors = cluster.quantize(torch.randn(32, 64), None, PLAN.with_(quant="cluster:6"))
-    program = exported(Packed(tensors, cluster.linear), torch.randn(2, 64))
-    assert "linear_lut4_packed" not in str(targets(prepack.plan_packing(program)[0]))
+    layer, x = Packed(tensors, cluster.linear), torch.randn(2, 64)
+    program = prepack.packed(exported(layer, x))
+    assert targets(program) == ["infer.linear_int8_packed.default"]
+    assert relative(program.module()(x), layer(x)) < 0.02
 
 
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])

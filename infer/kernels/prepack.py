@@ -1,18 +1,15 @@
 """Portable operators → packed native ones, in a captured program that is lowered for the CPU.
 
 `plan_packing` rewrites the program; which tensors it then wants, and from which weights they are made, is a list of
-`Packing`, kept beside the compiled form. `pack` makes those tensors when the form is opened. Layers that read the
-same input (q, k and v; gate and up) become one call.
+`Packing`. Layers that read the same input (q, k and v; gate and up) become one call.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
@@ -20,58 +17,15 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from ..spec import Finding
 from . import native
-from .packing import GROUP, bits_of
+from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, Layer, Packing, pack
+from .packing import GROUP, bits_of, columns_of
 
-LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
-PARTS = {
-    LUT: ("codes", "scale", "table", "row_scale"),
-    INT8: ("codes", "scale", "row_sum"),
-    WEIGHT: ("codes", "scale"),
-}
-WIDEST = 4  # bits of a code that one byte shuffle can look up
 _KINDS = {
     "infer.linear_lut.default": LUT,
     "infer.linear_int8.default": INT8,
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
 }
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """The portable tensors of one layer, by the names of weights."""
-
-    codes: str
-    scale: str
-    rows: int
-    columns: int
-    table: str | None = None
-    row_scale: str | None = None
-    x_scale: str | None = None
-    bias: str | None = None
-
-
-class Packing(msgspec.Struct, frozen=True):
-    """One packed operand set, `<name>_codes` and so on, of one layer or of several with the same input."""
-
-    name: str
-    kind: str
-    layers: tuple[Layer, ...]
-
-    @property
-    def has_bias(self) -> bool:
-        return any(layer.bias for layer in self.layers)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where the output features of each layer begin; each starts a new block."""
-        starts = [0]
-        for layer in self.layers[:-1]:
-            starts.append(starts[-1] + native.blocks(layer.rows) * native.ROWS)
-        return starts
-
-    @property
-    def out_features(self) -> int:
-        return self.starts[-1] + self.layers[-1].rows
 
 
 def usable(program: ExportedProgram) -> bool:
@@ -100,32 +54,6 @@ def packed(program: ExportedProgram) -> ExportedProgram:
     made = pack(packings, {**program.state_dict, **program.constants})
     planned._state_dict = {**planned.state_dict, **made}
     return planned
-
-
-def pack(packings: Sequence[Packing], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The packed tensors by name. `weights` holds the portable ones, on the CPU."""
-    made: dict[str, Tensor] = {}
-    for packing in packings:
-        parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
-        for i, part in enumerate(PARTS[packing.kind]):
-            made[f"{packing.name}_{part}"] = (
-                parts[0][i] if len(parts) == 1 else torch.cat([p[i] for p in parts])
-            )
-        if packing.has_bias:
-            bias = torch.zeros(packing.out_features)
-            for start, layer in zip(packing.starts, packing.layers, strict=True):
-                if layer.bias:
-                    bias[start : start + layer.rows] = weights[layer.bias]
-            made[f"{packing.name}_bias"] = bias
-    return made
-
-
-def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    if kind == LUT:
-        names = (layer.codes, layer.table, layer.scale, layer.row_scale)
-        return native.pack_lut4(*(weights[str(name)] for name in names))
-    made = native.pack_int8(weights[layer.codes], weights[layer.scale])
-    return made[: len(PARTS[kind])]
 
 
 def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[Packing]]:
@@ -169,10 +97,10 @@ class _Rewriter:
         names = {key: str(self._names.get(value.name, "")) for key, value in operands.items()}
         if not names or "" in names.values():
             return None
-        codes, scale = self._tensors[names["codes"]], self._tensors[names["scale"]]
+        codes = self._tensors[names["codes"]]
+        columns = columns_of(codes, self._tensors[names["table"]]) if kind == LUT else codes.shape[1]
         if kind == LUT and bits_of(self._tensors[names["table"]]) > WIDEST:
-            return None
-        columns = scale.shape[1] * GROUP if kind == LUT else codes.shape[1]
+            kind = INT8
         return kind, Layer(rows=codes.shape[0], columns=columns, **names)
 
     def _step(self, layer: Layer) -> float | None:
