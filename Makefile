@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-load bench-serve clean
+.PHONY: demo test check table bench-load bench-serve bench-kernels clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -25,6 +25,14 @@ bench-load: $(STAMP)
 
 bench-serve: $(STAMP)
 	$(RUN) bench/serve.py
+
+bench-kernels: $(STAMP) $(VENV)/.rivals
+	$(RUN) bench/kernels.py
+
+# llama.cpp is compiled for this machine, which takes ten minutes; the other rivals come as wheels.
+$(VENV)/.rivals: $(STAMP)
+	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infer needs Python 3.11 or newer")'
