@@ -5,6 +5,7 @@
     linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
     embedding_int8, embedding_lut                            rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
+    conv2d_int8_packed, …                                    chains of convolutions on bytes
 
 Each portable one has a reference in pure torch, which defines its result, and a decomposition into plain operators
 for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
@@ -12,12 +13,13 @@ for backends that lack a kernel. `prepack` swaps them for the packed ones, which
 
 from __future__ import annotations
 
-from . import conv2d_int8, embedding, linear_int8, linear_lut, linear_packed
+from . import conv2d_int8, conv2d_packed, embedding, linear_int8, linear_lut, linear_packed
 from ._library import c_functions, decompositions, library, names
 
 __all__ = [
     "c_functions",
     "conv2d_int8",
+    "conv2d_packed",
     "decompositions",
     "embedding",
     "library",
