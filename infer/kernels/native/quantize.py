@@ -1,0 +1,34 @@
+"""Native forms of the searches that quantizing spends its time in; `infer/quant` holds their slow twins."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..packing import GROUP
+from . import _pointer, load, why_not
+
+__all__ = ["SHARES", "STEPS", "fit", "why_not"]
+
+SHARES, STEPS = 32, 16  # scales tried at once, as shares of the largest and as int8 levels
+
+
+def fit(
+    weight: Tensor, table: Tensor, bounds: Tensor, importance: Tensor, inverses: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `infer.quant._scales.fit` gives: codes uint8 [R, K], scale int8 [R, K/64], row_scale float32 [R].
+
+    weight [R, K], table [T, 4, 8, 16 or 64], bounds [T, one less], importance [K], inverses [SHARES], all float32.
+    """
+    rows, columns = weight.shape
+    given = [t.float().contiguous() for t in (weight, table, bounds, importance, inverses)]
+    sizes = (rows, columns, *table.shape)
+    found = (
+        torch.empty((rows, columns), dtype=torch.uint8),
+        torch.empty((rows, columns // GROUP), dtype=torch.int8),
+        torch.empty(rows, dtype=torch.float32),
+    )
+    load().infer_fit(*map(_pointer, given), *map(ctypes.c_int64, sizes), *map(_pointer, found))
+    return found
