@@ -6,19 +6,17 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from ..spec import Finding
 from . import native
 from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, Layer, Packing, pack
 from .packing import GROUP, bits_of, columns_of
+from .rewriting import Rewriter
 
 _KINDS = {
     "infer.linear_lut.default": LUT,
@@ -63,15 +61,9 @@ def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[Packin
     return rewriter.program(), rewriter.packings
 
 
-class _Rewriter:
+class _Rewriter(Rewriter):
     def __init__(self, program: ExportedProgram) -> None:
-        self._old = program
-        self._module = copy.deepcopy(program.graph_module)
-        self._graph = self._module.graph
-        self._specs = list(program.graph_signature.input_specs)
-        self._names = {spec.arg.name: spec.target for spec in self._specs if spec.target is not None}
-        self._state = dict(program.state_dict)
-        self._tensors = {**program.state_dict, **program.constants}
+        super().__init__(program)
         self.packings: list[Packing] = []
 
     def run(self) -> None:
@@ -92,9 +84,7 @@ class _Rewriter:
         kind = _KINDS.get(str(node.target)) if node.op == "call_function" else None
         if kind is None or node.meta["val"].device.type != "cpu" or node.meta["val"].dtype == torch.float64:
             return None
-        given = node.normalized_arguments(self._module, normalize_to_only_use_kwargs=True)
-        operands = {k: v for k, v in given.kwargs.items() if k != "x" and v is not None} if given else {}
-        names = {key: str(self._names.get(value.name, "")) for key, value in operands.items()}
+        names = self._names_of(node)
         if not names or "" in names.values():
             return None
         codes = self._tensors[names["codes"]]
@@ -154,72 +144,8 @@ class _Rewriter:
         parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
         return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]
 
-    def _operand(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> fx.Node:
-        """A new buffer of the program: unwritten memory, which costs none until `pack` brings the real tensor."""
-        place = next(
-            i
-            for i, spec in enumerate([*self._specs, None])
-            if spec is None or spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER)
-        )
-        holders = [n for n in self._graph.nodes if n.op == "placeholder"]
-        before = (
-            holders[place]
-            if place < len(holders)
-            else next(n for n in self._graph.nodes if n.op != "placeholder")
-        )
-        with self._graph.inserting_before(before):
-            node = self._graph.placeholder(f"b_{name}")
-        node.meta["val"] = like.new_empty(shape, dtype=dtype)
-        self._specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, True))
-        self._state[name] = torch.empty(shape, dtype=dtype)
-        return node
-
-    def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        if node.meta["val"].dtype == dtype:
-            return node
-        cast = self._graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
-        cast.meta["val"] = node.meta["val"].to(dtype)
-        return cast
-
     def _slice(self, node: fx.Node, start: int, length: int) -> fx.Node:
         axis = node.meta["val"].dim() - 1
         part = self._graph.call_function(torch.ops.aten.slice.Tensor, (node, axis, start, start + length))
         part.meta["val"] = node.meta["val"].narrow(axis, start, length)
         return part
-
-    def _drop_unused(self) -> None:
-        """Portable tensors that nothing reads any more need not be loaded."""
-        kept = []
-        nodes = {node.name: node for node in self._graph.nodes if node.op == "placeholder"}
-        for spec in self._specs:
-            node = nodes[spec.arg.name]
-            portable = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-            if portable and not node.users:
-                self._graph.erase_node(node)
-            else:
-                kept.append(spec)
-        self._specs = kept
-        left = {spec.target for spec in kept}
-        self._state = {name: value for name, value in self._state.items() if name in left}
-
-    def program(self) -> ExportedProgram:
-        self._graph.lint()
-        self._module.recompile()
-        old, signature = self._old, copy.copy(self._old.graph_signature)
-        signature.input_specs = self._specs
-        results = next(node for node in self._graph.nodes if node.op == "output").args[0]
-        signature.output_specs = [
-            replace(spec, arg=TensorArgument(result.name)) if isinstance(spec.arg, TensorArgument) else spec
-            for spec, result in zip(signature.output_specs, results, strict=True)
-        ]
-        return ExportedProgram(
-            root=self._module,
-            graph=self._graph,
-            graph_signature=signature,
-            state_dict=self._state,
-            range_constraints=old.range_constraints,
-            module_call_graph=old.module_call_graph,
-            example_inputs=old.example_inputs,
-            constants={n: v for n, v in old.constants.items() if n in {s.target for s in self._specs}},
-            verifiers=list(old.verifiers),
-        )
