@@ -261,7 +261,7 @@ def test_reloading_registers_nothing_twice_and_every_op_has_a_decomposition() ->
     for module in (infer.kernels.linear_int8, infer.kernels.linear_lut, infer.kernels):
         importlib.reload(module)
     assert infer.kernels.names() == before
-    assert len(infer.kernels.decompositions()) == len(before) == 9
+    assert len(infer.kernels.decompositions()) == len(before) == 10
 
 
 def sample_calls() -> dict[str, tuple]:
@@ -274,6 +274,7 @@ def sample_calls() -> dict[str, tuple]:
         "linear_int8": (x, codes, scale, bias),
         "linear_int8_static": (x, codes, scale, step, bias),
         "linear_int8_weight": (x, codes, scale, bias),
+        "linear_fp8": (x, codes.to(torch.float8_e4m3fn), scale, bias),
         "linear_lut": (x, *tensors, bias),
         "embedding_int8": (ids, codes, scale),
         "embedding_lut": (ids, *tensors),

@@ -70,4 +70,4 @@ def _subclasses(cls: type) -> list[type]:
 
 def test_backends_and_quantizers() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "ort", "trt"]
-    assert plugins.names("infer.quant") == ["cluster", "int8", "nf4"]
+    assert plugins.names("infer.quant") == ["cluster", "fp8", "int8", "nf4"]

@@ -2,6 +2,7 @@
 
     linear_int8, linear_int8_weight, linear_int8_static      [..., K] x int8 [N, K]
     conv2d_int8, conv2d_int8_weight, conv2d_int8_static      [B, I, H, W] x int8 [O, I/groups, kh, kw]
+    linear_fp8                                               [..., K] x float8 e4m3 [N, K]
     linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
     embedding_int8, embedding_lut                            rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
@@ -9,11 +10,21 @@
 
 Each portable one has a reference in pure torch, which defines its result, and a decomposition into plain operators
 for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
+On NVIDIA GPUs the kernels are those of `gpu`, in Triton.
 """
 
 from __future__ import annotations
 
-from . import conv2d_int8, conv2d_packed, embedding, linear_int8, linear_lut, linear_packed
+from . import (
+    conv2d_int8,
+    conv2d_packed,
+    embedding,
+    gpu,
+    linear_fp8,
+    linear_int8,
+    linear_lut,
+    linear_packed,
+)
 from ._library import c_functions, decompositions, library, names
 
 __all__ = [
@@ -22,9 +33,13 @@ __all__ = [
     "conv2d_packed",
     "decompositions",
     "embedding",
+    "gpu",
     "library",
+    "linear_fp8",
     "linear_int8",
     "linear_lut",
     "linear_packed",
     "names",
 ]
+
+gpu.register()

@@ -1,0 +1,98 @@
+"""GPU twins of the quantized operators, in Triton: `register()` gives them to CUDA tensors.
+
+    linear_lut                      `lut`: rows, tiles, or decoded for cuBLAS
+    linear_int8, _static, _weight   `int8`: exact int32 sums, or float activations
+    linear_fp8                      `fp8`, through `torch._scaled_mm`
+    embedding_lut, embedding_int8   `embedding`
+
+conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
+first CUDA tensor arrives. AOTInductor embeds the kernels where the number of rows is known (`in_graph`); where it is
+symbolic the operator stays whole and picks its way at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from .._library import NAMESPACE, decompositions, library
+
+OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
+_WHERE = {
+    "linear_lut": "lut",
+    "linear_int8": "int8",
+    "linear_int8_static": "int8",
+    "linear_int8_weight": "int8",
+    "linear_fp8": "fp8",
+    "embedding_lut": "embedding",
+    "embedding_int8": "embedding",
+}
+
+
+def why_not() -> str | None:
+    """Why the Triton kernels can't run here, or None."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (pip install triton)"
+    if not torch.cuda.is_available():
+        return "no GPU that this torch can use"
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST:
+        name, has, needed = (
+            torch.cuda.get_device_name(),
+            ".".join(map(str, capability)),
+            ".".join(map(str, OLDEST)),
+        )
+        return f"{name} has compute capability {has}; the kernels need {needed}"
+    return None
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The GPU twin of `infer::<name>`. Imports Triton."""
+    return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+
+
+@functools.cache
+def register() -> None:
+    """Give CUDA tensors the Triton kernels, if this torch has CUDA and Triton is installed. Does not touch the GPU."""
+    if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+        return
+    for name in _WHERE:
+        library().impl(name, functools.partial(_run, name), "CUDA")
+
+
+def _run(name: str, x: Tensor, *rest: Any) -> Tensor:
+    if _capable(x.device):
+        return function(name)(x, *rest)
+    return decompositions()[getattr(getattr(torch.ops, NAMESPACE), name).default](x, *rest)
+
+
+@functools.cache
+def _capable(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= OLDEST
+
+
+def in_graph() -> dict[OpOverload, Callable[..., Any]]:
+    """For `run_decompositions` of a program on CUDA: the kernels themselves where the number of rows is known.
+
+    Where it is symbolic the operator stays in the graph. Operators without a kernel become plain torch.
+    """
+    table = decompositions()
+    namespace = getattr(torch.ops, NAMESPACE)
+    for name in _WHERE:
+        table[getattr(namespace, name).default] = functools.partial(_decomposed, name)
+    return table
+
+
+def _decomposed(name: str, x: Tensor, *rest: Any) -> Any:
+    if not all(isinstance(size, int) for size in x.shape):
+        return NotImplemented
+    return function(name)(x, *rest)

@@ -1,0 +1,83 @@
+"""The end of a product whose columns were cut into parts: add the parts in order, scale, add the bias, round.
+
+A kernel of its own in place of atomic additions: the order is fixed, so two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import cdiv, launch
+
+_BLOCK = 256
+
+
+@triton.jit
+def _finish(
+    partial_ptr: tl.tensor,  # float32 or int32 [parts, M, N]
+    step_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    parts: tl.tensor,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    STEPS: tl.constexpr,  # 0 none, 1 one for all rows, 2 one for each row
+    BIAS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    m = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < num_out
+    at = m.to(tl.int64) * num_out + n
+    total = tl.zeros([BLOCK], partial_ptr.dtype.element_ty)
+    for _ in range(parts):
+        total += tl.load(partial_ptr + at, mask=mask, other=0)
+        partial_ptr += num_rows.to(tl.int64) * num_out
+    y = total.to(tl.float32)
+    if STEPS > 0:
+        y = y * (tl.load(step_ptr + m) if STEPS == 2 else tl.load(step_ptr))
+    y = y * (tl.load(scale_ptr + n, mask=mask, other=0.0).to(tl.float32) / LEVELS)
+    if BIAS:
+        y = y + tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def finish(
+    partial: Tensor,
+    step: Tensor | None,
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    levels: int = 1,
+) -> Tensor:
+    """`partial.sum(0) * step * scale / levels + bias` in `dtype`.
+
+    partial [parts, M, N] is float32, or int32 whose sum is rounded to float32 once; step float32 [] or [M];
+    scale [N]; bias [N] or None.
+    """
+    parts, num_rows, num_out = partial.shape
+    out = partial.new_empty((num_rows, num_out), dtype=dtype)
+    launch(
+        _finish,
+        (cdiv(num_out, _BLOCK), num_rows),
+        partial,
+        partial if step is None else step.contiguous(),
+        scale.contiguous(),
+        scale if bias is None else bias.contiguous(),
+        out,
+        parts,
+        num_rows,
+        num_out,
+        STEPS=0 if step is None else 1 if step.numel() == 1 and num_rows != 1 else 2,
+        BIAS=bias is not None,
+        LEVELS=levels,
+        BLOCK=_BLOCK,
+        num_warps=4,
+        fused=False,  # as the reference rounds
+    )
+    return out

@@ -1,0 +1,77 @@
+"""What every launch of a Triton kernel needs: direct or traced, on the device of its tensors, enough programs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.library import wrap_triton
+
+# The kernels take activations in these types; others are converted to float32 first.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def launch(kernel: Any, grid: Sequence[int], *args: Any, fused: bool = True, **options: Any) -> None:
+    """Run `kernel` on `grid`; nothing happens when the grid is empty. `fused` allows `a * b + c` one rounding.
+
+    A compiler that traces the call (torch.export, AOTInductor) sees the kernel itself, not an opaque operator, and
+    embeds it in what it makes.
+    """
+    if 0 in grid:
+        return
+    tensor: Tensor = args[0]
+    if type(tensor) not in (Tensor, nn.Parameter):  # fake or functional: a compiler is tracing
+        wrap_triton(kernel)[tuple(grid)](*args, **options)
+        return
+    with _on(tensor.device):
+        kernel[tuple(grid)](*args, enable_fp_fusion=fused, **options)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 1 elsewhere (Triton's interpreter runs one program at a time)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def cdiv(number: int, divisor: int) -> int:
+    """Number of pieces of `divisor` that cover `number`."""
+    return -(-number // divisor)
+
+
+def split_of(programs: int, steps: int, device: torch.device, wanted: int) -> int:
+    """Into how many parts to cut the columns so that each multiprocessor has about `wanted` programs.
+
+    `steps` is the number of column blocks: a part has at least two, because each part costs a launch's tail.
+    """
+    room = processors(device) * wanted // max(programs, 1)
+    return max(1, min(room, steps // 2, 16))
+
+
+def same_device(x: Tensor, *others: Tensor | None) -> None:
+    """Raise RuntimeError unless all tensors are where x is."""
+    for tensor in others:
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(f"x is on {x.device}, a weight on {tensor.device}: move one of them")
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """[..., K] → contiguous [M, K], in a type the kernels take."""
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return (rows if rows.dtype in FLOATS else rows.float()).contiguous()
+
+
+def words(tensor: Tensor) -> Tensor:
+    """The same bytes as int32; copied first if they don't lie on a boundary of 16."""
+    tensor = tensor.contiguous()
+    aligned = tensor.storage_offset() * tensor.element_size() % 16 == 0
+    return (tensor if aligned else tensor.clone()).view(torch.int32)

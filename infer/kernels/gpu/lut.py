@@ -1,0 +1,57 @@
+"""`linear_lut` on a GPU: which of three ways for how many rows of x.
+
+    few rows     warp shuffles, limited by reading the codes                      `lut_rows`
+    tens         tensor-core tiles, decoded on the way (float16 and bfloat16)     `lut_tiles`
+    many         the weight decoded to x's type once, then cuBLAS                 `lut_decode`
+
+The row counts between them are in `crossover`. Weights are exact in the first; the others round to x's type the table
+or the weight, as the float model's own weights are rounded. float32 stays float32 everywhere.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..packing import bits_of
+from . import crossover, lut_rows, lut_tiles
+from .launch import flat_rows, same_device
+from .lut_decode import decode
+
+# More weights than this are decoded in pieces, so that the copy stays small.
+_BLOCK = 1 << 27
+
+
+def linear_lut(
+    x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """`infer::linear_lut` on CUDA tensors: x [..., K] → [..., N] in x's dtype."""
+    same_device(x, codes, table, scale, row_scale, bias)
+    rows, bits = flat_rows(x), bits_of(table)
+    limit = crossover.of(f"lut{bits}", x.device)
+    half = rows.dtype in lut_tiles.HALVES
+    if rows.shape[0] < (limit.tiles if half else 2 * lut_rows.MOST_ROWS + 1):
+        y = lut_rows.linear(rows, codes, table, scale, row_scale, bias)
+    elif half and rows.shape[0] < limit.library:
+        y = lut_tiles.linear(rows, codes, table, scale, row_scale, bias)
+    else:
+        y = decoded(rows, codes, table, scale, row_scale, bias)
+    return y.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
+
+
+def decoded(
+    x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """x [M, K] times the weight decoded to x's dtype."""
+    num_out = codes.shape[0]
+    height = max(_BLOCK // max(x.shape[1], 1) // 32, 1) * 32
+    if height >= num_out:
+        weight = decode(codes, table, scale, row_scale, x.dtype)
+        return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    y = x.new_empty((x.shape[0], num_out))
+    for start in range(0, num_out, height):
+        part = slice(start, min(start + height, num_out))
+        tables = table if table.shape[0] == 1 else table[start // 32 : -(-part.stop // 32)]
+        weight = decode(codes[part], tables, scale[part], row_scale[part], x.dtype)
+        y[:, part] = F.linear(x, weight, None if bias is None else bias[part].to(x.dtype))
+    return y

@@ -1,0 +1,114 @@
+"""Packed table codes back to numbers: tiles for the tensor cores, whole weights, single rows of an embedding.
+
+The table of whole rows is read by `tl.load`: its 64 to 256 bytes stay in L1, where a warp's reads of one 128-byte line
+are one access, and writing what is decoded takes longer than the lookup.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of
+from .launch import cdiv, launch
+
+GROUP_ = tl.constexpr(GROUP)
+LEVELS_ = tl.constexpr(LEVELS)
+_ROWS = 16
+_GROUPS = 4
+
+
+@triton.jit
+def tile(
+    codes_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    stored: tl.tensor,  # int64 [BN]: the rows
+    group: tl.tensor,  # the first group of the tile
+    num_groups: tl.tensor,
+    BITS: tl.constexpr,
+    BN: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Codes int32 [BN, GROUPS, 64] and group scales float32 [BN, GROUPS, 1], 0 past the last group."""
+    # The smallest run of whole bytes that holds whole codes: 1 or 3 bytes of CODES codes.
+    BYTES: tl.constexpr = 3 if BITS % 3 == 0 else 1
+    CODES: tl.constexpr = BYTES * 8 // BITS
+    RUNS: tl.constexpr = GROUP_ // CODES
+    g = tl.arange(0, GROUPS) + group
+    run = tl.arange(0, GROUPS * RUNS)
+    inside = (run // RUNS + group < num_groups)[None]
+    byte = codes_ptr + stored[:, None] * (num_groups * RUNS * BYTES) + ((run + group * RUNS) * BYTES)[None]
+    bits = tl.load(byte, mask=inside, other=0).to(tl.int32)
+    if BYTES == 3:
+        bits |= tl.load(byte + 1, mask=inside, other=0).to(tl.int32) << 8
+        bits |= tl.load(byte + 2, mask=inside, other=0).to(tl.int32) << 16
+    code = (bits[:, :, None] >> (tl.arange(0, CODES) * BITS)[None, None, :]) & ((1 << BITS) - 1)
+    scale = tl.load(scale_ptr + stored[:, None] * num_groups + g[None], mask=(g < num_groups)[None], other=0)
+    return tl.reshape(code, [BN, GROUPS, GROUP_]), scale.to(tl.float32)[:, :, None]
+
+
+@triton.jit
+def _decode(
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_groups: tl.tensor,
+    BITS: tl.constexpr,
+    TABLES: tl.constexpr,
+    PICK: tl.constexpr,
+    BN: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    kept = n < num_rows
+    rows = tl.load(ids_ptr + n, mask=kept, other=0) if PICK else tl.minimum(n, num_rows - 1)
+    stored = rows.to(tl.int64)
+    group = tl.program_id(1) * GROUPS
+    code, scale = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, GROUPS)
+    if TABLES > 0:
+        code += (rows.to(tl.int32) // TABLES << BITS)[:, None, None]
+    weight = tl.reshape(tl.load(table_ptr + code) * scale, [BN, GROUPS * GROUP_])
+    weight *= (tl.load(row_scale_ptr + stored).to(tl.float32) / LEVELS_)[:, None]
+    k = group * GROUP_ + tl.arange(0, GROUPS * GROUP_)
+    at = n.to(tl.int64)[:, None] * (num_groups * GROUP_) + k[None]
+    mask = kept[:, None] & (k < num_groups * GROUP_)[None]
+    tl.store(out_ptr + at, weight.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def decode(
+    codes: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    dtype: torch.dtype,
+    ids: Tensor | None = None,
+) -> Tensor:
+    """The weight [N, K] in `dtype`, or its rows `ids` [count] (which must be in range)."""
+    count = codes.shape[0] if ids is None else ids.shape[0]
+    num_groups = columns_of(codes, table) // GROUP
+    out = codes.new_empty((count, num_groups * GROUP), dtype=dtype)
+    launch(
+        _decode,
+        (cdiv(count, _ROWS), cdiv(num_groups, _GROUPS)),
+        codes.contiguous(),
+        table.float().contiguous(),
+        scale.contiguous(),
+        row_scale.contiguous(),
+        codes if ids is None else ids.contiguous(),
+        out,
+        count,
+        num_groups,
+        BITS=bits_of(table),
+        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        PICK=ids is not None,
+        BN=_ROWS,
+        GROUPS=_GROUPS,
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,118 @@
+"""`linear_lut` on the tensor cores, for tens of rows of x: codes stay packed in memory, tiles are decoded on the way.
+
+The product is transposed, `weight [BN, K] @ x.T [K, BM]`: the weight is the operand that may come from registers, and
+the few rows of x are the side of the tile that may be narrow. Only the entries of the table are rounded to x's type;
+group and row scales are float32 factors of the sums. The tables of a tile lie in shared memory: 32 entries of 16 bits
+fill half of its banks, so that `tl.gather` has no conflicts there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of
+from .finish import finish
+from .launch import cdiv, launch, split_of
+from .lut_decode import GROUP_, LEVELS_, tile
+
+HALVES = (torch.float16, torch.bfloat16)
+_BN = 64
+
+
+@triton.jit
+def _tiles(
+    x_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_out: tl.tensor,
+    num_groups: tl.tensor,
+    groups_each: tl.tensor,
+    BITS: tl.constexpr,
+    TABLES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    LAST: tl.constexpr,
+    BIAS: tl.constexpr,
+) -> None:
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = tl.minimum(n, num_out - 1)
+    stored = rows.to(tl.int64)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    num_columns = num_groups * GROUP_
+    x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[:, None] * num_columns
+    begin = tl.program_id(2) * groups_each
+    end = tl.minimum(begin + groups_each, num_groups)
+    COUNT: tl.constexpr = BN // TABLES if TABLES else 1
+    entry = tl.arange(0, COUNT << BITS)
+    if TABLES > 0:
+        entry = tl.minimum(entry + (tl.program_id(0) * COUNT << BITS), (tl.cdiv(num_out, TABLES) << BITS) - 1)
+    tables = tl.load(table_ptr + entry).to(x_ptr.dtype.element_ty)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for group in range(begin, end):
+        code, _ = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, 1)
+        if TABLES > 0:
+            code += (tl.arange(0, BN) // TABLES << BITS)[:, None, None]
+        value = tl.reshape(tl.gather(tables, tl.reshape(code, [BN * GROUP_]), 0), [BN, GROUP_])
+        x = tl.load(x_row + (tl.arange(0, GROUP_) + group * GROUP_)[None])
+        scale = tl.load(scale_ptr + stored * num_groups + group).to(tl.float32)
+        acc += tl.dot(value, tl.trans(x)) * scale[:, None]
+    if LAST:
+        acc *= (tl.load(row_scale_ptr + rows).to(tl.float32) / LEVELS_)[:, None]
+        if BIAS:
+            acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    at = (tl.program_id(2) * num_rows + m[None]).to(tl.int64) * num_out + n[:, None]
+    kept = (n < num_out)[:, None] & (m < num_rows)[None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def linear(
+    x: Tensor,
+    codes: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None = None,
+    split: int | None = None,
+) -> Tensor:
+    """x [M, K] float16 or bfloat16 → [M, N] in its dtype; the table is rounded to it, sums are float32."""
+    num_rows, num_out = x.shape[0], codes.shape[0]
+    num_groups = columns_of(codes, table) // GROUP
+    block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
+    grid = (cdiv(num_out, _BN), cdiv(num_rows, block))
+    parts = split or split_of(grid[0] * grid[1], num_groups // 4, x.device, wanted=3)
+    each = max(cdiv(num_groups, parts), 1)
+    parts = max(cdiv(num_groups, each), 1)
+    last = parts == 1
+    out = x.new_empty((parts, num_rows, num_out), dtype=x.dtype if last else torch.float32)
+    launch(
+        _tiles,
+        (*grid, parts),
+        x.contiguous(),
+        codes.contiguous(),
+        table.float().contiguous(),
+        scale.contiguous(),
+        row_scale.contiguous(),
+        row_scale if bias is None else bias.contiguous(),
+        out,
+        num_rows,
+        num_out,
+        num_groups,
+        each,
+        BITS=bits_of(table),
+        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        BM=block,
+        BN=_BN,
+        LAST=last,
+        BIAS=bias is not None,
+        num_warps=4 if block < 64 else 8,
+        num_stages=3,
+    )
+    return out[0] if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
