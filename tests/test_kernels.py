@@ -288,7 +288,9 @@ def sample_calls() -> dict[str, tuple]:
 def test_schema_shape_function_and_decomposition_agree_with_the_reference(name: str) -> None:
     args = sample_calls()[name]
     op = getattr(OPS, name).default
-    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+    # torch can't compare float8 tensors, as its check of the schema does.
+    checks = ("test_faketensor",) if name == "linear_fp8" else ("test_schema", "test_faketensor")
+    torch.library.opcheck(op, args, test_utils=checks)
     want = op(*args)
     got = infer.kernels.decompositions()[op](*args)
     assert got.shape == want.shape

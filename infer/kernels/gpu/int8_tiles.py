@@ -57,9 +57,7 @@ def weight_only(
     return finish(_launch(x, codes, torch.float32, _BK_FLOAT, split), None, scale, bias, x.dtype)
 
 
-def _launch(
-    x: Tensor, codes: Tensor, sums: torch.dtype, block_columns: int, split: int | None
-) -> Tensor:
+def _launch(x: Tensor, codes: Tensor, sums: torch.dtype, block_columns: int, split: int | None) -> Tensor:
     (num_rows, num_columns), num_out = x.shape, codes.shape[0]
     block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
     if x.dtype == torch.float32:
