@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from . import __version__, artifact, capture, fidelity, plugins, quant, sources
+from . import __version__, artifact, capture, fidelity, mixed, plugins, quant, sources
 from . import device as hardware
-from .errors import GateError, NotUsableError
+from .errors import GateError, NotUsableError, UsageError
 from .report import document, html, memory, roofline
 from .spec import DTYPES, Choice, Finding, Plan
-from .trial import Trial, run_trial
+from .trial import FloatForms, Trial, run_trial
 
 
 class Watch:
@@ -49,6 +49,7 @@ class Street:
 
     plan: Plan
     watch: Watch
+    asked: str = "auto"  # the backend
     choices: list[Choice] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -56,6 +57,17 @@ class Street:
         for finding in findings:
             self.findings.append(finding)
             self.watch.found(finding)
+
+    def step(self, name: str, detail: str = "") -> None:
+        self.watch.step(name, detail)
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        self.watch.progress(done, total, what)
+
+    def again(self) -> None:
+        """What a round found that another one will find anew."""
+        self.findings = [f for f in self.findings if f.stage not in ("shrink", "lower", "compare")]
+        self.choices = [c for c in self.choices if c.what != "backend"]
 
 
 def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: bool = False) -> Outcome:
@@ -70,20 +82,20 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
         loaded = load(street)
         street.watch.step("capture", "the float original")
         original = float_graph(loaded, street.plan)
-        street.watch.step("shrink", street.plan.quant)
-        small, module = shrink(street, loaded, original)
-        if original.module is not None:
-            original = dataclasses.replace(original, outputs=small.outputs)
-        capture.save(small, folder)
-        trials = _try_backends(street, original, small, folder)
-        best = choose(street, trials)
-        enforce(street, best, loaded.module, module, small)
+        mix = layer_mix(street, loaded, original)
+        mixed.decide(mix)
+        small, best = build(street, loaded, original, mix, folder)
         street.found(roofline.probe(original, best.size, street.plan))
-        return _publish(street, loaded, small, best, folder, output)
+        return _publish(street, loaded, small, best, mix, folder, output)
 
 
 def resolve_plan_names(plan: Plan) -> Plan:
-    """Unknown names fail before anything is loaded."""
+    """Unknown names, and options that exclude each other, fail before anything is loaded."""
+    if plan.bits is not None and plan.max_drop is not None:
+        raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
+    if plan.layers and plan.quant == "none" and plan.bits is None and plan.max_drop is None:
+        raise UsageError("--layer says what differs from --quant", hint="Give --quant as well")
+    quant.check_pins(plan.layers, plan)
     if plan.backend != "auto":
         plugins.get("backends", plan.backend)
     if plan.quant != "none":
@@ -104,6 +116,11 @@ def resolve(street: Street) -> None:
         dtype = plan.dtype
     hardware.use_tf32(dtype, device.value)
     street.plan = plan = plan.with_(device=device.value, dtype=dtype)
+    street.asked = plan.backend
+    if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
+        least = mixed.smallest(plan.bits)
+        street.choices.append(Choice("quant", "none", least, "the smallest format that the budget may use"))
+        street.plan = plan = plan.with_(quant=least)
     if plan.backend == "trt" and plan.quant == "int8":
         why = "TensorRT computes int8 only with calibrated scales"
         street.choices.append(Choice("quant", "int8", "int8:static", why))
@@ -157,8 +174,46 @@ def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
     )
 
 
+def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Graph) -> mixed.Mix:
+    """What formats are decided on: the float model, its calibration rows, a call of it."""
+    in_memory = original.onnx is None and loaded.load != "offload"
+    real = mixed.Real(
+        loaded.module if in_memory else None,
+        loaded.inputs,
+        tuple(spec.name for spec in original.outputs),
+        loaded.task,
+        loaded.samples,
+        loaded.calibration,
+    )
+    return mixed.Mix(street.plan, real, street)
+
+
+def build(
+    street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: mixed.Mix, folder: Path
+) -> tuple[capture.Graph, Trial]:
+    """Shrink, lower, compare and time; sensitive layers rise as long as the fidelity gate fails and they can."""
+    floats = FloatForms(original, folder / "trials" / "float")
+    while True:
+        street.watch.step("shrink", street.plan.quant)
+        small, module = shrink(street, loaded, original, mix)
+        if original.module is not None:
+            original = dataclasses.replace(original, outputs=small.outputs)
+        capture.save(small, folder)
+        trials = _try_backends(street, original, small, folder, floats)
+        best = choose(street, trials)
+        stuck = mixed.rise(mix, best.fidelity) if best.unfaithful(street.plan) else ""
+        if stuck is not None:
+            enforce(street, best, loaded.module, module, small, stuck)
+            return small, best
+        for trial in trials:
+            trial.close()
+            shutil.rmtree(trial.folder.parent)
+        shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
+        street.again()
+
+
 def shrink(
-    street: Street, loaded: sources.LoadedModel, original: capture.Graph
+    street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: mixed.Mix | None = None
 ) -> tuple[capture.Graph, nn.Module | None]:
     """A second copy of the model with its layers quantized and its dtype lowered, captured like the first."""
     plan = street.plan
@@ -167,35 +222,29 @@ def shrink(
         return original, loaded.module
     copy = sources.load(plan)
     if plan.quant != "none":
-        stats = (
-            quant.calibrate(module_of(loaded), _calibration_batches(loaded))
-            if quant.needs_stats(plan)
-            else None
-        )
+        mix = mix or layer_mix(street, loaded, original)
+        module = module_of(copy)
         found = quant.quantize_model(
-            module_of(copy),
+            module,
             plan,
             reader=copy.reader,
             renames=copy.renames,
-            stats=stats,
+            stats=mix.stats,
             progress=street.watch.progress,
+            formats=quant.resolve_pins(plan.layers, quant.layer_names(module)) | mix.formats,
+            shelf=mix.shelf,
         )
         street.found(found)
+        mix.layers = mix.choices(module, found)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     if plan.dtype in ("float16", "bfloat16"):
         copy.module = capture.in_dtype(module_of(copy), loaded.inputs, DTYPES[plan.dtype])
     return _captured(copy, module_of(copy)), copy.module
 
 
-def _calibration_batches(loaded: sources.LoadedModel) -> list[dict[str, Tensor]]:
-    """Inputs kept for calibration, else the second half of the samples: never the rows that judge."""
-    rows = len(next(iter(loaded.samples.values())))
-    samples = loaded.calibration or {name: value[rows // 2 :] for name, value in loaded.samples.items()}
-    count = len(next(iter(samples.values())))
-    return [{name: value[i : i + 8] for name, value in samples.items()} for i in range(0, count, 8)]
-
-
-def _try_backends(street: Street, original: capture.Graph, small: capture.Graph, folder: Path) -> list[Trial]:
+def _try_backends(
+    street: Street, original: capture.Graph, small: capture.Graph, folder: Path, floats: FloatForms
+) -> list[Trial]:
     trials: list[Trial] = []
     errors: list[str] = []
     work = folder / "trials"
@@ -212,7 +261,7 @@ def _try_backends(street: Street, original: capture.Graph, small: capture.Graph,
         street.watch.step("lower", name)
         plan = street.plan.with_(backend=name)
         try:
-            trials.append(run_trial(plan, original, small, folder, work / name, street.watch.step))
+            trials.append(run_trial(plan, original, small, folder, work / name, street.watch.step, floats))
         except NotUsableError as error:
             if street.plan.backend != "auto":
                 raise
@@ -237,7 +286,7 @@ def choose(street: Street, trials: list[Trial]) -> Trial:
     best = ranked[0]
     others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
     why = f"the fastest here; time of the others: {others}" if others else "the only one that was tried"
-    asked = street.plan.backend
+    asked = street.asked
     street.choices.append(Choice("backend", asked, best.backend, why if asked == "auto" else "asked for"))
     for trial in trials:
         street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
@@ -247,9 +296,14 @@ def choose(street: Street, trials: list[Trial]) -> Trial:
 
 
 def enforce(
-    street: Street, best: Trial, original: nn.Module | None, module: nn.Module | None, graph: capture.Graph
+    street: Street,
+    best: Trial,
+    original: nn.Module | None,
+    module: nn.Module | None,
+    graph: capture.Graph,
+    stuck: str = "",
 ) -> None:
-    """The two gates. The fidelity gate names the worst layers; both say the way out."""
+    """The two gates. The fidelity gate names the worst layers, and why none rises; both say the way out."""
     reason = best.unfaithful(street.plan)
     if reason:
         worst = ""
@@ -257,6 +311,7 @@ def enforce(
             rows = {name: value[:4] for name, value in graph.samples.items()}
             layers = fidelity.worst_layers(original, module, rows)
             worst = "; worst layers: " + ", ".join(f"{f.what} {f.value:.3f}" for f in layers)
+        worst += f"; {stuck}" if stuck else ""
         raise GateError(
             f"refused, not faithful enough: {reason}{worst}",
             hint="Nothing was published. Choose a milder --quant, or allow more with --max-error",
@@ -269,7 +324,13 @@ def enforce(
 
 
 def _publish(
-    street: Street, loaded: sources.LoadedModel, small: capture.Graph, best: Trial, folder: Path, output: Path
+    street: Street,
+    loaded: sources.LoadedModel,
+    small: capture.Graph,
+    best: Trial,
+    mix: mixed.Mix,
+    folder: Path,
+    output: Path,
 ) -> Outcome:
     street.watch.step("publish", str(output))
     shutil.move(best.folder / "compiled", folder / "compiled") if (
@@ -286,7 +347,7 @@ def _publish(
         shutil.rmtree(folder / "weights", ignore_errors=True)
         (folder / capture.PROGRAM).unlink(missing_ok=True)
     street.found(memory.probe(best.backend, folder, street.plan.device))
-    manifest = _manifest(street, loaded, small, best, output)
+    manifest = _manifest(street, loaded, small, best, mix, output)
     report = document.from_manifest(
         manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline
     )
@@ -296,13 +357,20 @@ def _publish(
 
 
 def _manifest(
-    street: Street, loaded: sources.LoadedModel, small: capture.Graph, best: Trial, output: Path
+    street: Street,
+    loaded: sources.LoadedModel,
+    small: capture.Graph,
+    best: Trial,
+    mix: mixed.Mix,
+    output: Path,
 ) -> artifact.Manifest:
+    """The plan in it pins the format of every layer, so that it makes the same artifact again."""
+    pins = {layer.name: layer.format for layer in mix.layers}
     backend = plugins.get("backends", best.backend)
     return artifact.Manifest(
         name=output.name.removesuffix(".infer"),
         made_with=f"infer {__version__}",
-        plan=street.plan,
+        plan=street.plan.with_(layers=pins),
         choices=tuple(street.choices),
         backend=best.backend,
         device=street.plan.device,
@@ -315,4 +383,5 @@ def _manifest(
         meta=dict(loaded.meta),
         verdict=tuple(best.verdicts(street.plan)),
         findings=tuple(street.findings),
+        layers=mix.layers,
     )

@@ -150,7 +150,7 @@ def test_text_for_a_language_model_is_full_windows(tmp_path: Path, tokenizer: Pa
     (tmp_path / "texts" / "a.txt").write_text(" ".join(f"w{i}" for i in range(33)))
     (tmp_path / "texts" / "b.txt").write_text(" ".join(["w1"] * 1000))
     samples, _, _ = read_data(str(tmp_path / "texts"), decoder)
-    assert samples["input_ids"].shape == (64, 10)
+    assert samples["input_ids"].shape == (103, 10)
     assert samples["input_ids"][0].tolist() == list(range(2, 12))
     (tmp_path / "short.txt").write_text("w1 w2 w3")
     assert read_data(str(tmp_path / "short.txt"), decoder)[0]["input_ids"].tolist() == [[3, 4, 5]]

@@ -32,9 +32,9 @@ def test_flags_of_optimize() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--allow-slower", "--backend", "--batch", "--data", "--device", "--dtype", "--force", "--input", "--json",
-        "--load", "--max-batch", "--max-error", "--max-length", "--model", "--output", "--plan", "--profile", "--quant",
-        "--threads", "--trust-code",
+        "--allow-slower", "--backend", "--batch", "--bits", "--data", "--device", "--dtype", "--force", "--input",
+        "--json", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
+        "--output", "--plan", "--profile", "--quant", "--threads", "--trust-code",
     ]  # fmt: skip
 
 
@@ -48,6 +48,7 @@ def test_manifest_keys() -> None:
 
 def test_plan_round_trips_through_json() -> None:
     plan = Plan(source="model.pt", quant="cluster:3", inputs=("x=float32[batch,8]",), max_error=0.1)
+    plan = plan.with_(layers={"head": "int8", "blocks.*": "float"}, bits=4.5, max_drop=0.005)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
 
 
@@ -70,4 +71,4 @@ def _subclasses(cls: type) -> list[type]:
 
 def test_backends_and_quantizers() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "ort", "trt"]
-    assert plugins.names("infer.quant") == ["cluster", "fp8", "int8", "nf4"]
+    assert plugins.names("infer.quant") == ["cluster", "fp4", "fp8", "int4", "int8", "nf4"]

@@ -40,6 +40,29 @@ def optimize(
     quant: Annotated[
         str, typer.Option(help="none, int8[:weight|:static], nf4, cluster[:2|:3|:4|:6]")
     ] = "none",
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            help="mixed precision: mean bits per weight of the layers that a format can take, tables and scales "
+            "included, float ones in full; formats from --quant up, by measured effect on the output",
+            min=1,
+            max=32,
+        ),
+    ] = None,
+    max_drop: Annotated[
+        str | None,
+        typer.Option(
+            help="mixed precision: the smallest model that loses at most this share (0.5% or 0.005), measured without "
+            "labels on held-out inputs: relative increase of perplexity of a language model, share of rows whose "
+            "best class changed of a classifier, relative error of the outputs of any other; judges nothing else"
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layer", help="NAME=FORMAT pins a layer (glob; FORMAT as --quant, or float), repeatable"
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16, tf32")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     inputs: Annotated[list[str] | None, typer.Option("--input", help="NAME=DTYPE[DIMS], repeatable")] = None,
@@ -76,6 +99,9 @@ def optimize(
         source=source,
         backend=backend,
         quant=quant,
+        bits=bits,
+        max_drop=max_drop,
+        layers=layers or (),
         dtype=dtype,
         device=device,
         inputs=tuple(inputs or ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def to_plan(*, dtype: str, device: str, batches: str, max_batch: int, **rest: Any) -> Plan:
+def to_plan(
+    *,
+    dtype: str,
+    device: str,
+    batches: str,
+    max_batch: int,
+    layers: Sequence[str] = (),
+    max_drop: str | None = None,
+    **rest: Any,
+) -> Plan:
     """Spellings made canonical, bad combinations refused before anything is opened."""
     dtype = ALIASES.get(dtype, dtype)
     if dtype not in DTYPES:
@@ -25,7 +35,37 @@ def to_plan(*, dtype: str, device: str, batches: str, max_batch: int, **rest: An
     sizes = parse_batches(batches)
     if max(sizes) > max_batch:
         raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
-    return Plan(dtype=dtype, device=device, batches=sizes, max_batch=max_batch, **rest)
+    drop = None if max_drop is None else parse_share(max_drop)
+    pins = parse_layers(layers)
+    return Plan(
+        dtype=dtype, device=device, batches=sizes, max_batch=max_batch, layers=pins, max_drop=drop, **rest
+    )
+
+
+def parse_share(text: str) -> float:
+    """`0.5%` and `0.005` → 0.005."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"expected a share like 0.5% or 0.005, got {text!r}", where="--max-drop")
+    return value
+
+
+def parse_layers(texts: Sequence[str]) -> dict[str, str]:
+    """`lm_head=int8`, `*.mlp.*=cluster:3` → by name; a later one replaces an earlier one."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, found, format = (part.strip() for part in text.rpartition("="))
+        if not found or not name or not format:
+            raise UsageError(
+                f"expected NAME=FORMAT, got {text!r}", where="--layer", hint="Example: lm_head=int8"
+            )
+        pins.pop(name, None)
+        pins[name] = format
+    return pins
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .drop import drop, excess
+from .effect import Effect
 from .gate import judge
 from .layers import worst_layers
 from .metrics import Comparison, compare
 
-__all__ = ["Comparison", "compare", "judge", "worst_layers"]
+__all__ = ["Comparison", "Effect", "compare", "drop", "excess", "judge", "worst_layers"]

@@ -5,12 +5,14 @@ Pure: tensors in, findings out. `sums` holds the arithmetic, `gate` the judgemen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from ..spec import Finding
-from .sums import Sums, add_output, class_axis, next_tokens
+from . import retrieval
+from .retrieval import Retrieval
+from .sums import Sums, add_output, is_logits, next_tokens
 
 _WHY = {
     "relative_error": "Frobenius norm of the difference over that of the float output",
@@ -27,6 +29,7 @@ _WHY = {
     "perplexity": "of the optimized model, next token",
     "perplexity_change": "relative change",
     "non_finite": "values that are NaN or infinite only in the optimized model",
+    **retrieval.WHY,
 }
 _UNITS = {"kl": "nats", "kl_max": "nats"}
 
@@ -49,12 +52,14 @@ class Comparison:
 
     Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
-    rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Integer outputs: exact.
+    rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Embeddings [B, D]: nearest, recall,
+    rank_correlation, over the first 512 rows. Integer outputs: exact.
     """
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._sums: dict[str, Sums] = {}
+        self._retrieval: dict[str, Retrieval] = {}
         self._broken: dict[str, str] = {}
 
     def add(
@@ -71,17 +76,13 @@ class Comparison:
                 have = "nothing" if actual is None else str(list(actual.shape))
                 self._broken[name] = f"expected {list(expected.shape)}, got {have}"
                 continue
-            sums = self._sums.setdefault(name, Sums(self._is_logits(name, expected, reference)))
+            sums = self._sums.setdefault(name, Sums(is_logits(name, expected, reference, self._task)))
             expected, actual = expected.detach(), actual.detach().to(expected.device)
             generates = sums.logits and self._task == "text-generation"
             targets = next_tokens(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
-
-    def _is_logits(self, name: str, value: Tensor, outputs: Mapping[str, Tensor]) -> bool:
-        if not value.is_floating_point() or value.dim() < 2 or value.shape[class_axis(value)] < 2:
-            return False
-        named = "logits" in outputs
-        return name == "logits" if named else self._task in ("classification", "text-generation")
+            if self._task == "embedding" and expected.dim() == 2 and expected.is_floating_point():
+                self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
     def findings(self) -> list[Finding]:
         """One `Finding` per metric, `what` like `logits.top1`; a value that can't be known is None."""
@@ -89,5 +90,8 @@ class Comparison:
         return broken + [
             Finding("compare", f"{name}.{what}", value, _UNITS.get(what, ""), _WHY[what])
             for name, sums in self._sums.items()
-            for what, value in sums.metrics()
+            for what, value in (*sums.metrics(), *self._order(name))
         ]
+
+    def _order(self, name: str) -> Iterator[tuple[str, float]]:
+        return self._retrieval[name].metrics() if name in self._retrieval else iter(())

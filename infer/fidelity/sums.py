@@ -87,7 +87,14 @@ def class_axis(value: Tensor) -> int:
     return 1 if value.dim() == 4 else -1
 
 
-def _rows(value: Tensor, logits: bool, per_token: bool) -> Tensor:
+def is_logits(name: str, value: Tensor, outputs: Mapping[str, Tensor], task: str) -> bool:
+    """An output of that name, or any float output with two or more classes of a classifier or a language model."""
+    if not value.is_floating_point() or value.dim() < 2 or value.shape[class_axis(value)] < 2:
+        return False
+    return name == "logits" if "logits" in outputs else task in ("classification", "text-generation")
+
+
+def rows_of(value: Tensor, logits: bool, per_token: bool) -> Tensor:
     """[rows, width], a view where the layout permits it."""
     if value.dim() == 0:
         return value.reshape(1, 1)
@@ -99,7 +106,7 @@ def _rows(value: Tensor, logits: bool, per_token: bool) -> Tensor:
     return value.reshape(value.shape[0], -1) if value.numel() else value.reshape(0, 1)
 
 
-def _kept(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
+def kept_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
     """Indices of the rows that are real tokens, or None when the output has no padded positions."""
     mask = inputs.get("attention_mask")
     per_token = value.dim() >= 3 or not value.is_floating_point()
@@ -112,13 +119,13 @@ def add_output(
     sums: Sums, reference: Tensor, got: Tensor, inputs: Mapping[str, Tensor], targets: Tensor | None
 ) -> None:
     """Add one batch of one output. `targets` [rows] are the classes that came next, -1 where unknown."""
-    kept = _kept(reference, inputs)
+    kept = kept_rows(reference, inputs)
     if not reference.is_floating_point():
         sums.floating = False
         same = (reference == got).reshape(-1) if kept is None else (reference == got).flatten(0, 1)[kept]
         sums.values, sums.equal = sums.values + same.numel(), sums.equal + int(same.sum())
         return
-    expected, actual = (_rows(t, sums.logits, kept is not None) for t in (reference, got))
+    expected, actual = (rows_of(t, sums.logits, kept is not None) for t in (reference, got))
     if sums.logits and sums.probabilities is None and expected.numel():
         sums.probabilities = _are_probabilities(expected if kept is None else expected[kept[:64]])
     count = len(expected) if kept is None else len(kept)

@@ -7,6 +7,7 @@ tensors plus the `infer::` op that computes with them; `quantize_model` walks a 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -20,7 +21,12 @@ from ..spec import Plan
 
 if TYPE_CHECKING:
     from ._calibrate import calibrate
-    from ._walk import quantize_model
+    from ._candidates import Candidates
+    from ._coverage import coverage
+    from ._formats import check_pins, layer_names, resolve_pins
+    from ._layers import formats_of
+    from ._sites import Weight
+    from ._walk import Shelf, quantize_model
 
 
 class Stats(Protocol):
@@ -112,26 +118,42 @@ def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
     return sum(t.numel() * t.element_size() for t in tensors.values()) * 8 / max(num_weights, 1)
 
 
+_LAZY = {
+    "Candidates": "_candidates",
+    "Shelf": "_walk",
+    "Weight": "_sites",
+    "calibrate": "_calibrate",
+    "check_pins": "_formats",
+    "coverage": "_coverage",
+    "formats_of": "_layers",
+    "layer_names": "_formats",
+    "quantize_model": "_walk",
+    "resolve_pins": "_formats",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "quantize_model":
-        from ._walk import quantize_model
-
-        return quantize_model
-    if name == "calibrate":
-        from ._calibrate import calibrate
-
-        return calibrate
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "Candidates",
     "Quantizer",
+    "Shelf",
     "Stats",
+    "Weight",
     "bits_per_weight",
     "calibrate",
     "check_option",
+    "check_pins",
+    "coverage",
+    "formats_of",
     "get",
     "join",
+    "layer_names",
     "needs_stats",
     "quantize_model",
+    "resolve_pins",
 ]

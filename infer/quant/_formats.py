@@ -67,6 +67,11 @@ def names_of(weights: Iterable[Weight]) -> list[str]:
     return [name for weight in weights for site in weight.sites for name in site.names]
 
 
+def layer_names(model: nn.Module) -> list[str]:
+    """Every name of every Linear, Embedding and Conv2d of a model."""
+    return names_of(quantizable(model))
+
+
 def pinned(weight: Weight, chosen: Mapping[str, str]) -> str | None:
     """The one format that `chosen` has for the layers of a weight; raises `UsageError` when it has two."""
     named = {n: chosen[n] for site in weight.sites for n in site.names if n in chosen}

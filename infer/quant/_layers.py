@@ -10,21 +10,28 @@ from torch import Tensor, nn
 
 from .. import kernels  # noqa: F401  registers the operators
 from . import Quantizer
+from ._sites import LAYERS
 
 
 class Packed(nn.Module):
     """The packed tensors of one weight, as buffers. Layers with tied weights hold the same `Packed`.
 
-    `.to(dtype)` moves the scales but doesn't round them; it sets `dtype`, the type of what a layer gives.
+    `.to(dtype)` moves the scales but doesn't round them; it sets `dtype`, the type of what a layer gives. `format` is
+    what stands after --quant.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], decode: Callable[..., Tensor], dtype: torch.dtype
+        self,
+        tensors: Mapping[str, Tensor],
+        decode: Callable[..., Tensor],
+        dtype: torch.dtype,
+        format: str = "",
     ) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
         self.dtype, self.decode = dtype, decode
+        self.format = format
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
@@ -40,9 +47,9 @@ class Packed(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, num_weights: int) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed, self.num_weights = packed, num_weights
 
     @property
     def weight(self) -> Tensor:
@@ -54,7 +61,7 @@ class QuantizedLinear(_Layer):
     """`nn.Linear` on a packed weight: x [..., in_features] → [..., out_features] in x's dtype."""
 
     def __init__(self, layer: nn.Linear, packed: Packed, quantizer: Quantizer) -> None:
-        super().__init__(packed)
+        super().__init__(packed, layer.weight.numel())
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias, self.compute = layer.bias, quantizer.linear
 
@@ -71,7 +78,7 @@ class QuantizedEmbedding(_Layer):
     """`nn.Embedding` on a packed weight: ids of any shape → [*ids.shape, embedding_dim]."""
 
     def __init__(self, layer: nn.Embedding, packed: Packed, quantizer: Quantizer) -> None:
-        super().__init__(packed)
+        super().__init__(packed, layer.weight.numel())
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx, self.compute = layer.padding_idx, quantizer.embedding
 
@@ -86,7 +93,7 @@ class QuantizedConv2d(_Layer):
     """`nn.Conv2d` on a packed weight: x [B, I, H, W] or [I, H, W]."""
 
     def __init__(self, layer: nn.Conv2d, packed: Packed, quantizer: Quantizer) -> None:
-        super().__init__(packed)
+        super().__init__(packed, layer.weight.numel())
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         self.kernel_size, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
         self.padding, self.groups = _padding(layer), layer.groups
@@ -120,3 +127,15 @@ def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Mo
     if isinstance(layer, nn.Conv2d):
         return QuantizedConv2d(layer, packed, quantizer)
     raise TypeError(f"no quantized form of {type(layer).__name__}")
+
+
+def formats_of(model: nn.Module) -> list[tuple[str, str, float]]:
+    """(layer, format, bits per weight) of every Linear, Embedding and Conv2d, packed or float, in order."""
+    rows = []
+    for name, module in model.named_modules():
+        if isinstance(module, _Layer):
+            held = sum(tensor.nbytes for tensor in module.packed.tensors().values())
+            rows.append((name, module.packed.format, held * 8 / module.num_weights))
+        elif isinstance(module, LAYERS) and (weight := module._parameters.get("weight")) is not None:
+            rows.append((name, "float", weight.dtype.itemsize * 8.0))
+    return rows

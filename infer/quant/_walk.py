@@ -184,7 +184,7 @@ def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Sta
 
 def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.Module]:
     """What takes the place of each layer of a weight; they share one `Packed`."""
-    packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype)
+    packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype, format.name)
     if not weight.tensor.is_meta:
         packed.to(weight.tensor.device)
     return [

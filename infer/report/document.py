@@ -15,6 +15,9 @@ from . import roofline, wording
 from .latency import Latency, Paired
 
 
+MOST_PINS = 8  # on a command line that people read
+
+
 class Timed(Protocol):
     """What was timed at one batch size: `pair.a` is the artifact, `pair.b` what it was timed against."""
 
@@ -129,7 +132,7 @@ def from_manifest(
         passed=not failure,
         failure=failure,
         verdict=manifest.verdict,
-        command=wording.command(plan, f"{manifest.name}.infer"),
+        command=_command(manifest),
         backend=manifest.backend,
         device=manifest.device,
         task=manifest.task,
@@ -149,6 +152,20 @@ def from_manifest(
         versions=manifest.versions,
         machine=hardware.fingerprint(manifest.device),
     )
+
+
+def _command(manifest: Manifest) -> str:
+    """As it was asked for; where layers were decided by measurements, the plan that says how."""
+    output = f"{manifest.name}.infer"
+    measured = any(row.why != "pinned" and row.effect for row in manifest.layers)
+    rose = any(
+        row.why not in ("", "pinned") and row.format not in ("float", manifest.plan.quant)
+        for row in manifest.layers
+    )
+    pins = {row.name: row.format for row in manifest.layers if row.why == "pinned"}
+    if measured or rose or len(pins) > MOST_PINS:
+        return wording.again(manifest.plan, output)
+    return wording.command(manifest.plan.with_(layers=pins), output)
 
 
 def _headline(

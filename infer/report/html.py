@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from . import charts, terminal, wording
+from . import charts, layers, terminal, wording
 from .document import Report
 from .style import CSS
 
@@ -18,6 +18,7 @@ def render_html(report: Report) -> str:
         _section("Card", _pairs(terminal.card(report))),
         _latency(report),
         _fidelity(report),
+        _layers(report),
         _memory(report),
         _graph(report),
         _found(report),
@@ -77,6 +78,16 @@ def _fidelity(report: Report) -> str:
     return _section(
         "Fidelity", shown + _table("Against the float original", heads, rows, right=(1, 2), kinds=kinds)
     )
+
+
+def _layers(report: Report) -> str:
+    if not report.layers:
+        return ""
+    rows = [layers.cells(layer) for layer in report.layers]
+    caption = (
+        f"{layers.counts(report.layers)}; effect: what this format of this layer alone does to the output"
+    )
+    return _section("Layers", _table(caption, layers.HEADS, rows, right=(2, 3, 4)))
 
 
 def _memory(report: Report) -> str:

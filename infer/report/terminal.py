@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..spec import Finding
-from . import wording
+from . import layers, wording
 from .document import FidelityRow, LatencyRow, Report
 
 WIDTH = 100
@@ -61,6 +61,12 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
         yield _latency(report, narrow=narrow)
     if report.fidelity:
         yield _fidelity(report.fidelity)
+    if layers.decided(report):
+        shown = layers.brief(report.layers)
+        rest = "" if len(shown) == len(report.layers) else "; those that cost most, all in report.html"
+        rows = [layers.cells(layer, effects=False) for layer in shown]
+        title = f"Layers: {layers.counts(report.layers)}{rest}"
+        yield _table(title, layers.HEADS, rows, right=(2, 3, 4))
     if memory := report.stage("memory"):
         rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))

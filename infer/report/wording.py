@@ -12,6 +12,8 @@ _FLAGS = ("trust_code", "allow_slower")
 _OPTIONS: dict[str, object] = {
     "backend": "auto",
     "quant": "none",
+    "bits": None,
+    "max_drop": None,
     "dtype": "auto",
     "device": "auto",
     "model": None,
@@ -125,9 +127,18 @@ def command(plan: Plan, output: str) -> str:
         value = getattr(plan, name)
         if value != default:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for name, format in plan.layers.items():
+        words += ["--layer", f"{name}={format}"]
     for spec in plan.inputs:
         words += ["--input", spec]
     if plan.batches != (1, 8):
         words += ["--batch", ",".join(map(str, plan.batches))]
     words += [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(plan, name)]
     return shlex.join(words)
+
+
+def again(plan: Plan, output: str) -> str:
+    """The command line that takes every decision from the artifact's own manifest."""
+    return shlex.join(
+        ["infer", "optimize", plan.source, "--plan", f"{output}/manifest.json", "--output", output]
+    )

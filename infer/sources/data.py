@@ -15,6 +15,7 @@ from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from ..weights import raw_bytes
 from ..weights.containers import refuse_expanded
 from ..weights.torch_file import load_safely
+from . import heldout
 from .model import LoadedModel
 from .recipes import Recipe, called_for_tensors, import_file, importable
 from .text import TEXT_INPUTS, tokenize
@@ -26,14 +27,31 @@ Samples = dict[str, Tensor]
 
 
 def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
-    """Give `loaded` its samples, from `plan.data` else as shipped; `UsageError` asks for --data."""
+    """Give `loaded` its samples, from `plan.data` else as shipped; `UsageError` asks for --data.
+
+    When the model is to be quantized, rows to calibrate with are taken out of them: what calibrates never judges.
+    """
     if plan.data is not None:
-        samples, said, digest = read_data(plan.data, loaded, seed=plan.seed)
-        loaded.samples, loaded.samples_from = samples, said
-        why = LOUD if plan.data == "random" else said
+        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
         rows = len(next(iter(samples.values())))
-        loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest[:16]}"))
+        why = LOUD if plan.data == "random" else loaded.samples_from
+        loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
+    else:
+        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, recipe)
+    loaded.samples, source = samples, loaded.samples_from
+    if plan.quant == "none" and plan.bits is None and plan.max_drop is None:
         return
+    more = recipe.tensors("calibration_inputs") if recipe and plan.data is None else None
+    if more and recipe:
+        source = f"{recipe.path}:calibration_inputs"
+        loaded.calibration = heldout.without(checked(more, loaded.inputs, source), samples)
+    else:
+        loaded.samples, loaded.calibration = heldout.split(samples, loaded.inputs)
+    digest = digest_of(loaded.calibration)
+    loaded.findings += heldout.said(loaded.samples, loaded.calibration, source, digest)
+
+
+def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> tuple[Samples, str]:
     shipped = _shipped(loaded, plan, recipe)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
@@ -42,11 +60,11 @@ def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
             where="--data",
             hint=f"Give some: {_example(loaded)}. '--data random' checks the numbers only, not the fidelity",
         )
-    found, loaded.samples_from = shipped
-    loaded.samples = checked(found, loaded.inputs, loaded.samples_from)
-    more = recipe.tensors("calibration_inputs") if recipe else None
-    if more and recipe:
-        loaded.calibration = checked(more, loaded.inputs, f"{recipe.path}:calibration_inputs")
+    found, source = shipped
+    samples = checked(found, loaded.inputs, source)
+    why = f"{source}; sha256 {digest_of(samples)}"
+    loaded.findings.append(Finding("load", "data", len(next(iter(samples.values()))), "rows", why))
+    return samples, source
 
 
 def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 WINDOW = 128
-MAX_ROWS = 64
+MAX_ROWS = 128
 T = TypeVar("T")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
 def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
-    """int64 [rows, seq] for each text input the model takes; at most 64 rows, spread evenly over the text."""
+    """int64 [rows, seq] for each text input the model takes; at most 128 rows, spread evenly over the text."""
     if "tokenizer.json" not in loaded.files:
         raise UsageError(
             "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"

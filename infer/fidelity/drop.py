@@ -1,0 +1,44 @@
+"""How far a comparison is from its limits, and the one label-free number that --max-drop is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..spec import Finding, Limits
+from .gate import limit
+
+# Metrics that go with the error itself; the others go with its square, as effects do.
+FIRST_ORDER = ("relative_error", "top1", "exact")
+METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
+
+
+def drop(findings: Sequence[Finding], task: str) -> float:
+    """Relative increase of perplexity, share of rows whose best class changed, or relative error: by task, the worst
+    output. Infinite when it could not be measured."""
+    metric = METRIC.get(task, "relative_error")
+    values = [f.value for f in findings if f.what.rpartition(".")[2] == metric]
+    known = [float(v) for v in values if isinstance(v, int | float)]
+    if not known or len(known) < len(values):
+        return math.inf
+    return 1 - min(known) if metric == "top1" else max(known)
+
+
+def excess(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> float:
+    """By which factor effects (KL, squared error) have to fall so that every limit holds; up to 1: they do.
+
+    Infinite for a wrong shape and for values that are not finite, which no smaller error cures.
+    """
+    most = 0.0
+    for finding in findings:
+        metric = finding.what.rpartition(".")[2]
+        if (metric == "shape" and finding.value is False) or (metric == "non_finite" and finding.value):
+            return math.inf
+        judged = limit(finding.what, limits, max_error)
+        if judged is None or not isinstance(finding.value, int | float):
+            continue
+        bound, larger_is_worse = judged
+        room, used = (bound, finding.value) if larger_is_worse else (1 - bound, 1 - finding.value)
+        share = used / room if room > 0 else math.inf if used > 0 else 0.0
+        most = max(most, share**2 if metric in FIRST_ORDER else share)
+    return most

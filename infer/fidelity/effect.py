@@ -1,0 +1,60 @@
+"""One number for how far outputs moved from the float ones: the mean KL per row of logits, else squared relative error.
+
+Against `metrics` it keeps the float side (its softmax, its norm) from call to call: it is asked hundreds of times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .sums import is_logits, kept_rows, rows_of
+
+
+class Effect:
+    """The float `outputs` (named by `names`) of `inputs`; `of` compares others with them; `unit` is what it counts."""
+
+    def __init__(
+        self, names: Sequence[str], outputs: Sequence[Tensor], inputs: Mapping[str, Tensor], task: str
+    ) -> None:
+        pairs = dict(zip(names, outputs, strict=True))
+        logits = [name for name, value in pairs.items() if is_logits(name, value, pairs, task)]
+        # Logits tell what matters of a model that has them; its other outputs are not mixed in.
+        self._used = [i for i, name in enumerate(names) if name in logits or not logits]
+        self._used = [i for i in self._used if outputs[i].is_floating_point()]
+        self.logits, self._inputs = bool(logits), inputs
+        self.unit = "nats" if logits else "squared relative error"
+        self._float = [self._side(outputs[i]) for i in self._used]
+
+    def _side(self, output: Tensor) -> Tensor:
+        kept = kept_rows(output, self._inputs)
+        rows = rows_of(output, self.logits, kept is not None).float()
+        rows = rows if kept is None else rows.index_select(0, kept)
+        return rows.log_softmax(-1) if self.logits else rows
+
+    @torch.no_grad()
+    def of(self, outputs: Sequence[Tensor]) -> float:
+        """0 for equal outputs; infinite when one has NaN or infinity where the float one has none."""
+        total = 0.0
+        for reference, index in zip(self._float, self._used, strict=True):
+            got = self._side(outputs[index])
+            total += _kl(reference, got) if self.logits else _squared_error(reference, got)
+        return total if math.isfinite(total) else math.inf
+
+
+def _kl(p: Tensor, q: Tensor) -> float:
+    """Mean of KL(p || q) over rows of log-probabilities."""
+    terms = (p.exp() * (p - q)).where(p > -math.inf, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
+    each = terms.sum(-1, dtype=torch.float64)
+    return max(float(each.mean()), 0.0) if len(each) else 0.0
+
+
+def _squared_error(reference: Tensor, got: Tensor) -> float:
+    norm = float(reference.double().square().sum())
+    error = float((got - reference).double().square().sum())
+    if norm == 0:
+        return 0.0 if error == 0 else math.inf
+    return error / norm

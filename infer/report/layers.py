@@ -1,0 +1,45 @@
+"""The layers of a quantized model as rows: format, bits, what the format costs, why it is this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..spec import LayerChoice
+from .document import Report
+
+HEADS = ("layer", "format", "bits", "weight error", "effect", "why")
+BRIEF = 12
+
+
+def cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
+    """Texts under `HEADS`. The effect is that of the format taken, on the output, alone; with those of the others."""
+    error = "" if layer.weight_error is None else f"{layer.weight_error:.4f}"
+    own = layer.effect.get(layer.format)
+    others = ", ".join(
+        f"{name} {value:.2g}" for name, value in layer.effect.items() if name != layer.format and value
+    )
+    why = "; ".join(part for part in (layer.why, f"alone: {others}" if others and effects else "") if part)
+    return layer.name, layer.format, f"{layer.bits:.2f}", error, "" if own is None else f"{own:.3g}", why
+
+
+def decided(report: Report) -> bool:
+    """Whether there was anything to decide: not all layers have the format that was asked for."""
+    return any(
+        layer.effect or (layer.why and layer.format not in ("float", report.plan.quant))
+        for layer in report.layers
+    )
+
+
+def brief(layers: Sequence[LayerChoice], keep: int = BRIEF) -> list[LayerChoice]:
+    """Those that cost most, in their own order: a terminal has no room for two hundred."""
+    worst = sorted(layers, key=lambda layer: -layer.effect.get(layer.format, 0.0))[:keep]
+    chosen = {layer.name for layer in worst}
+    return [layer for layer in layers if layer.name in chosen]
+
+
+def counts(layers: Sequence[LayerChoice]) -> str:
+    """`31 nf4, 20 int8, 5 float`."""
+    return ", ".join(
+        f"{count} {format}" for format, count in Counter(layer.format for layer in layers).most_common()
+    )
