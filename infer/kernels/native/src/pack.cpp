@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "isa.h"
 
@@ -31,6 +32,22 @@ int code_at(const uint8_t* row, int bits, int64_t k) {
   int value = row[bit >> 3] >> shift;
   if (shift + bits > 8) value |= row[(bit >> 3) + 1] << (8 - shift);
   return value & ((1 << bits) - 1);
+}
+
+// A row of 2- or 3-bit codes as 4-bit ones.
+void widen(const uint8_t* stream, int bits, int64_t columns, uint8_t* out) {
+  for (int64_t k = 0; k < columns; k += 2)
+    out[k / 2] = static_cast<uint8_t>(code_at(stream, bits, k) | code_at(stream, bits, k + 1) << 4);
+}
+
+// 64 codes of a row, 32 bytes → one quad of each of the 8 vectors of a group, 64 bytes apart.
+void pack_group(const uint8_t* source, uint8_t* out) {
+  alignas(32) uint8_t bytes[32];
+  for (int64_t i = 0; i < 16; ++i) {
+    bytes[2 * i] = static_cast<uint8_t>((source[i] & 15) | (source[i + 16] << 4));
+    bytes[2 * i + 1] = static_cast<uint8_t>((source[i] >> 4) | (source[i + 16] & 0xF0));
+  }
+  for (int64_t quad = 0; quad < 8; ++quad) std::memcpy(out + quad * 64, bytes + quad * 4, 4);
 }
 
 // The int8 level of the largest entry, of 96..127, that loses least of the table: uniform tables become exact.
@@ -71,19 +88,17 @@ void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t table
     int8_t* block_scale = out_scale + block * groups * 16;
     std::memset(block_codes, 0, groups * 512);
     std::memset(block_scale, 0, groups * 16);
-    for (int64_t row = 0; row < BLOCK_ROWS; ++row) {
-      const int64_t n = block * BLOCK_ROWS + row;
-      out_row_scale[n] = n < rows ? row_scale[n] * factor : 0;
-      if (n >= rows) continue;
-      const uint8_t* stream = codes + n * row_bytes;
-      for (int64_t k = 0; k < columns; ++k) {
-        const int64_t group = k / GROUP, column = k % 32, high = k % GROUP / 32;
-        uint8_t& byte = block_codes[group * 512 + column / 4 * 64 + row * 4 + column % 4];
-        byte = static_cast<uint8_t>(byte | code_at(stream, bits, k) << (4 * high));
+    const int64_t first = block * BLOCK_ROWS, count = std::min(rows - first, BLOCK_ROWS);
+    for (int64_t row = 0; row < BLOCK_ROWS; ++row) out_row_scale[first + row] = row < count ? row_scale[first + row] * factor : 0;
+    std::vector<uint8_t> wide(bits == 4 ? 0 : BLOCK_ROWS * columns / 2);
+    for (int64_t row = 0; row < count && bits != 4; ++row)
+      widen(codes + (first + row) * row_bytes, bits, columns, wide.data() + row * columns / 2);
+    const uint8_t* source = bits == 4 ? codes + first * row_bytes : wide.data();
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t row = 0; row < count; ++row) {
+        pack_group(source + row * columns / 2 + group * 32, block_codes + group * 512 + row * 4);
+        block_scale[group * 16 + row] = scale[(first + row) * groups + group];
       }
-      for (int64_t group = 0; group < groups; ++group)
-        block_scale[group * 16 + row] = scale[n * groups + group];
-    }
   }
 }
 
@@ -96,16 +111,22 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
   for (int64_t block = 0; block < blocks; ++block) {
     int8_t* block_codes = out_codes + block * quads * 64;
     std::memset(block_codes, zero, quads * 64);
+    const int64_t first = block * BLOCK_ROWS, count = std::min(rows - first, BLOCK_ROWS);
     for (int64_t row = 0; row < BLOCK_ROWS; ++row) {
-      const int64_t n = block * BLOCK_ROWS + row;
-      out_scale[n] = n < rows ? scale[n] : 0;
+      out_scale[first + row] = row < count ? scale[first + row] : 0;
+      if (out_row_sum == nullptr) continue;
       int32_t sum = 0;
-      for (int64_t k = 0; n < rows && k < columns; ++k) {
-        sum += codes[n * columns + k];
-        block_codes[k / 4 * 64 + row * 4 + k % 4] = static_cast<int8_t>(codes[n * columns + k] ^ zero);
-      }
-      if (out_row_sum != nullptr) out_row_sum[n] = sum;
+      for (int64_t k = 0; row < count && k < columns; ++k) sum += codes[(first + row) * columns + k];
+      out_row_sum[first + row] = sum;
     }
+    for (int64_t start = 0; start < columns; start += 64)  // what is written fits the first-level cache
+      for (int64_t row = 0; row < count; ++row)
+        for (int64_t k = start; k < std::min(start + 64, columns); k += 4) {
+          uint32_t quad = 0;
+          std::memcpy(&quad, codes + (first + row) * columns + k, std::min<int64_t>(4, columns - k));
+          quad ^= zero ? 0x80808080u : 0u;
+          std::memcpy(block_codes + k * 16 + row * 4, &quad, 4);
+        }
   }
 }
 
