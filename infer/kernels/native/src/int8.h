@@ -4,7 +4,7 @@
 // tile of rows passes; the int32 sums wait in memory between chunks. With one tile there is one chunk.
 #pragma once
 
-#include "parallel.h"
+#include "tile.h"
 
 namespace infer_native {
 namespace {
@@ -18,32 +18,18 @@ struct Int8Activations {
   int32_t* offset;
 };
 
-// `sum` is [row][TILE_BLOCKS][16]; blocks of weights are `stride` bytes apart.
+// `sum` is [HEIGHT][TILE_BLOCKS][16].
 template <int HEIGHT, int BLOCKS>
-inline void int8_tile(const int8_t* codes, int64_t stride, int64_t quads, const int8_t* q, int32_t* sum) {
-  Vector::Sums acc[HEIGHT][BLOCKS];
-#pragma GCC unroll 8
-  for (int row = 0; row < HEIGHT; ++row)
-#pragma GCC unroll 4
-    for (int b = 0; b < BLOCKS; ++b)
-      acc[row][b] = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
-  for (int64_t quad = 0; quad < quads; ++quad, codes += 64, q += HEIGHT * 4) {
-    Vector::Quads weights[BLOCKS];
-#pragma GCC unroll 4
-    for (int b = 0; b < BLOCKS; ++b) {
-      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
-      weights[b] = Vector::load_quads(codes + b * stride);
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < HEIGHT; ++row)
-#pragma GCC unroll 4
-      for (int b = 0; b < BLOCKS; ++b) acc[row][b] = Vector::dot(acc[row][b], weights[b], q + row * 4);
-  }
-#pragma GCC unroll 8
-  for (int row = 0; row < HEIGHT; ++row)
-#pragma GCC unroll 4
-    for (int b = 0; b < BLOCKS; ++b)
-      Vector::store_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16, acc[row][b]);
+__attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
+                                         int32_t* sum) {
+  Accumulators<HEIGHT, BLOCKS> acc;
+  unroll<HEIGHT>([&](auto row) {
+    unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16); });
+  });
+  accumulate<HEIGHT, BLOCKS, true>(weights, stride, quads, q, acc);
+  unroll<HEIGHT>([&](auto row) {
+    unroll<BLOCKS>([&](auto b) { Vector::store_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16, acc[row][b]); });
+  });
 }
 
 inline void finish_int8(const int32_t* sum, RowGrid row, const Int8Weight& weight, int64_t block, const float* bias,
@@ -69,7 +55,7 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
     for (int b = 0; b < BLOCKS; ++b) Vector::store_sums(sum[row - first][b], Vector::broadcast(x.offset[row]));
   for (int64_t quad = 0; quad < quads; quad += step) {
     const int64_t count = quads - quad < step ? quads - quad : step;
-    const int8_t* codes = weight.codes + block * stride + quad * 64;
+    const char* codes = reinterpret_cast<const char*>(weight.codes) + block * stride + quad * 64;
     for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
       const int64_t start = tiles.start(tile), height = tiles.height(tile);
       const int8_t* q = x.q + (start * quads + quad * height) * 4;

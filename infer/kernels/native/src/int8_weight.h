@@ -1,6 +1,6 @@
 // y = x @ weight.T with float activations: codes become floats, in registers for few rows, else once per panel.
 //
-// Sums run over PART columns at a time and the parts are added in order, whatever the number of rows.
+// Sums run over 4 * PART_QUADS columns at a time and the parts are added in order, whatever the number of rows.
 #pragma once
 
 #include "parallel.h"
@@ -17,48 +17,40 @@ inline void interleave(const float* x, int64_t columns, int64_t quads, int heigh
 }
 
 template <int HEIGHT, int BLOCKS>
-inline void float_part(const int8_t* codes, int64_t stride, int64_t quads, const float* x,
-                       Vector::Floats (&total)[HEIGHT][BLOCKS]) {
-  Vector::Floats part[HEIGHT][BLOCKS];
-#pragma GCC unroll 8
-  for (int row = 0; row < HEIGHT; ++row)
-    for (int b = 0; b < BLOCKS; ++b) part[row][b] = Vector::broadcast(0.0f);
-  for (int64_t quad = 0; quad < quads; ++quad, codes += 64, x += 4 * HEIGHT) {
-#pragma GCC unroll 4
-    for (int b = 0; b < BLOCKS; ++b) {
-      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
-      Vector::Floats column[4];
-      Vector::columns_of(codes + b * stride, column);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 8
-        for (int row = 0; row < HEIGHT; ++row)
-          part[row][b] = Vector::fma(column[i], Vector::broadcast(x[i * HEIGHT + row]), part[row][b]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int row = 0; row < HEIGHT; ++row)
-    for (int b = 0; b < BLOCKS; ++b) total[row][b] = Vector::add(total[row][b], part[row][b]);
-}
-
-template <int HEIGHT, int BLOCKS>
 inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, float* y) {
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int8_t* codes = weight.codes + block * stride;
-  Vector::Floats total[HEIGHT][BLOCKS];
-  for (int row = 0; row < HEIGHT; ++row)
-    for (int b = 0; b < BLOCKS; ++b) total[row][b] = Vector::broadcast(0.0f);
-  for (int64_t quad = 0; quad < quads; quad += PART_QUADS)
-    float_part<HEIGHT, BLOCKS>(codes + quad * 64, stride, quads - quad < PART_QUADS ? quads - quad : PART_QUADS,
-                               x + quad * 4 * HEIGHT, total);
-  for (int b = 0; b < BLOCKS; ++b) {
+  Vector::Floats total[HEIGHT][BLOCKS], part[HEIGHT][BLOCKS];
+  unroll<HEIGHT>([&](auto row) {
+    unroll<BLOCKS>([&](auto b) { total[row][b] = part[row][b] = Vector::broadcast(0.0f); });
+  });
+  for (int64_t quad = 0; quad < quads; ++quad, codes += 64, x += 4 * HEIGHT) {
+    unroll<BLOCKS>([&](auto b) {
+      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
+      Vector::Floats column[4];
+      Vector::columns_of(codes + b * stride, column);
+      unroll<4>([&](auto i) {
+        unroll<HEIGHT>([&](auto row) {
+          part[row][b] = Vector::fma(column[i], Vector::broadcast(x[i * HEIGHT + row]), part[row][b]);
+        });
+      });
+    });
+    if (quad % PART_QUADS != PART_QUADS - 1 && quad != quads - 1) continue;
+    unroll<HEIGHT>([&](auto row) {
+      unroll<BLOCKS>([&](auto b) {
+        total[row][b] = Vector::add(total[row][b], part[row][b]);
+        part[row][b] = Vector::broadcast(0.0f);
+      });
+    });
+  }
+  unroll<BLOCKS>([&](auto b) {
     const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;
-    for (int row = 0; row < HEIGHT; ++row) {
+    unroll<HEIGHT>([&](auto row) {
       Vector::Floats value = Vector::mul(total[row][b], Vector::load(weight.scale + n));
       if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
       write_row(y + row * weight.rows + n, count, value);
-    }
-  }
+    });
+  });
 }
 
 template <int BLOCKS>

@@ -19,7 +19,7 @@ struct Vector {
   };
   using Table = __m256i;
   static constexpr bool UNSIGNED = false;
-  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, DIRECT_ROWS = 4, PREFETCH = 1024;
+  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 1, PREFETCH = 1024;
 
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }

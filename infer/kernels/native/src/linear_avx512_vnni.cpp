@@ -12,7 +12,7 @@ struct Vector {
   using Quads = __m512i;
   using Table = __m512i;
   static constexpr bool UNSIGNED = true;
-  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, DIRECT_ROWS = 8, PREFETCH = 2048;
+  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, DIRECT_ROWS = 8, DIRECT_BLOCKS = 2, PREFETCH = 2048;
 
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
@@ -54,7 +54,9 @@ struct Vector {
   static Sums dot(Sums sum, Quads weights, const int8_t* quad) {
     int32_t four;
     __builtin_memcpy(&four, quad, 4);
-    return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
+    // As an intrinsic, gcc 12 copies the sum before and after each in some loops.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(_mm512_set1_epi32(four)));
+    return sum;
   }
   static Table load_table(const int8_t* p) {
     const Table table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

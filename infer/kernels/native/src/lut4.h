@@ -4,7 +4,7 @@
 // PANEL_GROUPS groups is decoded into the first-level cache and register tiles go over it.
 #pragma once
 
-#include "parallel.h"
+#include "tile.h"
 
 namespace infer_native {
 namespace {
@@ -19,57 +19,66 @@ struct Lut4Activations {
   int32_t* offset;   // the same
 };
 
-// Rows of 16 outputs of one block, from the float sums over all groups.
-template <int HEIGHT>
-inline void finish_lut4(const Vector::Floats* total, const Lut4Weight& weight, int64_t block, const float* bias,
-                        float* y) {
+// 16 outputs of one row from the float sums over all groups.
+inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t block, const float* bias, float* y) {
   const int64_t n = block * BLOCK_ROWS, count = weight.rows - n;
-  const Vector::Floats factor =
-      Vector::mul(Vector::load(weight.row_scale + n), Vector::broadcast(TABLE_STEP));
-  for (int row = 0; row < HEIGHT; ++row) {
-    Vector::Floats value = Vector::mul(total[row], factor);
-    if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
-    write_row(y + row * weight.rows + n, count, value);
-  }
+  const Vector::Floats factor = Vector::mul(Vector::load(weight.row_scale + n), Vector::broadcast(TABLE_STEP));
+  total = Vector::mul(total, factor);
+  if (bias != nullptr) total = Vector::add(total, read_row(bias + n, count));
+  write_row(y + n, count, total);
 }
 
-template <int HEIGHT>
+// BLOCKS neighbours at a time: several streams from memory and independent sums, which hide the latency of `dot`.
+template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, float* y) {
-  constexpr int SPLIT = HEIGHT == 1 ? 4 : HEIGHT <= 4 ? 2 : 1;  // independent sums hide the latency of `dot`
+  constexpr int SPLIT = HEIGHT * BLOCKS < 8 ? 2 : 1;
   const int64_t groups = weight.columns / GROUP;
-  for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+  for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS) {
     const uint8_t* codes = weight.codes + block * groups * 512;
     const int8_t* scale = weight.scale + block * groups * 16;
-    const Vector::Table table = Vector::load_table(weight.table + block * 16);
-    Vector::Floats total[HEIGHT];
-    for (int row = 0; row < HEIGHT; ++row) total[row] = Vector::broadcast(0.0f);
+    Vector::Table table[BLOCKS];
+    Vector::Floats total[BLOCKS][HEIGHT];
+    unroll<BLOCKS>([&](auto b) {
+      table[b] = Vector::load_table(weight.table + (block + b) * 16);
+      unroll<HEIGHT>([&](auto row) { total[b][row] = Vector::broadcast(0.0f); });
+    });
     const int8_t* q = x.q;
     for (int64_t group = 0; group < groups; ++group, codes += 512, scale += 16, q += 16 * 4 * HEIGHT) {
-      Vector::Sums sum[HEIGHT][SPLIT];
-      for (int row = 0; row < HEIGHT; ++row)
-        for (int i = 0; i < SPLIT; ++i)
-          sum[row][i] = Vector::broadcast(i == 0 ? x.offset[group * HEIGHT + row] : int32_t{0});
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) {
-        __builtin_prefetch(codes + j * 64 + Vector::PREFETCH);
-        Vector::Quads low, high;
-        Vector::decode(codes + j * 64, table, low, high);
-#pragma GCC unroll 16
-        for (int row = 0; row < HEIGHT; ++row) {
-          Vector::Sums& first = sum[row][2 * j % SPLIT];
-          first = Vector::dot(first, low, q + (j * HEIGHT + row) * 4);
-          Vector::Sums& second = sum[row][(2 * j + 1) % SPLIT];
-          second = Vector::dot(second, high, q + ((j + 8) * HEIGHT + row) * 4);
-        }
-      }
-      const Vector::Floats factor = Vector::load_scale(scale);
-      for (int row = 0; row < HEIGHT; ++row) {
-        for (int i = 1; i < SPLIT; ++i) sum[row][0] = Vector::add(sum[row][0], sum[row][i]);
-        const Vector::Floats step = Vector::broadcast(x.step[group * HEIGHT + row]);
-        total[row] = Vector::fma(Vector::to_float(sum[row][0]), Vector::mul(factor, step), total[row]);
-      }
+      Vector::Sums sum[BLOCKS][HEIGHT][SPLIT];
+      unroll<HEIGHT>([&](auto row) {
+        unroll<BLOCKS>([&](auto b) {
+          sum[b][row][0] = Vector::broadcast(x.offset[group * HEIGHT + row]);
+          if (SPLIT > 1) sum[b][row][SPLIT - 1] = Vector::broadcast(int32_t{0});
+        });
+      });
+      unroll<8>([&](auto j) {
+        unroll<BLOCKS>([&](auto b) {
+          const uint8_t* place = codes + b * groups * 512 + j * 64;
+          __builtin_prefetch(place + Vector::PREFETCH);
+          Vector::Quads low, high;
+          Vector::decode(place, table[b], low, high);
+          unroll<HEIGHT>([&](auto row) {
+            Vector::Sums& first = sum[b][row][0];
+            first = Vector::dot(first, low, q + (j * HEIGHT + row) * 4);
+            Vector::Sums& second = sum[b][row][SPLIT - 1];
+            second = Vector::dot(second, high, q + ((j + 8) * HEIGHT + row) * 4);
+          });
+        });
+      });
+      unroll<BLOCKS>([&](auto b) {
+        const Vector::Floats factor = Vector::load_scale(scale + b * groups * 16);
+        unroll<HEIGHT>([&](auto row) {
+          if (SPLIT > 1) sum[b][row][0] = Vector::add(sum[b][row][0], sum[b][row][SPLIT - 1]);
+          const Vector::Floats step = Vector::broadcast(x.step[group * HEIGHT + row]);
+          total[b][row] = Vector::fma(Vector::to_float(sum[b][row][0]), Vector::mul(factor, step), total[b][row]);
+        });
+      });
     }
-    finish_lut4<HEIGHT>(total, weight, block, bias, y);
+    unroll<BLOCKS>([&](auto b) {
+      unroll<HEIGHT>([&](auto row) {
+        finish_lut4(total[b][row], weight, block + b, bias, y + row * weight.rows);
+      });
+    });
   }
 }
 
@@ -97,35 +106,25 @@ inline void decode_panel(const Lut4Weight& weight, int64_t block, int count, Ran
   }
 }
 
+// total[row][b] += (sum of a group) * scale of the group in block b * step of the group in the row.
+// `total` is [HEIGHT][TILE_BLOCKS][16].
 template <int HEIGHT, int BLOCKS>
-inline void lut4_tile(const Lut4Panel& panel, int64_t groups, const int8_t* q, const float* step,
-                      const int32_t* offset, float* total) {
-  for (int64_t group = 0; group < groups; ++group, q += 16 * 4 * HEIGHT, step += HEIGHT, offset += HEIGHT) {
-    Vector::Sums sum[HEIGHT][BLOCKS];
-#pragma GCC unroll 8
-    for (int row = 0; row < HEIGHT; ++row)
-      for (int b = 0; b < BLOCKS; ++b) sum[row][b] = Vector::broadcast(offset[row]);
-    for (int quad = 0; quad < 16; ++quad) {
-      Vector::Quads weights[BLOCKS];
-#pragma GCC unroll 4
-      for (int b = 0; b < BLOCKS; ++b) weights[b] = Vector::load_quads(panel.quads[b][group * 16 + quad]);
-#pragma GCC unroll 8
-      for (int row = 0; row < HEIGHT; ++row)
-#pragma GCC unroll 4
-        for (int b = 0; b < BLOCKS; ++b)
-          sum[row][b] = Vector::dot(sum[row][b], weights[b], q + (quad * HEIGHT + row) * 4);
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < HEIGHT; ++row) {
-      const Vector::Floats row_step = Vector::broadcast(step[row]);
-#pragma GCC unroll 4
-      for (int b = 0; b < BLOCKS; ++b) {
-        float* place = total + (row * Vector::TILE_BLOCKS + b) * 16;
-        const Vector::Floats factor = Vector::mul(Vector::load(panel.scale[b][group]), row_step);
-        Vector::store(place, Vector::fma(Vector::to_float(sum[row][b]), factor, Vector::load(place)));
-      }
-    }
-  }
+__attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
+                                         const int32_t* offset, const float* scale, const float* step,
+                                         float* total) {
+  Accumulators<HEIGHT, BLOCKS> acc;
+  unroll<HEIGHT>([&](auto row) {
+    unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::broadcast(offset[row]); });
+  });
+  accumulate<HEIGHT, BLOCKS, false>(weights, stride, quads, q, acc);
+  unroll<BLOCKS>([&](auto b) {
+    const Vector::Floats block_scale = Vector::load(scale + b * PANEL_GROUPS * 16);
+    unroll<HEIGHT>([&](auto row) {
+      float* place = total + (row * Vector::TILE_BLOCKS + b) * 16;
+      const Vector::Floats factor = Vector::mul(block_scale, Vector::broadcast(step[row]));
+      Vector::store(place, Vector::fma(Vector::to_float(acc[row][b]), factor, Vector::load(place)));
+    });
+  });
 }
 
 template <int BLOCKS>
@@ -142,16 +141,18 @@ void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles&
       const int64_t start = tiles.start(tile), height = tiles.height(tile);
       const int64_t place = start * groups + group * height;
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-        lut4_tile<rows, BLOCKS>(panel, count, x.q + place * GROUP, x.step + place, x.offset + place,
-                                total[start - first][0]);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t at = place + i * rows;
+          lut4_tile<rows, BLOCKS>(reinterpret_cast<const char*>(panel.quads[0][i * 16]), sizeof panel.quads[0], 16,
+                                  x.q + at * GROUP, x.offset + at, panel.scale[0][i], x.step + at,
+                                  total[start - first][0]);
+        }
       });
     }
   }
   for (int64_t row = first; row < tiles.start(chunk.end); ++row)
-    for (int b = 0; b < BLOCKS; ++b) {
-      const Vector::Floats sum = Vector::load(total[row - first][b]);
-      finish_lut4<1>(&sum, weight, block + b, bias, y + row * weight.rows);
-    }
+    for (int b = 0; b < BLOCKS; ++b)
+      finish_lut4(Vector::load(total[row - first][b]), weight, block + b, bias, y + row * weight.rows);
 }
 
 void lut4_panels(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
@@ -172,8 +173,12 @@ void lut4_panels(const Lut4Weight& weight, const Lut4Activations& x, const Tiles
 void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
                const float* bias, float* y) {
   if (tiles.rows > Vector::DIRECT_ROWS) return lut4_panels(weight, x, tiles, mine, blocks, bias, y);
-  with_height<Vector::DIRECT_ROWS>(static_cast<int>(tiles.rows),
-                                   [&](auto rows) { lut4_direct<rows>(weight, x, blocks, bias, y); });
+  with_height<Vector::DIRECT_ROWS>(static_cast<int>(tiles.rows), [&](auto rows) {
+    constexpr int BLOCKS = rows * 2 <= Vector::DIRECT_ROWS ? Vector::DIRECT_BLOCKS : 1;
+    const int64_t whole = blocks.begin + (blocks.end - blocks.begin) / BLOCKS * BLOCKS;
+    lut4_direct<rows, BLOCKS>(weight, x, {blocks.begin, whole}, bias, y);
+    if (BLOCKS > 1) lut4_direct<rows, 1>(weight, x, {whole, blocks.end}, bias, y);
+  });
 }
 
 void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {

@@ -122,8 +122,12 @@ void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t co
     for (int64_t start = 0; start < columns; start += 64)  // what is written fits the first-level cache
       for (int64_t row = 0; row < count; ++row)
         for (int64_t k = start; k < std::min(start + 64, columns); k += 4) {
+          const int8_t* given = codes + (first + row) * columns + k;
           uint32_t quad = 0;
-          std::memcpy(&quad, codes + (first + row) * columns + k, std::min<int64_t>(4, columns - k));
+          if (k + 4 <= columns)
+            std::memcpy(&quad, given, 4);
+          else
+            std::memcpy(&quad, given, columns - k);
           quad ^= zero ? 0x80808080u : 0u;
           std::memcpy(block_codes + k * 16 + row * 4, &quad, 4);
         }

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <type_traits>
+#include <utility>
 
 #include "activations.h"
 
@@ -40,6 +41,17 @@ inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quanti
     else
       multiply(Range{0, tiles.count}, share(blocks, part, parts));
   }
+}
+
+// function(0), …, function(N - 1) with constant arguments: arrays indexed by them stay in registers.
+template <class Function, int... I>
+inline __attribute__((always_inline)) void unroll(Function function, std::integer_sequence<int, I...>) {
+  (function(std::integral_constant<int, I>()), ...);
+}
+
+template <int N, class Function>
+inline __attribute__((always_inline)) void unroll(Function function) {
+  unroll(function, std::make_integer_sequence<int, N>());
 }
 
 // function(std::integral_constant<int, height>) for a height of 1..MAX.
