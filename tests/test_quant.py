@@ -17,7 +17,8 @@ from infer.quant._calibrate import BINS, LayerStats, calibrate
 from infer.quant._kmeans import optimal_centres
 from infer.spec import Plan
 
-FORMATS = ["int8", "int8:weight", "nf4", "cluster:2", "cluster:3", "cluster", "cluster:6"]
+FORMATS = ["int8", "int8:weight", "nf4", "int4", "fp4", "cluster:2", "cluster:3", "cluster", "cluster:6"]
+TABLES = ["nf4", "int4", "fp4"]
 
 
 def plan(name: str) -> Plan:
@@ -62,7 +63,7 @@ def test_nf4_scale_search_beats_absmax_by_five_percent(make) -> None:
     assert error("nf4", weight) < 0.95 * usual
 
 
-def test_nf4_scale_search_is_within_one_percent_of_trying_every_int8_scale() -> None:
+def test_nf4_scale_search_is_within_half_a_percent_of_trying_every_int8_scale() -> None:
     weight = gaussian(8, 256)
     tensors = nf4.quantize(weight, None, plan("nf4"))
     table, grouped = torch.tensor(nf4.TABLE), weight.reshape(8, 4, 64)
@@ -73,7 +74,7 @@ def test_nf4_scale_search_is_within_one_percent_of_trying_every_int8_scale() -> 
         least = torch.minimum(least, (grouped - fitted).square().sum(-1))
     found = (weight - nf4.dequantize(tensors)).square().sum()
     assert least.sum() <= found * (1 + 1e-5)
-    assert found <= least.sum() * 1.02
+    assert found <= least.sum() * 1.005
 
 
 def test_nf4_uses_negative_scales_and_keeps_zero_exact() -> None:
@@ -87,7 +88,7 @@ def test_nf4_uses_negative_scales_and_keeps_zero_exact() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1e30])
-@pytest.mark.parametrize("name", ["int8", "nf4", "cluster:3"])
+@pytest.mark.parametrize("name", ["int8", "nf4", "int4", "fp4", "cluster:3"])
 def test_the_error_does_not_depend_on_magnitude(name: str, magnitude: float) -> None:
     weight = gaussian(64, 128)
     scaled = module(name).dequantize(module(name).quantize(weight * magnitude, None, plan(name))).double()
@@ -99,6 +100,8 @@ def test_bits_per_weight() -> None:
     weight = gaussian(64, 256)
     bounds = {
         "nf4": 4.3,
+        "int4": 4.3,
+        "fp4": 4.3,
         "cluster": 4.55,
         "cluster:2": 2.35,
         "cluster:3": 3.4,
@@ -178,7 +181,7 @@ def test_clustering_of_few_values_finds_them() -> None:
     assert error("cluster:2", weight) < 0.01
 
 
-@pytest.mark.parametrize("name", ["int8", "nf4", "cluster:2", "cluster:3"])
+@pytest.mark.parametrize("name", ["int8", "nf4", "int4", "fp4", "cluster:2", "cluster:3"])
 @pytest.mark.parametrize("rows", [1, 3, 63, 65, 100])
 def test_blocks_of_rows_equal_the_whole(name: str, rows: int) -> None:
     weight, way = gaussian(rows, 128), module(name)
@@ -248,7 +251,7 @@ def test_calibration_names_the_layer_that_sees_nan_and_wants_data() -> None:
         ),
         ("cluster:5", r"no option of --quant cluster named '5'. Known: 2, 3, 4, 6"),
         ("cluster:8", r"cluster:8 gains nothing over int8"),
-        ("int9", r"no quantizer named 'int9'. Known: cluster, int8, nf4. Did you mean int8\?"),
+        ("int9", r"no quantizer named 'int9'. Known: cluster, fp4, .*int8, nf4. Did you mean int8\?"),
     ],
 )
 def test_unknown_names_and_options_list_the_known(name: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Ways to shrink a weight: one file each, its name the name after `--quant` (`int8`, `nf4`, `cluster`).
+"""Ways to shrink a weight: one file each, its name the name after `--quant` (`int8`, `nf4`, `int4`, `fp4`, `cluster`).
 
 A quantizer is a module with the functions of `Quantizer`. Every format works row by row, so that a weight can
 be quantized in blocks of rows and one tensor at most is in float at a time. What it makes is a dict of
@@ -8,7 +8,7 @@ tensors plus the `infer::` op that computes with them; `quantize_model` walks a 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -38,6 +38,14 @@ class Stats(Protocol):
     @property
     def square_mean(self) -> Tensor:
         """float32 [in_features or in_channels]: the mean of x² per input column."""
+        ...
+
+    def importance(self, columns: int) -> Tensor | None:
+        """`square_mean` for a weight of so many columns, kernel taps included; None where it isn't known."""
+        ...
+
+    def factors(self, columns: int) -> Sequence[Factor]:
+        """What error feedback needs, for a weight of so many columns; empty when it isn't asked for."""
         ...
 
     @property

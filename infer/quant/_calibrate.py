@@ -1,23 +1,29 @@
 """What the inputs of each layer look like on real data: largest value, mean square per column, a histogram.
 
-Each layer keeps one vector and one histogram, so memory doesn't grow with the data.
+Each layer keeps one vector and one histogram, so memory doesn't grow with the data; when products of columns are asked
+for (`hessian`), a square of numbers too, in blocks along its diagonal where all of it has no room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..errors import SourceError, UsageError
+from ._feedback import Factor, factor
 from ._sites import LAYERS
 
 BINS = 2048
 LEVELS = 127
+# Room for the Hessians of all layers together, and the widest block of one: its factors are made in float64.
+HESSIAN_BYTES, WIDEST, NARROWEST = 1 << 30, 4096, 64
+MASK = "attention_mask"
 
 
 @dataclass
@@ -29,10 +35,27 @@ class LayerStats:
     num_rows: int
     histogram: Tensor  # float64 [BINS]
     top: float
+    hessians: list[Tensor] = field(
+        default_factory=list
+    )  # float32 [W, W] sums of outer products, along the diagonal
 
     @property
     def square_mean(self) -> Tensor:
         return (self.square_sum / max(self.num_rows, 1)).float()
+
+    def importance(self, columns: int) -> Tensor | None:
+        """float32 [columns], for a weight of so many; None for a convolution in groups."""
+        taps, rest = divmod(columns, len(self.square_sum))
+        return None if rest or not taps else self.square_mean.repeat_interleave(taps)
+
+    def factors(self, columns: int) -> list[Factor]:
+        """For error feedback, of a weight of so many columns; empty when products were not asked for."""
+        return self._factors if sum(map(len, self.hessians)) == columns else []
+
+    @cached_property
+    def _factors(self) -> list[Factor]:
+        starts = [sum(map(len, self.hessians[:i])) for i in range(len(self.hessians))]
+        return [factor(start, hessian) for start, hessian in zip(starts, self.hessians, strict=True)]
 
     @property
     def clip(self) -> Tensor:
@@ -60,6 +83,14 @@ class LayerStats:
         if self.top > 0:
             self.histogram += torch.histc(magnitude, BINS, 0.0, self.top).double()
 
+    def add_products(self, rows: Tensor, width: int) -> None:
+        """rows float32 [count, K]: add their products, in blocks of `width` columns."""
+        parts = rows.split(width, 1)
+        if not self.hessians:
+            self.hessians = [torch.zeros((p.shape[1], p.shape[1])) for p in parts]
+        for hessian, part in zip(self.hessians, parts, strict=True):
+            hessian.addmm_(part.t(), part)
+
     def _widen(self, largest: float) -> None:
         if self.top == 0 and largest > 0:
             self.top = 2.0 ** torch.tensor(largest).log2().ceil().item()
@@ -70,22 +101,27 @@ class LayerStats:
 
 
 @torch.no_grad()
-def calibrate(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, LayerStats]:
+def calibrate(
+    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, hessian: bool = False
+) -> dict[str, LayerStats]:
     """Run `model` on each batch (by keyword) and return what every Linear and Conv2d saw, by layer name.
 
-    A layer that no input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's
-    input isn't finite.
+    `hessian` adds what error feedback needs. Tokens that an input `attention_mask` hides don't count. A layer that no
+    input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's input isn't finite.
     """
     stats: dict[str, LayerStats] = {}
     layers = [
         (n, m) for n, m in model.named_modules() if isinstance(m, LAYERS) and not isinstance(m, nn.Embedding)
     ]
-    handles = [m.register_forward_pre_hook(partial(_see, stats, name)) for name, m in layers]
+    width = hessian_width([m for _, m in layers]) if hessian else 0
+    mask: list[Tensor | None] = [None]
+    handles = [m.register_forward_pre_hook(partial(_see, stats, name, width, mask)) for name, m in layers]
     training = model.training
     count = 0
     try:
         model.eval()
         for batch in batches:
+            mask[0] = batch.get(MASK)
             model(**batch)
             count += 1
     finally:
@@ -97,18 +133,56 @@ def calibrate(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict
     return stats
 
 
-def _see(stats: dict[str, LayerStats], name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
-    rows = _rows(layer, args[0]).detach().float().cpu()
+def hessian_width(layers: Iterable[nn.Module]) -> int:
+    """Columns of a diagonal block, the same for all layers: the largest power of two that has room."""
+    columns = [_columns(layer) for layer in layers]
+    width = WIDEST
+    while width > NARROWEST and sum(k * min(k, width) * 4 for k in columns) > HESSIAN_BYTES:
+        width //= 2
+    return width
+
+
+def _columns(layer: nn.Module) -> int:
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return weight[0].numel()
+
+
+def _see(
+    stats: dict[str, LayerStats],
+    name: str,
+    width: int,
+    mask: list[Tensor | None],
+    layer: nn.Module,
+    args: tuple[Any, ...],
+) -> None:
+    rows = _rows(layer, args[0], mask[0]).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
         raise SourceError(f"calibration gives NaN or infinity at the input of {name!r}")
     if name not in stats:
         square = torch.zeros(rows.shape[1], dtype=torch.float64)
         stats[name] = LayerStats(torch.zeros(()), square, 0, torch.zeros(BINS, dtype=torch.float64), 0.0)
     stats[name].add(rows)
+    if width and not isinstance(layer, nn.Conv2d):
+        stats[name].add_products(rows, width)
+    elif width and isinstance(layer, nn.Conv2d) and layer.groups == 1:
+        stats[name].add_products(_patches(layer, args[0].detach().float().cpu()), width)
 
 
-def _rows(layer: nn.Module, x: Tensor) -> Tensor:
+def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     """One column per input feature, or per input channel of a convolution."""
     if isinstance(layer, nn.Conv2d):
         return x.movedim(-3, -1).reshape(-1, x.shape[-3])
-    return x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    if mask is None or x.shape[:-1].numel() != mask.numel() or x.shape[0] not in (len(mask), mask.numel()):
+        return rows
+    return rows[mask.reshape(-1).bool()]
+
+
+def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What each output of a convolution is a product of: [outputs, I * kh * kw]."""
+    batch = x if x.dim() == 4 else x[None]
+    if isinstance(layer.padding, str):
+        batch = F.pad(batch, layer._reversed_padding_repeated_twice)
+    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+    columns = F.unfold(batch, layer.kernel_size, layer.dilation, padding, layer.stride)
+    return columns.transpose(1, 2).reshape(-1, columns.shape[1])

@@ -3,8 +3,8 @@
 Taking the absolute maximum as scale is not the best: a smaller scale that clips one weight, or a negative one
 that turns an asymmetric table round, often fits the other 63 better. Each of `FACTORS` with both signs gives codes;
 the best scale for given codes is least squares, and the codes whose scale leaves the smallest error win. That scale
-goes to int8, where it competes exactly with its neighbours. The native routine and `fit_slowly` give equal bits: both add
-in the order of the weights.
+goes to int8, where it competes exactly with its neighbours. The native routine and `fit_slowly` give equal bits: both
+add in the order of the weights.
 """
 
 from __future__ import annotations

@@ -11,19 +11,19 @@ take 0.1 % off the error for twice the time (measured on Gaussian, t(5) and Mini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..kernels.packing import BITS, GROUP, TABLE_ROWS, decode, pack, tables_of_rows
+from ..kernels.packing import BITS, GROUP, TABLE_ROWS, pack
 from ..spec import Plan
 from . import Stats
 from ._kmeans import optimal_centres
+from ._lut import dequantize, embedding, fit_calibrated, linear
 from ._refusals import refuses_table_format
-from ._scales import fit
+from ._scales import relative_importance
 
 OPTIONS = ("", *map(str, BITS))
 NEEDS_STATS: frozenset[str] = frozenset()
@@ -55,15 +55,15 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
     """float [N, K] → codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64], row_scale [N]."""
     bits = int(plan.quant_option or DEFAULT_BITS)
-    importance = torch.ones(weight.shape[1]) if stats is None else stats.square_mean.float()
     rows = max(PIECE // weight.shape[1] // TABLE_ROWS, 1) * TABLE_ROWS
-    parts = [_quantize_piece(part.float(), bits, importance) for part in weight.split(rows)]
+    parts = [_quantize_piece(part.float(), bits, stats) for part in weight.split(rows)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _quantize_piece(weight: Tensor, bits: int, importance: Tensor) -> dict[str, Tensor]:
-    table = _first_table(weight, bits, importance)
-    codes, scale, row_scale = fit(weight, table, importance)
+def _quantize_piece(weight: Tensor, bits: int, stats: Stats | None) -> dict[str, Tensor]:
+    importance = None if stats is None else stats.importance(weight.shape[1])
+    table = _first_table(weight, bits, relative_importance(importance, weight.shape[1]))
+    codes, scale, row_scale = fit_calibrated(weight, table, stats)
     return {"codes": pack(codes, bits), "table": table, "scale": scale, "row_scale": row_scale}
 
 
@@ -102,16 +102,4 @@ def _normalised(table: Tensor) -> Tensor:
     return (table / torch.where(top > 0, top, 1)).float()
 
 
-def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
-    tables = tables_of_rows(tensors["codes"].shape[0], tensors["table"])
-    return decode(tensors["codes"], tensors["table"], tensors["scale"], tensors["row_scale"], tables)
-
-
-def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
-    return torch.ops.infer.linear_lut(x, *parts, bias)
-
-
-def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
-    return torch.ops.infer.embedding_lut(ids, *parts)
+__all__ = ["OPTIONS", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

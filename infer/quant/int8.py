@@ -6,7 +6,8 @@
 
 The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static,
 `weight_scale` weight-only. The static step comes from the clip of least squared error over the calibration
-inputs: one outlier among thousands would otherwise cost all others their resolution.
+inputs: one outlier among thousands would otherwise cost all others their resolution. The scale of a row of weights is
+its absolute maximum: searching for a smaller one takes 0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from ..spec import Plan
 from . import Stats
+from ._feedback import round_with_feedback
 from ._refusals import refuses_embedding, too_small
 
 OPTIONS = ("", "weight", "static")
@@ -27,6 +29,7 @@ ROWS = 1
 SHARED = frozenset({"x_scale"})
 LEVELS = 127
 FEWEST_PRODUCTS = 64
+TINY = torch.finfo(torch.float32).tiny
 
 
 def missing() -> str | None:
@@ -62,8 +65,13 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     other layers that calibration did not reach.
     """
     rows = weight.float().reshape(weight.shape[0], -1)
-    scale = (rows.abs().amax(1) / LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
-    codes = (rows / scale[:, None]).round_().clamp_(-LEVELS, LEVELS).to(torch.int8).reshape(weight.shape)
+    scale = (rows.abs().amax(1) / LEVELS).clamp_min(TINY)
+    factors = [] if stats is None else stats.factors(rows.shape[1])
+    codes = (
+        round_with_feedback(rows, scale, factors)
+        if factors
+        else (rows / scale[:, None]).round_().clamp_(-LEVELS, LEVELS).to(torch.int8)
+    ).reshape(weight.shape)
     if plan.quant_option == "weight":
         return {"codes": codes, "weight_scale": scale}
     if plan.quant_option != "static" or stats is None:

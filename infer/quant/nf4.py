@@ -7,22 +7,18 @@ instead of taken from the absolute maximum, and stored as int8 times one float32
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor, nn
 
-from ..kernels.packing import GROUP, decode, pack
+from ..kernels.packing import GROUP
 from ..spec import Plan
 from . import Stats
+from ._lut import dequantize, embedding, linear, quantize_with
 from ._refusals import refuses_table_format
-from ._scales import fit
 
 OPTIONS = ("",)
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED = frozenset({"table"})
-BITS = 4
 TABLE = (
     -1.0,
     -0.6961928009986877,
@@ -53,21 +49,7 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
     """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/64], row_scale float32 [N]."""
-    table = torch.tensor([TABLE], dtype=torch.float32)
-    importance = None if stats is None else stats.square_mean
-    codes, scale, row_scale = fit(weight.float(), table, importance)
-    return {"codes": pack(codes, BITS), "table": table, "scale": scale, "row_scale": row_scale}
+    return quantize_with(weight, TABLE, stats)
 
 
-def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
-    return decode(tensors["codes"], tensors["table"], tensors["scale"], tensors["row_scale"], None)
-
-
-def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
-    return torch.ops.infer.linear_lut(x, *parts, bias)
-
-
-def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    parts = (tensors[name] for name in ("codes", "table", "scale", "row_scale"))
-    return torch.ops.infer.embedding_lut(ids, *parts)
+__all__ = ["TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
