@@ -19,6 +19,7 @@ from torch import nn
 from . import __version__, artifact, capture, fidelity, mixed, plugins, quant, sources
 from . import device as hardware
 from .errors import GateError, NotUsableError, UsageError
+from .kernels import native
 from .report import document, html, memory, roofline
 from .spec import DTYPES, Choice, Finding, Plan
 from .trial import FloatForms, Trial, run_trial
@@ -77,6 +78,7 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
     """
     street = Street(resolve_plan_names(plan), watch or Watch())
     resolve(street)
+    prepare_kernels(street)
     with artifact.stage(output, replace=replace) as folder:
         street.watch.step("load", plan.source)
         loaded = load(street)
@@ -133,6 +135,13 @@ def resolve(street: Street) -> None:
         )
     if plan.threads:
         torch.set_num_threads(plan.threads)
+
+
+def prepare_kernels(street: Street) -> None:
+    """Compile the native kernels where that was not done yet, so that nobody waits for it unknowing."""
+    if street.plan.quant != "none" and street.plan.device == "cpu" and not native.built():
+        street.step("prepare", "compiling the native kernels, once for this machine")
+        native.why_not(street.progress)
 
 
 def load(street: Street) -> sources.LoadedModel:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError
-from .build import digest, library
+from .build import compiled, digest, library
 
 OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
 ROWS, GROUP = 16, 64  # output rows of a packed block; columns that share a scale
@@ -54,6 +54,11 @@ def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | No
     except NotUsableError as error:
         return str(error)
     return None
+
+
+def built() -> bool:
+    """Whether no compiling is to be expected: the library is loaded, in the cache, or can't be had."""
+    return _LOADED is not None or _refused() is not None or compiled()
 
 
 def isa() -> str:
@@ -134,6 +139,7 @@ def pack_int8(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 __all__ = [
     "blocks",
+    "built",
     "fingerprint",
     "isa",
     "isas",

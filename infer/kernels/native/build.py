@@ -71,6 +71,11 @@ def digest() -> str:
     return found.hexdigest()[:16]
 
 
+def compiled() -> bool:
+    """Whether the cache has the library, or no compiler could make it."""
+    return compiler() is None or (folders.cache("kernels") / digest() / LIBRARY).exists()
+
+
 def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
     """The path of the library, compiled first where the cache has none.
 
