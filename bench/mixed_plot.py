@@ -1,0 +1,120 @@
+"""Quality against bits as one SVG file, drawn here: points of uniform formats, the line of mixed ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 760, 460
+LEFT, RIGHT, TOP, BOTTOM = 78, 24, 56, 52
+MIXED, UNIFORM, INK, SOFT, LINE = "#1f6feb", "#b35900", "#16191d", "#57606a", "#d9dee4"
+
+
+@dataclass(frozen=True)
+class Point:
+    bits: float
+    value: float
+    name: str
+    kind: str  # "mixed" or "uniform"
+
+
+class Axes:
+    """Bits linear, quality logarithmic above `reference` when there is one: what is lost, not what was there."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        bits, values = [p.bits for p in points], [math.log10(p.value) for p in points]
+        self.low, self.high = math.floor(min(bits) - 0.2), math.ceil(max(bits))
+        room = max(max(values) - min(values), 0.02) * 0.08
+        self.bottom, self.top = min(values) - room, max(values) + room
+
+    def x(self, bits: float) -> float:
+        return LEFT + (bits - self.low) / (self.high - self.low) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (math.log10(value) - self.bottom) / (self.top - self.bottom)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def ticks(self) -> list[float]:
+        """Five values, evenly spread over the logarithmic axis, rounded to three figures."""
+        steps = [self.bottom + (self.top - self.bottom) * i / 5 for i in range(6)]
+        return list(dict.fromkeys(float(f"{10**s:.3g}") for s in steps if self.bottom <= s <= self.top))
+
+
+def front_svg(points: Sequence[Point], *, title: str, label: str, reference: float | None = None) -> str:
+    """The whole file. Values are above zero; one of zero or less (nothing lost) is left out."""
+    shown = [p for p in points if p.value > 0 and math.isfinite(p.value)]
+    axes = Axes(shown)
+    mixed = sorted((p for p in shown if p.kind == "mixed"), key=lambda p: p.bits)
+    parts = [*_frame(axes, title, label), *_reference(axes, reference)]
+    if mixed:
+        path = " ".join(f"{axes.x(p.bits):.1f},{axes.y(p.value):.1f}" for p in mixed)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{MIXED}" stroke-width="2"/>')
+    parts += [_dot(axes, p, MIXED, 4.5) for p in mixed]
+    uniform = [p for p in shown if p.kind == "uniform"]
+    parts += [_dot(axes, p, UNIFORM, 4.5) for p in uniform]
+    parts += _labels(axes, uniform)
+    body = "\n".join([*parts, *_legend()])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}">\n'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n{body}\n</svg>\n'
+    )
+
+
+def _frame(axes: Axes, title: str, label: str) -> list[str]:
+    parts = [f'<text x="{LEFT}" y="24" font-size="15" font-weight="600">{escape(title)}</text>']
+    for value in axes.ticks():
+        y = axes.y(value)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{LINE}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{SOFT}">{value:g}</text>')
+    for bits in range(axes.low, axes.high + 1):
+        x = axes.x(bits)
+        parts.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle" fill="{SOFT}">{bits}</text>'
+        )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle" fill="{SOFT}">'
+        "bits per weight, tables and scales included</text>"
+    )
+    parts.append(f'<text x="{LEFT}" y="{TOP - 12}" fill="{SOFT}">{escape(label)} (logarithmic)</text>')
+    return parts
+
+
+def _reference(axes: Axes, value: float | None) -> list[str]:
+    if value is None or value <= 0 or not axes.bottom <= math.log10(value) <= axes.top:
+        return []
+    y = axes.y(value)
+    return [
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{SOFT}" stroke-dasharray="4 4"/>',
+        f'<text x="{LEFT + 6}" y="{y - 5:.1f}" fill="{SOFT}">float {value:.4g}</text>',
+    ]
+
+
+def _dot(axes: Axes, point: Point, colour: str, radius: float) -> str:
+    words = escape(f"{point.name}: {point.bits:.2f} bits, {point.value:.5g}")
+    x, y = axes.x(point.bits), axes.y(point.value)
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"><title>{words}</title></circle>'
+
+
+def _labels(axes: Axes, points: Sequence[Point]) -> list[str]:
+    """Beside each point, moved down while another label is in the way."""
+    taken: list[tuple[float, float]] = []
+    parts = []
+    for point in sorted(points, key=lambda p: (axes.y(p.value), p.bits)):
+        x, y = axes.x(point.bits) + 9, axes.y(point.value) + 4
+        while any(abs(x - a) < 64 and abs(y - b) < 14 for a, b in taken):
+            y += 14
+        taken.append((x, y))
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{UNIFORM}">{escape(point.name)}</text>')
+    return parts
+
+
+def _legend() -> list[str]:
+    x = WIDTH - RIGHT - 190
+    return [
+        f'<circle cx="{x}" cy="20" r="4.5" fill="{MIXED}"/><text x="{x + 10}" y="24">mixed</text>',
+        f'<circle cx="{x + 72}" cy="20" r="4.5" fill="{UNIFORM}"/><text x="{x + 82}" y="24">one format</text>',
+    ]
