@@ -85,7 +85,7 @@ class Runner:
         self._weights = capture.load_weights(folder, device)
         if (folder / PACKINGS).exists():
             native.load()  # before the package, which calls it
-            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[packed.Packing])
+            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[packed.AnyPacking])
             self._weights |= packed.pack(packings, self._weights)
         with quiet():
             self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))

@@ -5,7 +5,8 @@
     conv2d_int8_weight  activations stay float
 
 x is [B, I, H, W]; padding is zeros. Numerics are those of `linear_int8`: exact integer sums, then
-`* step * scale + bias` in float32, given in x's dtype.
+`* step * scale + bias` in float32, given in x's dtype. `y_scale` of the static form is the calibrated step of its
+result: it changes nothing here, but a backend that hands results on as int8 needs it where they are added.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _static(
     padding: Sequence[int] = (0, 0),
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
+    y_scale: Tensor | None = None,
 ) -> Tensor:
     step = x_scale.float()
     sums = exact_conv2d(to_grid(x.float(), step), codes, (stride, padding, dilation, groups))
@@ -101,6 +103,7 @@ def _static_plain(
     padding: Sequence[int] = (0, 0),
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
+    y_scale: Tensor | None = None,
 ) -> Tensor:
     step = x_scale.float()
     sums = F.conv2d(to_grid(x.float(), step), codes.float(), None, stride, padding, dilation, groups)
@@ -144,8 +147,19 @@ def _shape(
     return x.new_empty((x.shape[0], codes.shape[0], *sizes))
 
 
-def _shape_static(x: Tensor, codes: Tensor, scale: Tensor, x_scale: Tensor, *rest: object) -> Tensor:
-    return _shape(x, codes, scale, *rest)  # type: ignore[arg-type]
+def _shape_static(
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    x_scale: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    y_scale: Tensor | None = None,
+) -> Tensor:
+    return _shape(x, codes, scale, bias, stride, padding, dilation, groups)
 
 
 define(
@@ -156,7 +170,7 @@ define(
 )
 define(
     "conv2d_int8_static(Tensor x, Tensor codes, Tensor scale, Tensor x_scale, Tensor? bias=None, "
-    f"{_OPTIONS}) -> Tensor",
+    f"{_OPTIONS}, Tensor? y_scale=None) -> Tensor",
     _static,
     _shape_static,
     _static_plain,

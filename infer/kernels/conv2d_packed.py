@@ -5,11 +5,13 @@
     conv2d_int8_packed_float   image → float [B, H, W, O]
     conv2d_int8_max_pool       image → image
 
-An image is uint8 [B, H + 2 border, W + 2 border, channels]: byte q is (q - zero) * step, the border holds `zero`, and
-channels are padded (`stored_channels`). Poison is float32 [B], NaN for a sample that has a NaN: bytes can't say so, and
-the last layer of a chain adds it. `window` is kernel, stride, padding, dilation; `borders` those of x, residual, result.
+An image is uint8 [B, H + 2 border, W + 2 border, channels]: byte q is (q - zero) * step, the border holds `zero`,
+and channels are padded (`stored_channels`). Poison is float32 [B], NaN for a sample that has a NaN: bytes can't say
+so, and the last layer of a chain adds it. `window` is kernel, stride, padding, dilation; `borders` those of x,
+residual and result.
 
-    y = fma(float32(sum of (q - zero) * code), multiplier[o], offset[o])  and then  fma(residual, residual_multiplier, y)
+    y = fma(float32(sum of (q - zero) * code), multiplier[o], offset[o])
+    y = fma(residual, residual_multiplier, y)
 
 clamped to low … high, and for an image rounded half to even. The native library computes them; `twin` and the others
 here are the same in pure torch.
@@ -27,13 +29,13 @@ from torch.nn import functional as F
 from . import native
 from ._library import declare
 
-BLOCK, PANEL = 16, 4  # output channels of a block; blocks of a panel
+QUAD, BLOCK, PANEL = 4, 16, 4  # input channels of a quad, output channels of a block, blocks of a panel
 MOST_TAPS = 64
 
 
 def stored_channels(channels: int) -> int:
     """Channels of an image with padding: one quad for up to four, else whole blocks."""
-    return 4 if channels <= 4 else -(-channels // BLOCK) * BLOCK
+    return QUAD if channels <= QUAD else -(-channels // BLOCK) * BLOCK
 
 
 def pack(codes: Tensor, zero: int, stored: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .conv_packing import ConvPacking, pack_conv
 from .linear_lut import row_blocks
 from .packing import bits_of, decode, tables_of_rows
 
@@ -38,7 +39,7 @@ class Layer(msgspec.Struct, frozen=True):
     bias: str | None = None
 
 
-class Packing(msgspec.Struct, frozen=True):
+class Packing(msgspec.Struct, frozen=True, tag="linear"):
     """One packed operand set, `<name>_codes` and so on, of one layer or of several with the same input."""
 
     name: str
@@ -62,10 +63,16 @@ class Packing(msgspec.Struct, frozen=True):
         return self.starts[-1] + self.layers[-1].rows
 
 
-def pack(packings: Sequence[Packing], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+AnyPacking = Packing | ConvPacking
+
+
+def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The packed tensors by name. `weights` holds the portable ones, on the CPU."""
     made: dict[str, Tensor] = {}
     for packing in packings:
+        if isinstance(packing, ConvPacking):
+            made |= pack_conv(packing, weights)
+            continue
         parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
         for i, part in enumerate(PARTS[packing.kind]):
             made[f"{packing.name}_{part}"] = (

@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 
 from ..spec import Finding
 from . import native
-from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, Layer, Packing, pack
+from .conv_fusion import fusable, fuse_convolutions
+from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack
 from .packing import GROUP, bits_of, columns_of
 from .rewriting import Rewriter
 
@@ -32,7 +33,8 @@ def usable(program: ExportedProgram) -> bool:
 
 
 def _wanted(program: ExportedProgram) -> int:
-    return sum(node.op == "call_function" and str(node.target) in _KINDS for node in program.graph.nodes)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    return sum(str(node.target) in _KINDS or fusable(node) for node in nodes)
 
 
 def findings(program: ExportedProgram) -> list[Finding]:
@@ -54,11 +56,12 @@ def packed(program: ExportedProgram) -> ExportedProgram:
     return planned
 
 
-def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[Packing]]:
+def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[AnyPacking]]:
     """A program that calls the packed operators, and what they are packed from. The input is left as it is."""
+    program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)
     rewriter.run()
-    return rewriter.program(), rewriter.packings
+    return rewriter.program(), [*convolutions, *rewriter.packings]
 
 
 class _Rewriter(Rewriter):

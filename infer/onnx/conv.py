@@ -23,8 +23,8 @@ SMALLEST_TRT_CONV = 16  # channels
 def conv(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     """Dynamic, weight-only or static by the node's own name."""
     is_static = emit.node.op_type.endswith("static")
-    x, codes, scale, *rest = inputs(emit, 5 if is_static else 4)
-    bias, dtype, options = rest[-1], float_type(emit, target), _options(emit.node)
+    x, codes, scale, *rest = inputs(emit, 6 if is_static else 4)
+    bias, dtype, options = rest[1 if is_static else 0], float_type(emit, target), _options(emit.node)
     bias_value = None if bias is None else floats(emit, bias, dtype)
     next_step = _output_step(emit.node.outputs[0]) if is_static else None
     x, restore = as_float(emit, x, target)
