@@ -73,11 +73,11 @@ def inputs_seen(
 class Clock:
     """Times of (shape, format, input), measured once for this processor, backend and versions."""
 
-    def __init__(self, plan: Plan, time: Time | None = None) -> None:
+    def __init__(self, plan: Plan, time: Time | None = None, folder: Path | None = None) -> None:
         self.plan = plan
         self.backend = "eager" if plan.backend in ("auto", "inductor") else plan.backend
-        self._time = time or self._paired
-        self.path = folders.cache("dispatch") / f"{self._key()}.json"
+        self.measure = time or self._paired
+        self.path = (folder or folders.cache("dispatch")) / f"{self._key()}.json"
         self._known: dict[str, Timed] = {}
         if self.path.is_file():
             try:
@@ -108,7 +108,7 @@ class Clock:
         self.used.add(key)
         if key not in self._known:
             with candidates.single(weight, layer, format) as small:
-                self._known[key] = self._time(small, layer, torch.randn(x))
+                self._known[key] = self.measure(small, layer, torch.randn(x))
             self.num_measured += 1
         return self._known[key]
 
