@@ -113,7 +113,7 @@ def test_what_is_no_data_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no .*gone.npz"):
         read_data(str(tmp_path / "gone.npz"), ONE)
     (tmp_path / "a.csv").write_text("1,2,3")
-    with pytest.raises(SourceError, match="expected .npz, .npy, .pt or .txt, got a.csv"):
+    with pytest.raises(SourceError, match="expected .npz, .npy, .pt, .txt or images, got a.csv"):
         read_data(str(tmp_path / "a.csv"), ONE)
     (tmp_path / "a.txt").write_text("words")
     with pytest.raises(UsageError, match="text needs a model with a tokenizer.json"):
@@ -163,3 +163,48 @@ def test_json_is_not_taken_for_text(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([1]))
     with pytest.raises(SourceError, match="got a.json"):
         read_data(str(tmp_path / "a.json"), ONE)
+
+
+IMAGE = "image=float32[batch,3,8,6]"
+
+
+def picture(path: Path, size: tuple[int, int], colour: tuple[int, int, int]) -> None:
+    images = pytest.importorskip("PIL.Image")
+    path.parent.mkdir(exist_ok=True)
+    images.new("RGB", size, colour).save(path)
+
+
+def test_a_folder_of_images_is_scaled_and_cut_to_the_input(tmp_path: Path) -> None:
+    picture(tmp_path / "many" / "a.png", (60, 20), (255, 0, 0))
+    picture(tmp_path / "many" / "b.JPG", (8, 30), (0, 0, 255))
+    samples, _, digest = read_data(str(tmp_path / "many"), model(IMAGE))
+    assert samples["image"].shape == (2, 3, 8, 6)
+    assert samples["image"].dtype == torch.float32
+    assert samples["image"][0, :, 4, 3].tolist() == [1.0, 0.0, 0.0]
+    assert samples["image"][1, 2].mean() > 0.9
+    assert len(digest) == 64
+    whole = read_data(str(tmp_path / "many"), model("image=uint8[batch,1,4,4]"))[0]["image"]
+    assert whole.shape == (2, 1, 4, 4)
+    assert whole.dtype == torch.uint8
+
+
+def test_a_folder_of_classes_is_read_through(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for name in ("cat", "dog"):
+        picture(tmp_path / "all" / name / "1.png", (9, 9), (9, 9, 9))
+    assert read_data(str(tmp_path / "all"), model(IMAGE))[0]["image"].shape == (2, 3, 8, 6)
+
+
+def test_images_for_another_model_and_broken_ones_are_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", (9, 9), (1, 2, 3))
+    for specs in (
+        ["x=float32[batch,3]"],
+        ["x=float32[batch,3,h,w]"],
+        ["x=float32[batch,4,8,8]"],
+        [IMAGE, "y=float32[batch,3]"],
+    ):
+        with pytest.raises(InputError, match="image files need a model with one input"):
+            read_data(str(tmp_path / "a.png"), model(*specs))
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="expected an image"):
+        read_data(str(tmp_path / "b.png"), model(IMAGE))

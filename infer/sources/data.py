@@ -15,7 +15,7 @@ from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from ..weights import raw_bytes
 from ..weights.containers import refuse_expanded
 from ..weights.torch_file import load_safely
-from . import heldout
+from . import heldout, images
 from .model import LoadedModel
 from .recipes import Recipe, called_for_tensors, import_file, importable
 from .text import TEXT_INPUTS, tokenize
@@ -68,7 +68,7 @@ def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) ->
 
 
 def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
-    """`(samples, said, sha256)` of .npz, .npy, .pt, text, a folder of these, `file.py:function`, or "random".
+    """`(samples, said, sha256)` of .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
 
     Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
@@ -82,7 +82,7 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     path = Path(spec)
     if not path.exists():
         raise UsageError(f"there is no {spec}", where="--data", hint=f"Give {_example(loaded)}")
-    files = sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
+    files = _inside(path) if path.is_dir() else [path]
     samples, used = _from_files(files, loaded, spec)
     return checked(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
 
@@ -171,12 +171,21 @@ def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sam
             raise InputError(f"the files don't fit together: {error}", where=where) from error
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
+    if pictures := [path for path in files if path.suffix.lower() in images.SUFFIXES]:
+        pixels, used = images.read_images(pictures, loaded.inputs, where)
+        return {loaded.inputs[0].name: pixels}, used
     if texts:
         return tokenize([path.read_text(encoding="utf-8") for path in texts], loaded), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
     raise SourceError(
-        f"expected .npz, .npy, .pt or .txt, got {held}", where=where, hint=f"Give {_example(loaded)}"
+        f"expected .npz, .npy, .pt, .txt or images, got {held}", where=where, hint=f"Give {_example(loaded)}"
     )
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files of a folder; of one that has only folders (a class each), theirs."""
+    files = sorted(item for item in folder.iterdir() if item.is_file())
+    return files or sorted(item for item in folder.rglob("*") if item.is_file())
 
 
 def _is_text(path: Path) -> bool:
