@@ -312,6 +312,49 @@ def test_the_other_kernels_compile(captured: list[tuple]) -> None:
     assert all(assembly(captured, 80))
 
 
+TRACED = """
+import torch
+from infer.kernels import gpu
+from infer.kernels.gpu import crossover, embed
+
+class Layer(torch.nn.Module):
+    def forward(self, x, codes, table, scale, row_scale):
+        return torch.ops.infer.linear_lut(x, codes, table, scale, row_scale).relu()
+
+def targets(graph):
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+def backend(module, inputs):
+    def stop(graph, _):
+        print(*targets(graph.graph))
+        raise SystemExit
+    return torch._dynamo.backends.common.aot_autograd(fw_compiler=stop)(module, inputs)
+
+embed.embed(["linear_lut"], gpu.function)
+embed._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
+crossover.of = lambda *_: crossover.Crossover(8, 128)
+codes, scale = torch.zeros(64, 64, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.int8)
+weights = codes, torch.zeros(1, 16), scale, torch.zeros(64)
+program = torch.export.export(Layer(), (torch.zeros(1, 128), *weights))
+print(*targets(program.run_decompositions(gpu.in_graph()).graph))
+for rows in (1, 3):
+    try:
+        with torch.no_grad():
+            torch.compile(Layer(), backend=backend, dynamic=rows > 1)(torch.zeros(rows, 128), *weights)
+    except SystemExit:
+        torch._dynamo.reset()
+"""
+
+
+@on_host
+def test_compilers_see_the_kernel_where_the_number_of_rows_is_known(run_python) -> None:
+    exported, compiled, symbolic = run_python(TRACED).strip().splitlines()[-3:]
+    assert "triton" not in exported  # an exported program is portable: it keeps the operator, or plain torch
+    assert "triton_kernel_wrapper_functional" in compiled
+    assert "triton" not in symbolic
+    assert "infer.linear_lut" in symbolic
+
+
 @on_host
 def test_without_a_gpu_the_reason_is_said() -> None:
     if gpu.why_not() is None:

@@ -6,8 +6,7 @@
     embedding_lut, embedding_int8   `embedding`
 
 conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
-first CUDA tensor arrives. AOTInductor embeds the kernels where the number of rows is known (`in_graph`); where it is
-symbolic the operator stays whole and picks its way at run time.
+first CUDA tensor arrives. Compilers build the kernels into their programs: see `embed`.
 """
 
 from __future__ import annotations
@@ -63,10 +62,13 @@ def function(name: str) -> Callable[..., Any]:
 @functools.cache
 def register() -> None:
     """Give CUDA tensors the Triton kernels, if this torch has CUDA and Triton is installed. Does not touch the GPU."""
-    if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+    if not _registrable():
         return
     for name in _WHERE:
         library().impl(name, functools.partial(_run, name), "CUDA")
+    from .embed import embed
+
+    embed(_WHERE, function)
 
 
 def _run(name: str, x: Tensor, *rest: Any) -> Tensor:
@@ -81,18 +83,12 @@ def _capable(device: torch.device) -> bool:
 
 
 def in_graph() -> dict[OpOverload, Callable[..., Any]]:
-    """For `run_decompositions` of a program on CUDA: the kernels themselves where the number of rows is known.
-
-    Where it is symbolic the operator stays in the graph. Operators without a kernel become plain torch.
-    """
-    table = decompositions()
-    namespace = getattr(torch.ops, NAMESPACE)
-    for name in _WHERE:
-        table[getattr(namespace, name).default] = functools.partial(_decomposed, name)
-    return table
+    """For `run_decompositions` of a program on CUDA: only the operators that have no kernel here become plain torch."""
+    kept = (
+        {getattr(getattr(torch.ops, NAMESPACE), name).default for name in _WHERE} if _registrable() else set()
+    )
+    return {op: plain for op, plain in decompositions().items() if op not in kept}
 
 
-def _decomposed(name: str, x: Tensor, *rest: Any) -> Any:
-    if not all(isinstance(size, int) for size in x.shape):
-        return NotImplemented
-    return function(name)(x, *rest)
+def _registrable() -> bool:
+    return torch.version.cuda is not None and importlib.util.find_spec("triton") is not None

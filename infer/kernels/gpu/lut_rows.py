@@ -206,7 +206,8 @@ def linear(
     each = cdiv(cdiv(num_units, parts), step) * step
     parts = max(cdiv(num_units, each), 1) if each else 1
     last = parts == 1
-    out = x.new_empty((parts, num_rows, num_out), dtype=x.dtype if last else torch.float32)
+    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
+    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
     launch(
         _rows,
         (blocks, parts, cdiv(num_rows, block_rows)),
@@ -234,7 +235,7 @@ def linear(
         BIAS=bias is not None,
         num_warps=1,
     )
-    return out[0] if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
+    return out if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
 
 
 def _power_above(number: int) -> int:

@@ -91,7 +91,8 @@ def linear(
     each = max(cdiv(num_groups, parts), 1)
     parts = max(cdiv(num_groups, each), 1)
     last = parts == 1
-    out = x.new_empty((parts, num_rows, num_out), dtype=x.dtype if last else torch.float32)
+    shape = (num_rows, num_out) if last else (parts, num_rows, num_out)
+    out = x.new_empty(shape, dtype=x.dtype if last else torch.float32)
     launch(
         _tiles,
         (*grid, parts),
@@ -115,4 +116,4 @@ def linear(
         num_warps=4 if block < 64 else 8,
         num_stages=3,
     )
-    return out[0] if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
+    return out if last else finish(out, None, row_scale, bias, x.dtype, LEVELS)
