@@ -39,13 +39,11 @@ def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
     else:
         samples, loaded.samples_from = _shipped_or_asked(plan, loaded, recipe)
     loaded.samples, source = samples, loaded.samples_from
-    if plan.quant == "none" and plan.bits is None and plan.max_drop is None:
-        return
     more = recipe.tensors("calibration_inputs") if recipe and plan.data is None else None
     if more and recipe:
         source = f"{recipe.path}:calibration_inputs"
         loaded.calibration = heldout.without(checked(more, loaded.inputs, source), samples)
-    else:
+    elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
         loaded.samples, loaded.calibration = heldout.split(samples, loaded.inputs)
     digest = digest_of(loaded.calibration)
     loaded.findings += heldout.said(loaded.samples, loaded.calibration, source, digest)
