@@ -1,7 +1,7 @@
 """AOTInductor: the graph compiled ahead of time into one shared library, weights mapped from the artifact.
 
-On the CPU quantized layers call the native kernels by C functions; without those, and elsewhere, their pure-torch
-decompositions are compiled. Weights stay packed.
+On the CPU quantized layers call the native kernels by C functions, on NVIDIA GPUs the Triton kernels are built in
+(`kernels.gpu`); without those, and elsewhere, their pure-torch decompositions are compiled. Weights stay packed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
     try:
         with quiet():
-            program = program.run_decompositions(kernels.decompositions())
+            on_gpu = plan.device.startswith("cuda")
+            program = program.run_decompositions(
+                kernels.gpu.in_graph() if on_gpu else kernels.decompositions()
+            )
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
             )
