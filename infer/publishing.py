@@ -1,0 +1,89 @@
+"""From the trial that was chosen to the folder that people open: compiled form, golden inputs, report, manifest."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from . import __version__, artifact, capture, mixed, plugins, sources
+from . import device as hardware
+from .report import document, html, memory
+from .street import Street
+from .trial import Trial
+
+
+@dataclass
+class Outcome:
+    """What `optimize` leaves: the artifact's path, its manifest and the report."""
+
+    path: Path
+    manifest: artifact.Manifest
+    report: document.Report
+
+
+def publish(
+    street: Street,
+    loaded: sources.LoadedModel,
+    small: capture.Graph,
+    best: Trial,
+    mix: mixed.Mix,
+    folder: Path,
+    output: Path,
+) -> Outcome:
+    """Complete the staged `folder` and put it at `output`."""
+    street.watch.step("publish", str(output))
+    shutil.move(best.folder / "compiled", folder / "compiled") if (
+        best.folder / "compiled"
+    ).exists() else None
+    (folder / "golden").mkdir()
+    for name, tensors in best.golden.items():
+        save_file(tensors, folder / "golden" / f"{name}.safetensors")
+    for name, path in loaded.files.items():
+        shutil.copyfile(path, folder / name)
+    best.close()
+    shutil.rmtree(folder / "trials", ignore_errors=True)
+    if plugins.get("backends", best.backend).PORTABLE:
+        shutil.rmtree(folder / "weights", ignore_errors=True)
+        (folder / capture.PROGRAM).unlink(missing_ok=True)
+    street.found(memory.probe(best.backend, folder, street.plan.device))
+    manifest = _manifest(street, loaded, small, best, mix, output)
+    report = document.from_manifest(
+        manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline
+    )
+    (folder / "report.json").write_bytes(document.encode(report))
+    (folder / "report.html").write_text(html.render_html(report))
+    return Outcome(output, artifact.publish(folder, output, manifest), report)
+
+
+def _manifest(
+    street: Street,
+    loaded: sources.LoadedModel,
+    small: capture.Graph,
+    best: Trial,
+    mix: mixed.Mix,
+    output: Path,
+) -> artifact.Manifest:
+    """The plan in it pins the format of every layer, so that it makes the same artifact again."""
+    pins = {layer.name: layer.format for layer in mix.layers}
+    backend = plugins.get("backends", best.backend)
+    return artifact.Manifest(
+        name=output.name.removesuffix(".infer"),
+        made_with=f"infer {__version__}",
+        plan=street.plan.with_(layers=pins),
+        choices=tuple(street.choices),
+        backend=best.backend,
+        device=street.plan.device,
+        task=small.task,
+        inputs=small.inputs,
+        outputs=small.outputs,
+        sizes=dict(small.sizes),
+        target=backend.target(street.plan.device),
+        versions=hardware.versions(),
+        meta=dict(loaded.meta),
+        verdict=tuple(best.verdicts(street.plan)),
+        findings=tuple(street.findings),
+        layers=mix.layers,
+    )

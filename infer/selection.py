@@ -1,0 +1,94 @@
+"""Every backend that may run a graph is tried on it; the fastest that passes its gates is taken, or a gate speaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from . import capture, fidelity, plugins
+from .errors import GateError, NotUsableError
+from .spec import Choice, Finding, Plan
+from .street import Street
+from .trial import FloatForms, Trial, run_trial
+
+
+def try_backends(
+    street: Street, original: capture.Graph, small: capture.Graph, folder: Path, floats: FloatForms
+) -> list[Trial]:
+    trials: list[Trial] = []
+    errors: list[str] = []
+    work = folder / "trials"
+    for name in candidates(street.plan):
+        if trials and name == "eager":
+            continue
+        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
+            small, street.plan
+        )
+        if reason:
+            street.found([Finding("lower", f"refused {name}", None, why=reason)])
+            errors.append(f"{name}: {reason}")
+            continue
+        street.watch.step("lower", name)
+        plan = street.plan.with_(backend=name)
+        try:
+            trials.append(run_trial(plan, original, small, folder, work / name, street.watch.step, floats))
+        except NotUsableError as error:
+            if street.plan.backend != "auto":
+                raise
+            street.found([Finding("lower", f"refused {name}", None, why=str(error))])
+            errors.append(f"{name}: {error}")
+    if not trials:
+        raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
+    return trials
+
+
+def candidates(plan: Plan) -> list[str]:
+    """The backend that was asked for; of "auto" all of them, plain torch only when no other one can."""
+    if plan.backend != "auto":
+        return [plan.backend]
+    return sorted(plugins.names("backends"), key=lambda name: name == "eager")
+
+
+def choose(street: Street, trials: list[Trial]) -> Trial:
+    """The fastest trial that passes its gates; when none passes, the fastest of all (its gate then speaks)."""
+    passing = [t for t in trials if t.failure(street.plan) is None]
+    ranked = sorted(passing or trials, key=lambda t: t.seconds)
+    best = ranked[0]
+    others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
+    why = f"the fastest here; time of the others: {others}" if others else "the only one that was tried"
+    asked = street.asked
+    street.choices.append(Choice("backend", asked, best.backend, why if asked == "auto" else "asked for"))
+    for trial in trials:
+        street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
+    street.plan = street.plan.with_(backend=best.backend)
+    street.found(best.findings)
+    return best
+
+
+def enforce(
+    street: Street,
+    best: Trial,
+    original: nn.Module | None,
+    module: nn.Module | None,
+    graph: capture.Graph,
+    stuck: str = "",
+) -> None:
+    """The two gates. The fidelity gate names the worst layers, and why none rises; both say the way out."""
+    reason = best.unfaithful(street.plan)
+    if reason:
+        worst = ""
+        if original is not None and module is not None and street.plan.quant != "none":
+            rows = {name: value[:4] for name, value in graph.samples.items()}
+            layers = fidelity.worst_layers(original, module, rows)
+            worst = "; worst layers: " + ", ".join(f"{f.what} {f.value:.3f}" for f in layers)
+        worst += f"; {stuck}" if stuck else ""
+        raise GateError(
+            f"refused, not faithful enough: {reason}{worst}",
+            hint="Nothing was published. Choose a milder --quant, or allow more with --max-error",
+        )
+    if best.slower and not street.plan.allow_slower:
+        raise GateError(
+            f"refused, slower: {best.verdict}",
+            hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
+        )
