@@ -127,6 +127,10 @@ class LayerChoice(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+# none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback.
+CALIBRATIONS = ("auto", "none", "diagonal", "gptq")
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that is asked of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
 
@@ -138,6 +142,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}  # layer name or glob → format; whoever is named here is never decided otherwise
     bits: float | None = None  # mean bits per weight of the layers that a format can take
     max_drop: float | None = None  # share, 0…1: see `limits`
+    calibrate: str = "auto"  # how quantizers use real inputs: `CALIBRATIONS`
     dtype: str = "auto"
     device: str = "auto"
     inputs: tuple[str, ...] = ()

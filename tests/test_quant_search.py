@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from infer import plugins, quant
-from infer.errors import NotUsableError
+from infer.errors import NotUsableError, UsageError
 from infer.kernels import native
-from infer.quant import _calibrate, _scales, fp4, int4
+from infer.mixed import Mix, Real
+from infer.quant import _calibrate, _scales, cluster, fp4, int4
 from infer.quant._calibrate import calibrate, hessian_width
 from infer.quant._feedback import factor
-from infer.spec import Plan
+from infer.spec import Finding, Plan, TensorSpec
 
 FORMATS = ["nf4", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
 WHY_NOT = native.why_not()
@@ -164,3 +165,77 @@ def test_tokens_that_the_mask_hides_do_not_count() -> None:
     assert stats.num_rows == 3
     torch.testing.assert_close(stats.square_mean, rows.square().mean(0))
     torch.testing.assert_close(stats.hessians[0], rows.T @ rows)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (33, 128), (64, 384)])
+def test_native_codebooks_have_the_bits_of_the_slow_ones(
+    every_isa: list[str], bits: int, rows: int, columns: int
+) -> None:
+    torch.manual_seed(bits)
+    weight = torch.distributions.StudentT(5.0).sample((rows, columns))
+    weight[0, :64] = 0
+    for importance in (torch.ones(columns), torch.rand(columns) ** 4):
+        assert torch.equal(
+            cluster.learn(weight, bits, importance), cluster.learn_slowly(weight, bits, importance)
+        )
+    few = torch.tensor([-1.0, 0.5, 1.0])[torch.randint(0, 3, (rows, columns))]
+    ones = torch.ones(columns)
+    assert torch.equal(cluster.learn(few, bits, ones), cluster.learn_slowly(few, bits, ones))
+    assert torch.equal(cluster.learn(few * 0, bits, ones), cluster.learn_slowly(few * 0, bits, ones))
+
+
+class Said:
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def found(self, findings: list[Finding]) -> None:
+        self.findings += findings
+
+    def step(self, name: str, detail: str = "") -> None: ...
+
+    def progress(self, done: int, total: int, what: str) -> None: ...
+
+
+def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | None]:
+    """What a plan's quantizer gets to see, and what is said about it."""
+    x = {"input": correlated(rows + 2, 64)}
+    held, kept = {"input": x["input"][:2]}, {"input": x["input"][2:]} if rows else {}
+    spec = (TensorSpec("input", "float32", ("batch", 64)),)
+    model = asked.pop("model", nn.Sequential(nn.Linear(64, 64)))
+    plan = Plan(source="m.pt", calibrate=calibrate, **{"quant": "nf4", **asked})
+    said = Said()
+    stats = Mix(plan, Real(model, spec, ("y",), "tensors", held, kept), said).stats
+    return dict(stats or {}), next((f for f in said.findings if f.what == "method"), None)
+
+
+def test_calibration_happens_by_itself_where_there_are_rows_that_do_not_judge() -> None:
+    stats, said = seen_by("auto")
+    assert said is not None
+    assert said.value == "gptq"
+    assert " s" in said.why
+    assert stats["0"].factors(64)
+    stats, said = seen_by("diagonal")
+    assert said is not None
+    assert said.value == "diagonal"
+    assert not stats["0"].factors(64)
+    for asked in (
+        {"calibrate": "none"},
+        {"calibrate": "auto", "rows": 0},
+        {"calibrate": "auto", "data": "random"},
+    ):
+        stats, said = seen_by(**asked)
+        assert not stats
+        assert said is not None
+        assert said.value == "none"
+        assert said.why
+    assert seen_by("none", quant="int8:static")[0]
+    assert seen_by("auto", quant="none") == ({}, None)
+
+
+def test_calibration_that_was_asked_for_and_is_impossible_is_refused() -> None:
+    with pytest.raises(NotUsableError, match="only when its weights are in memory"):
+        seen_by("gptq", model=None)
+    with pytest.raises(UsageError, match="no rows to calibrate with"):
+        seen_by("gptq", rows=0)
+    assert seen_by("auto", model=None)[0] == {}

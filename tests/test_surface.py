@@ -32,8 +32,8 @@ def test_flags_of_optimize() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--allow-slower", "--backend", "--batch", "--bits", "--data", "--device", "--dtype", "--force", "--input",
-        "--json", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
+        "--allow-slower", "--backend", "--batch", "--bits", "--calibrate", "--data", "--device", "--dtype", "--force",
+        "--input", "--json", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
         "--output", "--plan", "--profile", "--quant", "--threads", "--trust-code",
     ]  # fmt: skip
 

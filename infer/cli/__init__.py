@@ -38,7 +38,7 @@ def optimize(
     output: Annotated[Path | None, typer.Option(help="artifact to write; default: NAME.infer here")] = None,
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
     quant: Annotated[
-        str, typer.Option(help="none, int8[:weight|:static], nf4, cluster[:2|:3|:4|:6]")
+        str, typer.Option(help="none, int8[:weight|:static], nf4, int4, fp4, cluster[:2|:3|:4|:6]")
     ] = "none",
     bits: Annotated[
         float | None,
@@ -72,6 +72,13 @@ def optimize(
     data: Annotated[
         str | None, typer.Option(help="real inputs: .npz, .npy, .pt, text, folder, FILE.py:FN, random")
     ] = None,
+    calibrate: Annotated[
+        str,
+        typer.Option(
+            help="use of real inputs when quantizing: none, diagonal (weighs columns), gptq (error feedback, the most "
+            "faithful and slowest), auto (gptq where there are rows that do not judge the result)"
+        ),
+    ] = "auto",
     load: Annotated[str, typer.Option(help="auto, meta, sequential, per-tensor, torch, offload")] = "auto",
     batch: Annotated[str, typer.Option(help="batch sizes that matter, timed and gated")] = "1,8",
     max_batch: Annotated[int, typer.Option(help="largest batch the graph takes", min=1)] = 64,
@@ -102,6 +109,7 @@ def optimize(
         bits=bits,
         max_drop=max_drop,
         layers=layers or (),
+        calibrate=calibrate,
         dtype=dtype,
         device=device,
         inputs=tuple(inputs or ()),

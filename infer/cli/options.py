@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import UsageError
-from ..spec import ALIASES, Plan
+from ..errors import UsageError, unknown
+from ..spec import ALIASES, CALIBRATIONS, Plan
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICES = ("auto", "cpu", "cuda")
@@ -22,6 +22,7 @@ def to_plan(
     device: str,
     batches: str,
     max_batch: int,
+    calibrate: str = "auto",
     layers: Sequence[str] = (),
     max_drop: str | None = None,
     **rest: Any,
@@ -32,14 +33,15 @@ def to_plan(
         raise UsageError(f"no compute dtype named {dtype!r}", hint=f"Known: {', '.join(DTYPES)}")
     if device not in DEVICES:
         raise UsageError(f"no device named {device!r}", hint=f"Known: {', '.join(DEVICES)}")
+    if calibrate not in CALIBRATIONS:
+        raise unknown("--calibrate", calibrate, CALIBRATIONS)
     sizes = parse_batches(batches)
     if max(sizes) > max_batch:
         raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
     drop = None if max_drop is None else parse_share(max_drop)
     pins = parse_layers(layers)
-    return Plan(
-        dtype=dtype, device=device, batches=sizes, max_batch=max_batch, layers=pins, max_drop=drop, **rest
-    )
+    own: dict[str, Any] = {"dtype": dtype, "device": device, "batches": sizes, "max_batch": max_batch}
+    return Plan(**own, calibrate=calibrate, layers=pins, max_drop=drop, **rest)
 
 
 def parse_share(text: str) -> float:

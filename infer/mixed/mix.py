@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,14 +102,37 @@ class Mix:
 
     @cached_property
     def stats(self) -> Mapping[str, Stats] | None:
-        """What calibration saw of every layer, when a format of the plan can't do without."""
+        """What calibration saw of every layer: when a format can't do without, or when there are rows to see."""
         used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
-        if self.real.model is None or not any(quant.needs_stats(self.plan.with_(quant=f)) for f in used):
+        needed = any(quant.needs_stats(self.plan.with_(quant=f)) for f in used)
+        way, why = self._calibration()
+        if not used or self.real.model is None or (way == "none" and not needed):
+            self.say.found([Finding("calibrate", "method", "none", why=why)] if used else [])
             return None
         batches = self.real.batches()
-        seen = quant.calibrate(self.real.model, batches)
+        begin = time.perf_counter()
+        seen = quant.calibrate(self.real.model, batches, hessian=way == "gptq")
+        why = f"{why}; {time.perf_counter() - begin:.1f} s"
+        self.say.found([Finding("calibrate", "method", way, why=why)])
         self.say.found(quant.coverage(self.real.model, seen, batches))
         return seen
+
+    def _calibration(self) -> tuple[str, str]:
+        """How real inputs are used, and why."""
+        if self.plan.calibrate != "auto":
+            if self.real.model is None and self.plan.calibrate != "none":
+                raise NotUsableError(
+                    "a model can be calibrated only when its weights are in memory",
+                    hint="Leave out --calibrate, or use --load meta",
+                )
+            return self.plan.calibrate, "asked for"
+        if self.real.model is None:
+            return "none", "the weights are not in memory"
+        if self.plan.data == "random":
+            return "none", "random inputs say nothing about what a layer sees"
+        if not self.real.calibration:
+            return "none", "there are no rows but those that judge"
+        return "gptq", "error feedback; --calibrate diagonal or none is faster and less faithful"
 
     def free(self) -> list[Weight]:
         """The weights that were not decided."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..kernels.native import quantize as native
 from ..kernels.packing import BITS, GROUP, TABLE_ROWS, pack
 from ..spec import Plan
 from . import Stats
@@ -62,7 +63,7 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
 
 def _quantize_piece(weight: Tensor, bits: int, stats: Stats | None) -> dict[str, Tensor]:
     importance = None if stats is None else stats.importance(weight.shape[1])
-    table = _first_table(weight, bits, relative_importance(importance, weight.shape[1]))
+    table = learn(weight, bits, relative_importance(importance, weight.shape[1]))
     codes, scale, row_scale = fit_calibrated(weight, table, stats)
     return {"codes": pack(codes, bits), "table": table, "scale": scale, "row_scale": row_scale}
 
@@ -76,12 +77,26 @@ def _sums(index: Tensor, weights: Tensor, num_tables: int, width: int) -> Tensor
     )
 
 
-def _first_table(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
-    """The optimal codebooks of weights divided by their group's largest, sign included: float32 [T, 2**bits]."""
+def learn(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
+    """The optimal codebooks of weights divided by their group's largest, sign included: float32 [T, 2**bits].
+
+    weight float32 [R, K], importance [K]. The native routine and `learn_slowly` give equal bits.
+    """
+    if native.why_not() is None:
+        return native.codebooks(weight, importance, 2**bits, _num_bins(bits))
+    return learn_slowly(weight, bits, importance)
+
+
+def _num_bins(bits: int) -> int:
+    return min(BINS_PER_CLUSTER * 2**bits, MOST_BINS)
+
+
+def learn_slowly(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
+    """`learn` in plain torch."""
     grouped = weight.reshape(weight.shape[0], -1, GROUP)
     scale = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))
     unit = grouped / torch.where(scale != 0, scale, 1)
-    num_bins, num_tables = min(BINS_PER_CLUSTER * 2**bits, MOST_BINS), -(-weight.shape[0] // TABLE_ROWS)
+    num_bins, num_tables = _num_bins(bits), -(-weight.shape[0] // TABLE_ROWS)
     mass = _relative_square(scale, num_tables) * importance.reshape(1, -1, GROUP)
     index = (unit * (num_bins // 2) + num_bins // 2).clamp_(0, num_bins - 1).to(torch.int64)
     masses = _sums(index, mass, num_tables, num_bins)

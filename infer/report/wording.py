@@ -14,6 +14,7 @@ _OPTIONS: dict[str, object] = {
     "quant": "none",
     "bits": None,
     "max_drop": None,
+    "calibrate": "auto",
     "dtype": "auto",
     "device": "auto",
     "model": None,

@@ -7,10 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ..packing import GROUP
+from ..packing import GROUP, TABLE_ROWS
 from . import _pointer, load, why_not
 
-__all__ = ["SHARES", "STEPS", "fit", "why_not"]
+__all__ = ["SHARES", "STEPS", "codebooks", "fit", "why_not"]
 
 SHARES, STEPS = 32, 16  # scales tried at once, as shares of the largest and as int8 levels
 
@@ -31,4 +31,14 @@ def fit(
         torch.empty(rows, dtype=torch.float32),
     )
     load().infer_fit(*map(_pointer, given), *map(ctypes.c_int64, sizes), *map(_pointer, found))
+    return found
+
+
+def codebooks(weight: Tensor, importance: Tensor, clusters: int, bins: int) -> Tensor:
+    """What `infer.quant.cluster` learns from float32 weight [R, K] and importance [K]: float32 [R / 32, clusters]."""
+    rows, columns = weight.shape
+    given = [t.float().contiguous() for t in (weight, importance)]
+    found = torch.empty((-(-rows // TABLE_ROWS), clusters), dtype=torch.float32)
+    sizes = (rows, columns, clusters, bins)
+    load().infer_codebooks(*map(_pointer, given), *map(ctypes.c_int64, sizes), _pointer(found))
     return found
