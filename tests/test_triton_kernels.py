@@ -33,6 +33,8 @@ from infer.kernels.gpu import (  # noqa: E402
     lut_tiles,
 )
 
+# cuBLAS asks for it under the deterministic mode that the tests run in.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 OPS = torch.ops.infer
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED

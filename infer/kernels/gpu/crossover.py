@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ def measure(
     kind: str, device: torch.device, paths: Mapping[str, Callable[[int], Callable[[], object]]]
 ) -> Crossover:
     """Time the paths `rows`, `tiles` and `library` (each: number of rows → a call) and keep what is found."""
-    times = {name: [_milliseconds(make(rows)) for rows in ROWS] for name, make in paths.items()}
+    times = {name: [graph_seconds([make(rows)] * 4) for rows in ROWS] for name, make in paths.items()}
     found = Crossover(_first(times["tiles"], times["rows"]), _first(times["library"], times["tiles"]))
     file = folders.cache("gpu") / "crossover.json"
     kept = json.loads(file.read_text()) if file.is_file() else {}
@@ -73,19 +74,27 @@ def _first(challenger: list[float], holder: list[float]) -> int:
     return NEVER if slower[-1] == ROWS[-1] else ROWS[ROWS.index(slower[-1]) + 1]
 
 
-def _milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """The median of single calls, after three that warm up. The calls' own launch time is part of it, as in use."""
-    for _ in range(3):
-        call()
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
-    ]
-    for start, stop in events:
+def graph_seconds(calls: Sequence[Callable[[], object]], repeats: int = 7) -> float:
+    """Median seconds of one call on the current GPU, from a CUDA graph of all of them: no time of Python, as in use."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            calls[0]()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 1):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        call()
+        graph.replay()
         stop.record()
-    torch.cuda.synchronize()
-    return sorted(start.elapsed_time(stop) for start, stop in events)[repeats // 2]
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3 / len(calls))
+    return statistics.median(times[1:])
 
 
 def _name(device: torch.device) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import crossover
 from .finish import finish
@@ -17,6 +18,8 @@ from .int8_rows import linear as few_rows
 from .int8_rows import usable
 from .int8_tiles import products, weight_only
 from .launch import flat_rows, same_device
+
+_FEWEST = 17  # rows that `torch._int_mm` takes
 
 
 def linear_int8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,10 +52,18 @@ def _product(
     if num_rows < limit.tiles and usable(q, codes):
         sums = few_rows(q, codes)
     elif num_rows >= limit.library and num_columns % 8 == 0 and num_out % 8 == 0:
-        sums = torch._int_mm(q, codes.t())[None]
+        sums = library(q, codes)
     else:
         sums = products(q, codes)
     return finish(sums, step, scale, bias, dtype)
+
+
+def library(q: Tensor, codes: Tensor) -> Tensor:
+    """q int8 [M, K], codes int8 [N, K], K and N multiples of 8 → the sums int32 [1, M, N], by cuBLASLt."""
+    num_rows = q.shape[0]
+    if num_rows < _FEWEST:
+        q = F.pad(q, (0, 0, 0, _FEWEST - num_rows))
+    return torch._int_mm(q, codes.t())[None, :num_rows]
 
 
 def _shaped(x: Tensor, y: Tensor) -> Tensor:
