@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+import tempfile
 import time
 from collections import Counter
 from importlib.util import find_spec
@@ -13,15 +16,17 @@ from infer import capture
 from infer import device as hardware
 from infer.capture import Graph
 from infer.onnx import export as exporter
-from infer.onnx import session, signs, source
+from infer.onnx import session, signs, source, tables
 from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
+from infer.report import latency
 from infer.spec import Finding, Plan
 
 EXECUTES_CODE = False
 PORTABLE = True
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
+LARGEST_LOSS = 0.03  # relative difference of the outputs that 8-bit blocks may cost against decoded weights
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "MatMulInteger")
 
 
@@ -64,8 +69,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
     """Write compiled/model.onnx and its data; the findings say what ONNX Runtime made of it."""
     path = folder / MODEL
     target = _form(plan.device)
+    chosen: list[Finding] = []
     if graph.onnx is None:
-        done = exporter.export(graph, target, path).rewritten
+        done, chosen = _exported(graph, plan, path, target)
     elif plan.quant == "int8":
         done = source.quantize(graph.onnx, path, target)
     else:
@@ -81,8 +87,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
         _found("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
         _found("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
         *_half_findings(plan),
-        *_int8_findings(done, nodes, target),
-        *_packed_findings(graph),
+        *_layer_findings(done, nodes, target),
+        *chosen,
     ]
 
 
@@ -108,18 +114,69 @@ def _uses(graph: Graph, dtype: torch.dtype) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in state)
 
 
-def _int8_findings(done: Rewritten, nodes: Counter[str], target: Target) -> list[Finding]:
+def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rewritten, list[Finding]]:
+    """Write the program. Table layers that have two forms take the one that is faster here and close enough."""
+    model = exporter.to_ir(graph, target)
+    if not tables.has_choice(model):
+        return exporter.write(model, target, path).rewritten, []
+    if plan.device != "cpu":
+        return exporter.write(model, target, path, weights="float").rewritten, []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        blocks, floats = Path(work) / "blocks" / path.name, Path(work) / "float" / path.name
+        done = {
+            blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
+            floats: exporter.write(model, target, floats, weights="float").rewritten,
+        }
+        takes_blocks, finding = _weighed(graph, plan, blocks, floats)
+        chosen = blocks if takes_blocks else floats
+        for file in chosen.parent.iterdir():
+            shutil.move(file, path.parent)
+    return done[chosen], [finding]
+
+
+def _weighed(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
+    """Whether 8-bit blocks are better than decoded weights on the graph's samples, and the figures behind it."""
+    a, b = (session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats))
+    seconds, loss, words = [0.0, 0.0], 0.0, []
+    for batch in plan.batches:
+        inputs = {spec.name: spec.with_rows(graph.samples[spec.name], batch) for spec in graph.inputs}
+        loss = max(loss, _difference(a.run(inputs), b.run(inputs)))
+        pair = latency.paired(lambda: a.run(inputs), lambda: b.run(inputs), max_seconds=2.0)  # noqa: B023
+        seconds = [seconds[0] + pair.a.p50, seconds[1] + pair.b.p50]
+        words.append(f"{pair.ratio:.2f} times the time at batch {batch}")
+    a.close()
+    b.close()
+    takes = seconds[0] <= seconds[1] and loss <= LARGEST_LOSS
+    form = "8-bit blocks" if takes else "float32, decoded when the session is created"
+    why = f"8-bit blocks take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
+    return takes, _found("table layers", form, why=why)
+
+
+def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    """The largest relative difference of any output; infinite where one is not finite and the other is."""
+    errors = [
+        float((got[n].double() - w.double()).norm() / w.double().norm().clamp_min(1e-30))
+        for n, w in want.items()
+    ]
+    return max(float("inf") if math.isnan(error) else error for error in errors)
+
+
+def _layer_findings(done: Rewritten, nodes: Counter[str], target: Target) -> list[Finding]:
     """Which form each layer took and why, and whether the weights stay packed in memory."""
-    why = {
+    signs = {
         "ort-u8u8": "weights unsigned: without VNNI, signed ones saturate",
         "ort-u8s8": "weights signed: this machine multiplies them without saturating",
         "trt": "",
     }[target]
-    found = [_found(f"layers as {form}", count, why=why) for form, count in sorted(done.forms.items())]
+    found = [
+        _found(f"layers as {form}", count, why="" if "blocks" in form else signs)
+        for form, count in sorted(done.forms.items())
+    ]
     fused = {op: nodes[op] for op in _FUSED if nodes[op]}
     if done.forms and fused:
         text = ", ".join(f"{count} {op}" for op, count in fused.items())
-        found.append(_found("int8 nodes", sum(fused.values()), why=text))
+        found.append(_found("integer nodes", sum(fused.values()), why=text))
     if done.in_float:
         found.append(
             _found(
@@ -136,15 +193,3 @@ def _half_findings(plan: Plan) -> list[Finding]:
     if plan.dtype != "float16" or plan.device != "cpu":
         return []
     return [_found("arithmetic", "float32", why="float16 on disk only: the CPU kernels are float32")]
-
-
-def _packed_findings(graph: Graph) -> list[Finding]:
-    """4-bit layers have no operator here: they are decoded when the session is created."""
-    if graph.program is None:
-        return []
-    called = [str(n.target) for n in graph.program.graph.nodes if n.op == "call_function"]
-    count = sum("infer.linear_lut" in name for name in called)
-    if not count:
-        return []
-    why = "packed on disk, float32 in memory after load: ONNX Runtime can't compute with the codes"
-    return [_found("layers decoded at load", count, why=why)]

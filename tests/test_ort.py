@@ -13,6 +13,7 @@ from torch import nn
 from backends import ort
 from infer import device
 from infer.errors import NotUsableError
+from infer.report import latency
 from infer.spec import Finding, Plan
 from tests.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
 
@@ -97,15 +98,38 @@ def test_float_convolutions_of_an_int8_model_are_named(tmp_path: Path) -> None:
     assert error < 0.02
 
 
-def test_table_layers_stay_packed_on_disk_and_equal_the_reference(tmp_path: Path) -> None:
+def test_table_layers_stay_packed_on_disk_and_the_choice_is_said(tmp_path: Path) -> None:
     formats = ((4, 1), (4, 16), (3, 16), (6, 16))
     layers = nn.Sequential(*(Lut(512, 512, bits, tables) for bits, tables in formats))
     error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")
-    assert error < 1e-4
     packed = sum(tensor.numel() * tensor.element_size() for tensor in layers.buffers())
     assert said(findings, "ort model").value < packed * 1.15
-    assert said(findings, "ort layers decoded at load").value == 4
-    assert "float32 in memory" in said(findings, "ort layers decoded at load").why
+    choice = said(findings, "ort table layers")
+    assert "of decoded weights, and change the outputs by" in choice.why
+    if choice.value == "8-bit blocks":
+        assert said(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
+        assert 1e-4 < error < ort.LARGEST_LOSS
+    else:
+        assert said(findings, "ort layers in float").value == 4
+        assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("faster", "loss", "form"), [(True, 0.0, "8-bit"), (True, 0.5, "float32"), (False, 0.0, "float32")]
+)
+def test_table_layers_take_blocks_when_faster_and_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool, loss: float, form: str
+) -> None:
+    def paired(a: Callable[[], object], b: Callable[[], object], **options: Any) -> latency.Paired:
+        sides = [latency.summarize([1.0 if faster else 2.0]), latency.summarize([2.0 if faster else 1.0])]
+        return latency.Paired(sides[0].p50 / sides[1].p50, 0, 9, "", 1, *sides)
+
+    monkeypatch.setattr(ort.latency, "paired", paired)
+    monkeypatch.setattr(ort, "_difference", lambda got, want: loss)
+    _, findings = through(
+        nn.Sequential(Lut(128, 64)), "input=float32[batch,128]", torch.randn(3, 128), tmp_path, quant="nf4"
+    )
+    assert str(said(findings, "ort table layers").value).startswith(form)
 
 
 def test_an_embedding_of_codes_is_gathered_before_it_is_decoded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def linear(emit: Emit, target: Target, form: str) -> tuple[ir.Value, str]:
+def linear(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     """x float [..., K] times a weight of table indices → [..., N]."""
     x, *packed, bias = inputs(emit, 6)
     dtype = float_type(emit, target)
@@ -23,7 +23,7 @@ def linear(emit: Emit, target: Target, form: str) -> tuple[ir.Value, str]:
     return add_bias(emit, emit("MatMul", x, weight), bias, dtype), "codes decoded when built"
 
 
-def embedding(emit: Emit, target: Target, form: str) -> tuple[ir.Value, str]:
+def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     """ids [...] → rows [..., K] of a table of indices, or of int8 codes."""
     import onnx_ir as ir
 

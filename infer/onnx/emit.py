@@ -23,13 +23,19 @@ class Emit:
         weight = node.inputs[1] if len(node.inputs) > 1 else None
         self.weight_name = str(weight.name) if weight is not None else self.prefix
 
-    def __call__(self, op: str, *inputs: ir.Value | None, num_outputs: int = 1, **attributes: Any) -> Any:
-        """Append one operator of the default domain; one output comes back as a value, several as a tuple."""
+    def __call__(
+        self, op: str, *inputs: ir.Value | None, num_outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> Any:
+        """Append one operator; one output comes back as a value, several as a tuple."""
         import onnx_ir as ir
 
         name = f"{self.prefix}/{op}_{len(self.nodes)}"
         outputs = [ir.val(f"{name}:{index}" if index else name) for index in range(num_outputs)]
-        self.nodes.append(ir.node(op, list(inputs), attributes or None, outputs=outputs, name=name))
+        self.nodes.append(
+            ir.node(op, list(inputs), attributes or None, domain=domain, outputs=outputs, name=name)
+        )
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
         return outputs[0] if num_outputs == 1 else tuple(outputs)
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:

@@ -1,7 +1,7 @@
 """Graph → ONNX file: names and symbolic sizes as the specs say, int8 operators written for one target.
 
-The `infer::` int8 operators pass through torch's exporter as symbolic nodes of the domain `infer`; `int8.py`
-then writes them for the target. Other `infer::` operators are decomposed to plain torch before the export.
+The linear and convolutional `infer::` operators pass through torch's exporter as symbolic nodes of the domain
+`infer`; `int8.py` then writes them for the target. The others are decomposed to plain torch before the export.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..spec import TensorSpec
 from .int8 import Rewritten, rewrite
 from .linear import Form
 from .operands import Target
+from .tables import Weights, uniform_step
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,7 +39,8 @@ IR_VERSION_CAP = 10
 DOMAIN = "infer"
 
 _INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
-_TABLES = ("linear_lut", "embedding_lut", "embedding_int8")  # written by us for TensorRT only
+_TABLES = ("linear_lut",)
+_EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -52,15 +54,30 @@ class Exported:
     rewritten: Rewritten
 
 
-def export(graph: Graph, target: Target, path: Path, *, form: Form = "token", opset: int = OPSET) -> Exported:
+def export(
+    graph: Graph,
+    target: Target,
+    path: Path,
+    *,
+    form: Form = "token",
+    weights: Weights = "blocks",
+    opset: int = OPSET,
+) -> Exported:
     """Write the graph's program to `path`, large tensors to `path`.data beside it, and check the result.
 
-    Raises `NotUsableError` naming the operator when torch's exporter can't translate the program.
+    `form` and `weights` as in `int8.rewrite`. Raises `NotUsableError` naming the operator when torch's exporter
+    can't translate the program.
     """
+    return write(to_ir(graph, target, opset=opset), target, path, form=form, weights=weights)
+
+
+def write(
+    model: ir.Model, target: Target, path: Path, *, form: Form = "token", weights: Weights = "blocks"
+) -> Exported:
+    """The second half of `export`: what `to_ir` made, written for one target; `model` is changed."""
     import onnx
 
-    model = to_ir(graph, target, opset=opset)
-    rewritten = rewrite(model, target, form)
+    rewritten = rewrite(model, target, form, weights)
     save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
     return Exported(path, model.opset_imports[""], folder_bytes(path), rewritten)
@@ -131,13 +148,26 @@ def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
 def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
     """Decompositions of one program: int8 layers to symbolic nodes, other `infer::` operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
-    own = _INT8 + _TABLES if target == "trt" else _INT8
+    own = _INT8 + _TABLES
+    if target == "trt":
+        own += _EMBEDDINGS
+    elif _has_uniform_embeddings(program):
+        own += ("embedding_lut",)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
         if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.aten.index.Tensor] = _index
     return table
+
+
+def _has_uniform_embeddings(program: ExportedProgram) -> bool:
+    """Whether every table that embeddings look into is uniform, so that ONNX Runtime has an operator for all."""
+    stored = {**program.state_dict, **program.constants}
+    names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.embedding_lut.default"]
+    tables = [stored.get(str(names.get(str(node.args[2])))) for node in nodes]
+    return bool(tables) and all(t is not None and uniform_step(t.float().numpy()) is not None for t in tables)
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""int8 layers for one target: what the exported model holds as `infer::linear_int8` becomes ONNX operators.
+"""Quantized layers for one target: what the exported model holds as `infer::linear_int8` becomes ONNX operators.
 
     layer        ort-u8u8, ort-u8s8                             trt
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
     static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
     weight-only  DequantizeLinear, MatMul                       decoded when built
+    tables       see `tables.py`                                decoded when built
     conv2d       QLinearConv where scales are known, else float QuantizeLinear, DequantizeLinear, Conv
 
 `u8u8` stores weights unsigned with zero point 128: without VNNI, x86's 8-bit product of unsigned by signed
@@ -17,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
-from . import decoded
+from . import decoded, tables
 from .conv import conv
 from .emit import Emit, drop_unused
 from .linear import Form, dynamic, static, weight_only
 from .operands import FORM_KEY, Target
+from .tables import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,6 +33,8 @@ _RULES = {
     "linear_int8": dynamic,
     "linear_int8_static": static,
     "linear_int8_weight": weight_only,
+}
+_DECODED = {
     "linear_lut": decoded.linear,
     "embedding_lut": decoded.embedding,
     "embedding_int8": decoded.embedding,
@@ -45,8 +49,11 @@ class Rewritten:
     in_float: list[str] = field(default_factory=list)
 
 
-def rewrite(model: ir.Model, target: Target, form: Form = "token") -> Rewritten:
-    """Write every int8 node of the domain `infer` for `target`, in place; other nodes stay as they are."""
+def rewrite(model: ir.Model, target: Target, form: Form = "token", weights: Weights = "blocks") -> Rewritten:
+    """Write every node of the domain `infer` for `target`, in place; other nodes stay as they are.
+
+    `weights` says how ONNX Runtime computes with tables that it has no operator for (see `tables.py`).
+    """
     done = Rewritten()
     for node in list(model.graph):
         if node.domain != DOMAIN:
@@ -54,6 +61,12 @@ def rewrite(model: ir.Model, target: Target, form: Form = "token") -> Rewritten:
         emit = Emit(model.graph, node)
         if node.op_type in _RULES:
             output, taken = _RULES[node.op_type](emit, target, form)
+        elif target == "trt" and node.op_type in _DECODED:
+            output, taken = _DECODED[node.op_type](emit, target)
+        elif node.op_type == "linear_lut":
+            output, taken = tables.linear(emit, target, weights)
+        elif node.op_type == "embedding_lut":
+            output, taken = tables.embedding(emit, target)
         elif node.op_type.startswith("conv2d_int8"):
             output, taken = conv(emit, target)
         else:
