@@ -1,6 +1,6 @@
 """The bars of the kernels, one table: our layers and whole models against every rival on this machine.
 
-    python bench/kernels.py [--only 'lut4*M=1,MiniLM*'] [--render]
+    python bench/kernels.py [--only 'lut4*M=1,MiniLM*'] [--prepare | --render]
 
 Each piece of work is one interleaved run in which every engine multiplies by equal weights; a product that is wrong
 keeps its row from being timed. Merges into bench/results/kernels-DATE.json and .md; exits 1 when a bar is missed or a
@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
 
 import kernels_bars  # noqa: E402
 import kernels_linear  # noqa: E402
+import kernels_models  # noqa: E402
 from kernels_bars import Bar  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
@@ -34,6 +35,8 @@ def works() -> Iterator[tuple[str, Callable[[], list[Bar]]]]:
     """Every piece of work by name, in the order of the table."""
     for case in kernels_linear.cases():
         yield case.name, lambda case=case: kernels_linear.measure(case)
+    for whole in kernels_models.cases():
+        yield whole.name, lambda whole=whole: kernels_models.measure(whole)
 
 
 def main() -> int:
@@ -42,6 +45,9 @@ def main() -> int:
     )
     parser.add_argument("--only", default="*", help="names of work, with wildcards, separated by commas")
     parser.add_argument("--render", action="store_true", help="measure nothing, print today's table")
+    parser.add_argument(
+        "--prepare", action="store_true", help="only make the whole models, which takes minutes"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     patterns = arguments.only.split(",")
@@ -54,6 +60,11 @@ def main() -> int:
         "versions": hardware.versions(),
         "threads": THREADS,
     }
+    if arguments.prepare:
+        for case in kernels_models.cases():
+            if any(case.name == name for name, _ in chosen):
+                print(case.name, kernels_models.prepare(case), flush=True)
+        return 0
     path, kept = kernels_bars.keep([], head)
     for name, call in [] if arguments.render else chosen:
         print(name, file=sys.stderr, flush=True)

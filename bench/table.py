@@ -1,21 +1,24 @@
 """The backend × quant table: error, speed against float, size, on digits, MiniLM and pydoc_lm.
 
-    python bench/table.py [--models digits,minilm,pydoc_lm] [--backends …] [--quants …]
+    python bench/table.py [--only 'minilm,*,int8*;digits,ort,*'] [--resume | --render]
 
 Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
-each backend is lowered once and timed, interleaved, against each quantized form. Writes bench/results/table-DATE.json,
-.md, and the table of README.md; exits 1 when a cell neither passes nor refuses with a reason.
+each backend is lowered once and timed, interleaved, against each quantized form. Cells are merged one by one into
+bench/results/table-DATE.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that are not
+there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a cell neither passes
+nor refuses with a reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import fnmatch
 import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ QUANTS = (
     "int8",
     "int8:weight",
     "int8:static",
+    "int4",
+    "fp4",
     "nf4",
     "cluster:4",
     "cluster:3",
@@ -45,6 +50,9 @@ QUANTS = (
 )
 RESULTS = ROOT / "bench" / "results"
 MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
+
+
+Key = tuple[str, str, str]  # model, backend, quant
 
 
 class Cell(msgspec.Struct, kw_only=True):
@@ -61,6 +69,10 @@ class Cell(msgspec.Struct, kw_only=True):
     ratio: dict[str, float] = {}
     verdict: str = ""
     bytes: int | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.model, self.backend, self.quant
 
 
 def plans() -> dict[str, tuple[Plan, str]]:
@@ -81,24 +93,21 @@ def plans() -> dict[str, tuple[Plan, str]]:
     }
 
 
-def measure(
-    model: str, plan: Plan, metric: str, backends: list[str], quants: list[str], say: Callable[[str], None]
-) -> list[Cell]:
-    cells = []
+def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[Cell]:
+    """The wanted cells of one model, quantizer by quantizer: a quantized model is made once for all backends."""
     with tempfile.TemporaryDirectory() as work:
         street = Street(plan.with_(allow_slower=True), Watch())
         pipeline.resolve(street)
         loaded = pipeline.load(street)
         original = pipeline.float_graph(loaded, street.plan)
         floats = FloatForms(original, Path(work))
-        for quant in quants:
+        for quant in dict.fromkeys(quant for _, _, quant in wanted):
             small, problem = _shrunk(street, plan, quant, loaded, original)
-            for backend in backends:
-                say(f"{model}  {backend}  {quant}")
+            for backend in [b for _, b, q in wanted if q == quant]:
+                print(f"{model}  {backend}  {quant}", file=sys.stderr, flush=True)
                 chosen = street.plan.with_(backend=backend, quant=quant)
                 place = Path(work) / f"{backend}-{quant.replace(':', '-')}"
-                cells.append(_cell(model, chosen, metric, original, small, problem, place, floats))
-    return cells
+                yield _cell(model, chosen, metric, original, small, problem, place, floats)
 
 
 def _shrunk(
@@ -183,47 +192,73 @@ def _line(cell: Cell, quant: str) -> str:
     return f"| {cell.model} | {quant} | {cell.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
 
 
-def write(cells: list[Cell], readme: bool) -> Path:
-    machine = hardware.fingerprint("cpu")
-    head = {
+def machine_head() -> dict[str, Any]:
+    return {
         "date": str(datetime.date.today()),
-        "machine": machine,
+        "machine": hardware.fingerprint("cpu"),
         "versions": hardware.versions(),
         "threads": torch.get_num_threads(),
     }
-    path = RESULTS / f"table-{datetime.date.today()}.json"
+
+
+def kept(path: Path) -> dict[Key, Cell]:
+    """The cells of today's file, when it comes from a machine like this one."""
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    if before["machine"] != json.loads(json.dumps(hardware.fingerprint("cpu"))):
+        return {}
+    return {cell.key: cell for cell in msgspec.convert(before["cells"], list[Cell])}
+
+
+def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
+    """The files of results, in the order of `every`; the table of README.md when no cell is absent."""
+    head, known = machine_head(), [cells[key] for key in every if key in cells]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(cells)}, indent=1) + "\n")
-    text = markdown(cells)
-    note = f"{machine['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}\n\n"
+    path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(known)}, indent=1) + "\n")
+    text = markdown(known)
+    note = (
+        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}\n\n"
+    )
     path.with_suffix(".md").write_text(note + text)
     page = ROOT / "README.md"
     before, found, rest = page.read_text().partition(MARKS[0])
-    if readme and found:
+    if found and len(known) == len(every):
         page.write_text(f"{before}{MARKS[0]}\n{note}{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}")
-    return path
+    return known
+
+
+def matches(key: Key, only: str) -> bool:
+    """Whether one of the patterns `MODEL,BACKEND,QUANT;…` fits; what is left out fits everything."""
+    patterns = [[*part.split(","), "*", "*"][:3] for part in only.split(";")]
+    return any(all(map(fnmatch.fnmatch, key, pattern)) for pattern in patterns)
 
 
 def main() -> int:
-    known = plans()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default=",".join(known))
-    parser.add_argument("--backends", default=",".join(plugins.names("backends")))
-    parser.add_argument("--quants", default=",".join(QUANTS))
+    parser.add_argument("--only", default="*", help="MODEL,BACKEND,QUANT with wildcards, several joined by ;")
+    parser.add_argument("--resume", action="store_true", help="only cells that today's file lacks")
+    parser.add_argument("--render", action="store_true", help="measure nothing, write the tables again")
     arguments = parser.parse_args()
-    asked = [arguments.models.split(","), arguments.backends.split(","), arguments.quants.split(",")]
-    cells: list[Cell] = []
-    for model in asked[0]:
-        plan, metric = known[model]
-        cells += measure(
-            model, plan, metric, asked[1], asked[2], lambda text: print(text, file=sys.stderr, flush=True)
-        )
-        path = write(cells, readme=asked == [list(known), plugins.names("backends"), list(QUANTS)])
-    print(markdown(cells))
-    print(f"written: {path.relative_to(ROOT)}")
-    broken = [c for c in cells if c.outcome == "broken" or (c.outcome == "refused" and not c.why)]
+    known = plans()
+    every = [(m, b, q) for m in known for q in QUANTS for b in plugins.names("backends")]
+    path = RESULTS / f"table-{datetime.date.today()}.json"
+    cells = kept(path)
+    wanted = [key for key in every if matches(key, arguments.only) and not arguments.render]
+    wanted = [key for key in wanted if not (arguments.resume and key in cells)]
+    if not wanted and not arguments.render:
+        parser.error(f"no cell is left to measure of {arguments.only!r}; models are {', '.join(known)}")
+    for model, (plan, metric) in known.items():
+        own = [key for key in wanted if key[0] == model]
+        for cell in measure(model, plan, metric, own) if own else ():
+            cells[cell.key] = cell
+            write(path, cells, every)
+    done = write(path, cells, every)
+    print(markdown(done))
+    print(f"written: {path.relative_to(ROOT)}, {len(done)} of {len(every)} cells")
+    broken = [c for c in done if c.outcome == "broken" or (c.outcome == "refused" and not c.why)]
     return 1 if broken else 0
 
 
