@@ -11,9 +11,9 @@ format's cost more KL than it does.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, kw_only=True):
     name: str
     kind: str  # "float", "uniform" or "mixed"
     bits: float
-    predicted: float
+    predicted: float | None  # the sum of effects, where all were measured
     metrics: dict[str, float]
     formats: dict[str, int]
 
@@ -90,7 +90,10 @@ class Bench:
         self.mix = pipeline.layer_mix(street, loaded, graph)
         self.formats = uniform_formats(street.plan)
         self.mix.candidates = self._candidates()
-        wanted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
+        rungs = ladder.ladder(street.plan)
+        accepted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
+        wanted = {layer: [f for f in formats if f in rungs] for layer, formats in accepted.items()}
+        wanted = {layer: formats for layer, formats in wanted.items() if formats}
         say(f"{name}: {sum(map(len, wanted.values()))} effects of {len(wanted)} weights")
         self.measured = sensitivity.measure(
             self.mix.model, self.mix.candidates, wanted, self.mix.real.calibration, names=self.mix.real.outputs,
@@ -129,10 +132,9 @@ class Bench:
         used = [made.formats[layer.name] for layer in self.layers]
         counts = {f: used.count(f) for f in dict.fromkeys([*self.formats, "float"]) if f in used}
         self.say(f"  {kind:7} {name:10} {made.bits:6.3f} bits  {brief(metrics)}")
-        return Row(
-            model=self.name, name=name, kind=kind, bits=made.bits, predicted=made.predicted, metrics=metrics,
-            formats=counts,
-        )  # fmt: skip
+        predicted = made.predicted if math.isfinite(made.predicted) else None
+        own = {"name": name, "kind": kind, "bits": made.bits, "predicted": predicted}
+        return Row(model=self.name, metrics=metrics, formats=counts, **own)
 
     def _accuracy(self, made: budget.Assignment) -> float:
         import digits
@@ -141,12 +143,16 @@ class Bench:
             return digits.evaluate(digits.predictor(self.mix.model))["accuracy"]
 
     def uniform(self, format: str) -> budget.Assignment:
-        """Every layer that accepts it in one format, the others in float."""
-        chosen = [format if format in layer.effect else "float" for layer in self.layers]
-        size = sum(layer.size[f] for layer, f in zip(self.layers, chosen, strict=True))
+        """Every layer that accepts it in one format, the others in float; the sum of effects where it is known."""
+        weights = {weight.name: weight for weight in self.mix.candidates.weights}
+        names, size, cost = {}, 0, 0.0
+        for layer in self.layers:
+            accepts = format in self.mix.candidates.accepted(weights[layer.name])
+            taken = names[layer.name] = format if accepts else "float"
+            known = layer.size.get(taken)
+            size += known or self.mix.candidates.packing(weights[layer.name], taken).num_bytes
+            cost += layer.effect.get(taken, math.nan)
         count = sum(layer.num_weights for layer in self.layers)
-        cost = sum(layer.effect[f] for layer, f in zip(self.layers, chosen, strict=True))
-        names = {layer.name: f for layer, f in zip(self.layers, chosen, strict=True)}
         return budget.Assignment(names, size, size * 8 / count, cost)
 
 
@@ -164,17 +170,11 @@ def brief(metrics: dict[str, float]) -> str:
 def run(bench: Bench, budgets: list[float]) -> list[Row]:
     rows = [bench.judge(bench.uniform("float"), "float", "float")]
     rows += [bench.judge(bench.uniform(format), format, "uniform") for format in bench.formats]
-    layers = [on_ladder(layer, bench.mix.plan) for layer in bench.layers]
+    layers = bench.layers
     least = budget.front(layers).smallest * 8 / sum(layer.num_weights for layer in layers)
     for bits in (b for b in budgets if b >= least):
         rows.append(bench.judge(budget.for_bits(layers, bits), f"{bits:g} bits", "mixed"))
     return rows
-
-
-def on_ladder(layer: sensitivity.Layer, plan: Plan) -> sensitivity.Layer:
-    """Without the formats that are only there to be compared with."""
-    kept = [f for f in layer.effect if f == "float" or f in ladder.ladder(plan)]
-    return dataclasses.replace(layer, effect={f: layer.effect[f] for f in kept})
 
 
 def missed(rows: list[Row]) -> list[str]:
@@ -184,7 +184,7 @@ def missed(rows: list[Row]) -> list[str]:
         if row.bits > float(row.name.split()[0]):
             found.append(f"{row.model} {row.name}: took {row.bits:.3f}")
         for other in (r for r in rows if r.kind == "uniform" and r.model == row.model and r.bits <= row.bits):
-            if row.predicted > other.predicted * (1 + 1e-9) and other.name in row.formats:
+            if None not in (row.predicted, other.predicted) and row.predicted > other.predicted * (1 + 1e-9):
                 found.append(
                     f"{row.model} {row.name}: {other.name} with fewer bits has less predicted effect"
                 )

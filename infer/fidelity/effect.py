@@ -13,6 +13,9 @@ from torch import Tensor
 
 from .sums import is_logits, kept_rows, rows_of
 
+# Values that are compared in float64: effects of good formats are near the rounding of float32.
+MOST_DOUBLE = 1 << 20
+
 
 class Effect:
     """The float `outputs` (named by `names`) of `inputs`; `of` compares others with them; `unit` is what it counts."""
@@ -31,7 +34,8 @@ class Effect:
 
     def _side(self, output: Tensor) -> Tensor:
         kept = kept_rows(output, self._inputs)
-        rows = rows_of(output, self.logits, kept is not None).float()
+        rows = rows_of(output, self.logits, kept is not None)
+        rows = rows.double() if rows.numel() <= MOST_DOUBLE else rows.float()
         rows = rows if kept is None else rows.index_select(0, kept)
         return rows.log_softmax(-1) if self.logits else rows
 
