@@ -45,6 +45,8 @@ def _dispatch(mix: Mix, free: Sequence[Weight]) -> None:
     lost: list[Finding] = []
     for done, weight in enumerate(free):
         mix.say.progress(done, len(free), weight.name)
+        if not mix.budgeted and plan.quant not in mix.candidates.accepted(weight):
+            continue
         kept = _fast(mix, clock, weight, [f for f in mix.candidates.accepted(weight) if f in wanted], seen)
         slow = mix.slow.get(weight.name)
         if slow and not mix.budgeted:
@@ -54,7 +56,7 @@ def _dispatch(mix: Mix, free: Sequence[Weight]) -> None:
     clock.save()
     why = f"{clock.said()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}"
     mix.say.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *lost])
-    if set(mix.now().values()) <= {FLOAT}:
+    if lost and set(mix.now().values()) <= {FLOAT}:
         raise GateError(
             f"refused, slower: no layer of this model is faster than float on this machine: {lost[0].what}: "
             f"{lost[0].why}",

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from .. import __version__, capture, folders, plugins
 from .. import device as hardware
+from ..kernels import native
 from ..quant import Candidates, Weight
 from ..report import latency
 from ..spec import DTYPE_NAMES, Plan, TensorSpec
 
 SLOWER = 1.03  # as the whole-model gate has it
-SECONDS = 0.5  # of timing for one shape, format and number of rows
+SECONDS = 0.4  # of timing for one shape, format and number of rows
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class Clock:
 
     def __init__(self, plan: Plan, time: Time | None = None, folder: Path | None = None) -> None:
         self.plan = plan
-        self.backend = "eager" if plan.backend in ("auto", "inductor") else plan.backend
+        self.backend = _backend(plan)
         self.measure = time or self._paired
         self.path = (folder or folders.cache("dispatch")) / f"{self._key()}.json"
         self._known: dict[str, Timed] = {}
@@ -154,6 +155,17 @@ class _Alone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
+
+
+def _backend(plan: Plan) -> str:
+    """The backend that times layers. Compiled code calls the same operators as plain torch, which needs no compiling;
+    where the native kernels are missing and any backend may run, that is ONNX Runtime."""
+    if plan.backend not in ("auto", "inductor"):
+        return plan.backend
+    native_missing = plan.device == "cpu" and native.why_not() is not None
+    if plan.backend == "auto" and native_missing and plugins.why_not("backends", "ort") is None:
+        return "ort"
+    return "eager"
 
 
 def _operators() -> str:
