@@ -1,7 +1,7 @@
 // float rows to int8, laid out for the kernels. Included by each instruction set after its `Vector`.
 //
 // Rows are cut into tiles of nearly equal height; within a tile the quads (4 columns) of its rows lie next to each
-// other: quad k of row r of a tile of h rows is at (k * h + r) * 4, so that a kernel reads one stream.
+// other: quad k of row r of a tile of h rows is at (k * h + r) * QUAD_BYTES, so that a kernel reads one stream.
 #pragma once
 
 #include <cmath>
@@ -39,9 +39,13 @@ inline float float_of(int32_t bits) {
   return value;
 }
 
+// What the values of a row are known to be.
+enum class Values { SYMMETRIC, WITHIN, ANY };  // |x| <= 127 step; |x| <= 254 step; anything
+
 // The integers nearest to x / step, halves to even, plus `zero`, within ±127. The quotient is that of the division to the
 // last bit, by two Newton corrections (Markstein 1990) where no intermediate can leave the normal range: the hardware
 // division costs several times as much.
+template <Values VALUES>
 struct Grid {
   Vector::Floats step, inverse, limit, low, high;
   Vector::Sums zero;
@@ -58,13 +62,14 @@ struct Grid {
 
   Vector::Floats divide(Vector::Floats x) const {
     if (!fast) return Vector::div(x, step);
-    x = Vector::clamp(x, Vector::negate(limit), limit);
+    if (VALUES == Values::ANY) x = Vector::clamp(x, Vector::negate(limit), limit);
     Vector::Floats q = Vector::mul(x, inverse);
     q = Vector::fma(Vector::fnma(q, step, x), inverse, q);
     return Vector::fma(Vector::fnma(q, step, x), inverse, q);
   }
 
   Vector::Sums operator()(Vector::Floats x) const {
+    if (VALUES == Values::SYMMETRIC) return Vector::round(divide(x));
     return Vector::add(Vector::round(Vector::clamp(divide(x), low, high)), zero);
   }
 };
@@ -78,30 +83,46 @@ inline Vector::Floats load_tail(const float* x, int64_t count) {
 
 struct Extent {
   float low, high;  // over the row and zero
-  bool nan, infinite;
+  bool finite;
 };
 
 inline Extent extent_of(const float* x, int64_t columns) {
-  Vector::Floats low = Vector::broadcast(0.0f), high = low;
-  Vector::Sums bits = Vector::broadcast(int32_t{0});
-  const auto extend = [&](Vector::Floats v) {
-    low = Vector::min(low, v);
-    high = Vector::max(high, v);
-    bits = Vector::max(bits, Vector::abs_bits(v));
+  const Vector::Floats nothing = Vector::broadcast(0.0f);
+  Vector::Floats low[4], high[4], zero[4];  // zero: 0 * x is NaN where x is not finite
+  for (int i = 0; i < 4; ++i) low[i] = high[i] = zero[i] = nothing;
+  const auto extend = [&](int i, Vector::Floats v) {
+    low[i] = Vector::min(low[i], v);
+    high[i] = Vector::max(high[i], v);
+    zero[i] = Vector::fma(v, nothing, zero[i]);
   };
   int64_t k = 0;
-  for (; k + 16 <= columns; k += 16) extend(Vector::load(x + k));
-  if (k < columns) extend(load_tail(x + k, columns - k));
-  alignas(64) float lows[16], highs[16];
-  Vector::store(lows, low);
-  Vector::store(highs, high);
-  const int32_t largest = Vector::reduce_max(bits);
-  Extent extent{0, 0, largest > INFINITY_BITS, largest == INFINITY_BITS};
+  for (; k + 64 <= columns; k += 64) {
+    extend(0, Vector::load(x + k));
+    extend(1, Vector::load(x + k + 16));
+    extend(2, Vector::load(x + k + 32));
+    extend(3, Vector::load(x + k + 48));
+  }
+  for (; k + 16 <= columns; k += 16) extend(0, Vector::load(x + k));
+  if (k < columns) extend(0, load_tail(x + k, columns - k));
+  alignas(64) float lows[16], highs[16], zeros[16];
+  Vector::store(lows, Vector::min(Vector::min(low[0], low[1]), Vector::min(low[2], low[3])));
+  Vector::store(highs, Vector::max(Vector::max(high[0], high[1]), Vector::max(high[2], high[3])));
+  Vector::store(zeros, Vector::add(Vector::add(zero[0], zero[1]), Vector::add(zero[2], zero[3])));
+  Extent extent{0, 0, true};
   for (int i = 0; i < 16; ++i) {
     extent.low = lows[i] < extent.low ? lows[i] : extent.low;
     extent.high = highs[i] > extent.high ? highs[i] : extent.high;
+    extent.finite = extent.finite && zeros[i] == 0;
   }
   return extent;
+}
+
+inline bool any_nan(const float* x, int64_t columns) {
+  Vector::Sums most = Vector::broadcast(int32_t{0});
+  int64_t k = 0;
+  for (; k + 16 <= columns; k += 16) most = Vector::max(most, Vector::abs_bits(Vector::load(x + k)));
+  if (k < columns) most = Vector::max(most, Vector::abs_bits(load_tail(x + k, columns - k)));
+  return Vector::reduce_max(most) > INFINITY_BITS;
 }
 
 inline float at_least_tiny(float step) {
@@ -116,18 +137,19 @@ struct RowGrid {
 
 // As kernels.h says for `linear_int8`. The step is NaN where the row's result is.
 inline RowGrid row_grid(const float* x, int64_t columns, const float* x_scale) {
+  if (x_scale != nullptr) return {any_nan(x, columns) ? NOT_A_NUMBER : *x_scale, 0};
   const Extent extent = extent_of(x, columns);
-  if (x_scale != nullptr) return {extent.nan ? NOT_A_NUMBER : *x_scale, 0};
   const float step = at_least_tiny((extent.high - extent.low) / (2 * LEVELS));
-  if (extent.nan || extent.infinite || !(step < std::numeric_limits<float>::infinity())) return {NOT_A_NUMBER, 0};
+  if (!extent.finite || step > std::numeric_limits<float>::max()) return {NOT_A_NUMBER, 0};
   const float zero = std::nearbyint(-LEVELS - extent.low / step);
   return {step, static_cast<int32_t>(zero < LEVELS ? (zero > -LEVELS ? zero : -LEVELS) : LEVELS)};
 }
 
-// Where a row's integers and what belongs to them go. `offset` is what an accumulator starts with: -128 * sum(q) where
-// weights are stored as code + 128.
+// One row; quads go `stride` bytes apart. `offset` is what an accumulator starts with: -128 * sum(q) where weights are
+// stored as code + 128.
+template <Values VALUES>
 inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t stride, int8_t* q, int32_t* offset) {
-  const Grid grid(row.step, row.zero);
+  const Grid<VALUES> grid(row.step, row.zero);
   Vector::Sums total = Vector::broadcast(int32_t{0});
   int64_t k = 0;
   for (; k + 16 <= columns; k += 16) {
@@ -137,11 +159,11 @@ inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t s
   }
   int32_t sum = Vector::reduce_add(total);
   if (k < columns) {
-    alignas(64) int8_t tail[16];
-    Vector::store_quads(tail, 4, grid(load_tail(x + k, columns - k)));
+    alignas(64) int8_t tail[4 * Vector::QUAD_BYTES];
+    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(load_tail(x + k, columns - k)));
     for (int64_t quad = 0; k + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
-      std::memcpy(q + (k / 4 + quad) * stride, tail + quad * 4, 4);
-      for (int i = 0; i < 4; ++i) sum += tail[quad * 4 + i];
+      std::memcpy(q + (k / 4 + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
+      for (int i = 0; i < 4; ++i) sum += tail[quad * Vector::QUAD_BYTES + i];
     }
   }
   *offset = Vector::UNSIGNED ? -128 * sum : 0;
@@ -149,7 +171,7 @@ inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t s
 
 // One row in groups of 64 columns, each with its own step; `step` and `offset` advance by `height` per group.
 inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset) {
-  const int64_t stride = height * 4;
+  const int64_t stride = height * Vector::QUAD_BYTES;
   for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height, offset += height) {
     Vector::Floats part[4];
     Vector::Sums most = Vector::broadcast(int32_t{0}), total = most;
@@ -159,7 +181,7 @@ inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8
     }
     const int32_t largest = Vector::reduce_max(most);
     *step = largest < INFINITY_BITS ? at_least_tiny(float_of(largest) / LEVELS) : NOT_A_NUMBER;
-    const Grid grid(*step, 0);
+    const Grid<Values::SYMMETRIC> grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
       const Vector::Sums codes = grid(part[i]);
       total = Vector::add(total, codes);

@@ -58,7 +58,7 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
     const char* codes = reinterpret_cast<const char*>(weight.codes) + block * stride + quad * 64;
     for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
       const int64_t start = tiles.start(tile), height = tiles.height(tile);
-      const int8_t* q = x.q + (start * quads + quad * height) * 4;
+      const int8_t* q = x.q + (start * quads + quad * height) * Vector::QUAD_BYTES;
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
         int8_tile<rows, BLOCKS>(codes, stride, count, q, sum[start - first][0]);
       });
@@ -90,7 +90,7 @@ void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* 
   if (m == 0 || weight.rows == 0) return;
   const int64_t quads = (weight.columns + 3) / 4, padded = (m + 15) / 16 * 16;
   const Tiles tiles(m, Vector::TILE_ROWS);
-  char* memory = static_cast<char*>(scratch(m * quads * 4 + padded * 12));
+  char* memory = static_cast<char*>(scratch(m * quads * Vector::QUAD_BYTES + padded * 12));
   Int8Activations activations;
   activations.grid = reinterpret_cast<RowGrid*>(memory);
   activations.offset = reinterpret_cast<int32_t*>(memory + padded * 8);
@@ -98,13 +98,16 @@ void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* 
 
   const auto quantize = [&](Range rows) {
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile), height = tiles.height(tile);
+      const int64_t start = tiles.start(tile), height = tiles.height(tile), stride = height * Vector::QUAD_BYTES;
       for (int64_t row = start; row < start + height; ++row) {
         if (row < rows.begin || row >= rows.end) continue;
         const float* values = x + row * weight.columns;
-        activations.grid[row] = row_grid(values, weight.columns, x_scale);
-        quantize_row(values, weight.columns, activations.grid[row], height * 4,
-                     activations.q + (start * quads + row - start) * 4, activations.offset + row);
+        const RowGrid grid = activations.grid[row] = row_grid(values, weight.columns, x_scale);
+        int8_t* q = activations.q + (start * quads + row - start) * Vector::QUAD_BYTES;
+        if (x_scale != nullptr)
+          quantize_row<Values::ANY>(values, weight.columns, grid, stride, q, activations.offset + row);
+        else
+          quantize_row<Values::WITHIN>(values, weight.columns, grid, stride, q, activations.offset + row);
       }
     }
   };

@@ -1,5 +1,5 @@
-// AVX2: 16 rows are two registers. |weight| times sign(x, weight) keeps pairs of products below 32768, so that
-// the 16-bit sums of `maddubs` never saturate: both are within ±127.
+// AVX2: 16 rows are two registers. |x| times sign(weight, x) keeps pairs of products below 32768, so that the 16-bit
+// sums of `maddubs` never saturate: both are within ±127. Each quad of activations is followed by its magnitudes.
 #include <immintrin.h>
 
 #include "isa.h"
@@ -19,7 +19,7 @@ struct Vector {
   };
   using Table = __m256i;
   static constexpr bool UNSIGNED = false;
-  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 1, PREFETCH = 1024;
+  static constexpr int QUAD_BYTES = 8, TILE_ROWS = 5, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 1, DOT_CHAINS = 1, PREFETCH = 1024;
 
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
@@ -73,20 +73,19 @@ struct Vector {
   static void store_quads(int8_t* q, int64_t stride, Sums v) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
     const __m128i codes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    if (stride == 4) return _mm_storeu_si128(reinterpret_cast<__m128i*>(q), codes);
-    const int32_t quads[4] = {_mm_cvtsi128_si32(codes), _mm_extract_epi32(codes, 1), _mm_extract_epi32(codes, 2),
-                              _mm_extract_epi32(codes, 3)};
-    for (int i = 0; i < 4; ++i) __builtin_memcpy(q + i * stride, quads + i, 4);
+    const __m128i magnitudes = _mm_abs_epi8(codes);
+    const __m128i low = _mm_unpacklo_epi32(codes, magnitudes), high = _mm_unpackhi_epi32(codes, magnitudes);
+    const int64_t quads[4] = {_mm_cvtsi128_si64(low), _mm_extract_epi64(low, 1), _mm_cvtsi128_si64(high),
+                              _mm_extract_epi64(high, 1)};
+    for (int i = 0; i < 4; ++i) __builtin_memcpy(q + i * stride, quads + i, 8);
   }
 
   static Quads load_quads(const void* p) { return {load_256(p), load_256(static_cast<const char*>(p) + 32)}; }
   static void store_quads(void* p, Quads v) { store_256(p, v.a), store_256(static_cast<char*>(p) + 32, v.b); }
   static Sums dot(Sums sum, Quads weights, const int8_t* quad) {
-    int32_t four;
-    __builtin_memcpy(&four, quad, 4);
-    const __m256i x = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1);
-    const __m256i a = _mm256_maddubs_epi16(_mm256_abs_epi8(weights.a), _mm256_sign_epi8(x, weights.a));
-    const __m256i b = _mm256_maddubs_epi16(_mm256_abs_epi8(weights.b), _mm256_sign_epi8(x, weights.b));
+    const __m256i x = broadcast_quad(quad), magnitude = broadcast_quad(quad + 4), one = _mm256_set1_epi16(1);
+    const __m256i a = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(weights.a, x));
+    const __m256i b = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(weights.b, x));
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
   }
   static Table load_table(const int8_t* p) {
@@ -112,6 +111,11 @@ struct Vector {
   }
 
  private:
+  static __m256i broadcast_quad(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+  }
   static __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store_256(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 };

@@ -12,7 +12,7 @@ struct Vector {
   using Quads = __m512i;
   using Table = __m512i;
   static constexpr bool UNSIGNED = true;
-  static constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, DIRECT_ROWS = 8, DIRECT_BLOCKS = 2, PREFETCH = 2048;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, DIRECT_ROWS = 8, DIRECT_BLOCKS = 2, DOT_CHAINS = 8, PREFETCH = 2048;
 
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }

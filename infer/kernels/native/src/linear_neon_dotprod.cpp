@@ -18,7 +18,7 @@ struct Vector {
   };
   using Table = int8x16_t;
   static constexpr bool UNSIGNED = false;
-  static constexpr int TILE_ROWS = 5, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 2, PREFETCH = 1024;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 5, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 2, DOT_CHAINS = 2, PREFETCH = 1024;
 
   template <class T, class F>
   static T each(F function) {

@@ -20,7 +20,7 @@ struct Vector {
     int8_t entry[16];
   };
   static constexpr bool UNSIGNED = false;
-  static constexpr int TILE_ROWS = 2, TILE_BLOCKS = 1, DIRECT_ROWS = 1, DIRECT_BLOCKS = 1, PREFETCH = 256;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 2, TILE_BLOCKS = 1, DIRECT_ROWS = 1, DIRECT_BLOCKS = 1, DOT_CHAINS = 1, PREFETCH = 256;
 
   template <class T, class F>
   static T each(F function) {

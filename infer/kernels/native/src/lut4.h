@@ -31,7 +31,7 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
 // BLOCKS neighbours at a time: several streams from memory and independent sums, which hide the latency of `dot`.
 template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, float* y) {
-  constexpr int SPLIT = HEIGHT * BLOCKS < 8 ? 2 : 1;
+  constexpr int SPLIT = HEIGHT * BLOCKS < Vector::DOT_CHAINS ? 2 : 1;
   const int64_t groups = weight.columns / GROUP;
   for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS) {
     const uint8_t* codes = weight.codes + block * groups * 512;
@@ -43,7 +43,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
       unroll<HEIGHT>([&](auto row) { total[b][row] = Vector::broadcast(0.0f); });
     });
     const int8_t* q = x.q;
-    for (int64_t group = 0; group < groups; ++group, codes += 512, scale += 16, q += 16 * 4 * HEIGHT) {
+    for (int64_t group = 0; group < groups; ++group, codes += 512, scale += 16, q += 16 * HEIGHT * Vector::QUAD_BYTES) {
       Vector::Sums sum[BLOCKS][HEIGHT][SPLIT];
       unroll<HEIGHT>([&](auto row) {
         unroll<BLOCKS>([&](auto b) {
@@ -51,7 +51,10 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
           if (SPLIT > 1) sum[b][row][SPLIT - 1] = Vector::broadcast(int32_t{0});
         });
       });
-      unroll<8>([&](auto j) {
+#pragma GCC unroll 1
+      for (int j = 0; j < 8; ++j) {
+        const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
+        const int8_t* high_quads = low_quads + 8 * HEIGHT * Vector::QUAD_BYTES;
         unroll<BLOCKS>([&](auto b) {
           const uint8_t* place = codes + b * groups * 512 + j * 64;
           __builtin_prefetch(place + Vector::PREFETCH);
@@ -59,12 +62,12 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
           Vector::decode(place, table[b], low, high);
           unroll<HEIGHT>([&](auto row) {
             Vector::Sums& first = sum[b][row][0];
-            first = Vector::dot(first, low, q + (j * HEIGHT + row) * 4);
+            first = Vector::dot(first, low, low_quads + row * Vector::QUAD_BYTES);
             Vector::Sums& second = sum[b][row][SPLIT - 1];
-            second = Vector::dot(second, high, q + ((j + 8) * HEIGHT + row) * 4);
+            second = Vector::dot(second, high, high_quads + row * Vector::QUAD_BYTES);
           });
         });
-      });
+      }
       unroll<BLOCKS>([&](auto b) {
         const Vector::Floats factor = Vector::load_scale(scale + b * groups * 16);
         unroll<HEIGHT>([&](auto row) {
@@ -94,6 +97,7 @@ inline void decode_panel(const Lut4Weight& weight, int64_t block, int count, Ran
     const int8_t* scale = weight.scale + ((block + b) * row_groups + groups.begin) * 16;
     const Vector::Table table = Vector::load_table(weight.table + (block + b) * 16);
     for (int64_t group = 0; group < groups.end - groups.begin; ++group) {
+#pragma GCC unroll 1
       for (int j = 0; j < 8; ++j) {
         __builtin_prefetch(codes + (group * 8 + j) * 64 + PANEL_GROUPS * 512);
         Vector::Quads low, high;
@@ -144,7 +148,7 @@ void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles&
         for (int64_t i = 0; i < count; ++i) {
           const int64_t at = place + i * rows;
           lut4_tile<rows, BLOCKS>(reinterpret_cast<const char*>(panel.quads[0][i * 16]), sizeof panel.quads[0], 16,
-                                  x.q + at * GROUP, x.offset + at, panel.scale[0][i], x.step + at,
+                                  x.q + at * 16 * Vector::QUAD_BYTES, x.offset + at, panel.scale[0][i], x.step + at,
                                   total[start - first][0]);
         }
       });
@@ -186,7 +190,7 @@ void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* 
   const int64_t groups = weight.columns / GROUP, blocks = packed_blocks(weight.rows);
   const Tiles tiles(m, m <= Vector::DIRECT_ROWS ? Vector::DIRECT_ROWS : Vector::TILE_ROWS);
   const int64_t padded = (m * groups + 15) / 16 * 16;
-  char* memory = static_cast<char*>(scratch(m * weight.columns + 64 + padded * 8));
+  char* memory = static_cast<char*>(scratch(m * groups * 16 * Vector::QUAD_BYTES + padded * 8));
   Lut4Activations activations;
   activations.step = reinterpret_cast<float*>(memory);
   activations.offset = reinterpret_cast<int32_t*>(memory + padded * 4);
@@ -198,7 +202,7 @@ void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* 
       for (int64_t row = start; row < start + height; ++row) {
         if (row < rows.begin || row >= rows.end) continue;
         const int64_t place = start * groups;
-        quantize_groups(x + row * weight.columns, groups, height, activations.q + place * GROUP + (row - start) * 4,
+        quantize_groups(x + row * weight.columns, groups, height, activations.q + (place * 16 + row - start) * Vector::QUAD_BYTES,
                         activations.step + place + row - start, activations.offset + place + row - start);
       }
     }

@@ -11,13 +11,15 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t SERIAL_PRODUCTS = 1 << 18;   // per thread; below, waking a thread costs more than it saves
-constexpr int64_t SERIAL_QUANTIZE = 1 << 14;   // elements
+// Below this many products per thread, waking one costs more than it saves; a weight counts as WEIGHT_PRODUCTS more,
+// because it comes from memory.
+constexpr int64_t SERIAL_PRODUCTS = 1 << 18, WEIGHT_PRODUCTS = 3;
+constexpr int64_t SERIAL_QUANTIZE = 1 << 14;  // elements
 
 // quantize(rows) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
 template <class Quantize, class Multiply>
 inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
-  const int64_t products = tiles.rows * columns * blocks * BLOCK_ROWS;
+  const int64_t products = (tiles.rows + WEIGHT_PRODUCTS) * columns * blocks * BLOCK_ROWS;
   const bool by_rows = blocks < 2 * omp_get_max_threads() * Vector::TILE_BLOCKS && tiles.count > blocks;
   int64_t threads = by_rows ? tiles.count : blocks;
   if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
