@@ -20,9 +20,11 @@ from ..errors import unknown
 from ..spec import Plan
 
 if TYPE_CHECKING:
+    from ._balance import Balance
     from ._calibrate import calibrate
     from ._candidates import Candidates
     from ._coverage import coverage
+    from ._feedback import Factor
     from ._formats import check_pins, layer_names, resolve_pins
     from ._layers import formats_of
     from ._sites import Weight
@@ -48,9 +50,18 @@ class Stats(Protocol):
         """What error feedback needs, for a weight of so many columns; empty when it isn't asked for."""
         ...
 
+    def balanced(self, weight: Tensor) -> Balance | None:
+        """How static int8 balances the input against a weight float32 [rows, columns], or None."""
+        ...
+
     @property
     def clip(self) -> Tensor:
         """Scalar: where to clip, so that an int8 grid over ±clip has the smallest mean squared error."""
+        ...
+
+    @property
+    def result(self) -> Stats | None:
+        """The same of what a Conv2d gives; None for other layers."""
         ...
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import SourceError, UsageError
+from ._balance import Balance, balance
 from ._feedback import Factor, factor
 from ._sites import LAYERS
 
@@ -24,6 +25,9 @@ LEVELS = 127
 # Room for the Hessians of all layers together, and the widest block of one: its factors are made in float64.
 HESSIAN_BYTES, WIDEST, NARROWEST = 1 << 30, 4096, 64
 MASK = "attention_mask"
+# Input rows kept of each Linear, and of one call.
+KEPT, KEPT_OF_CALL = 128, 16
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass
@@ -38,6 +42,11 @@ class LayerStats:
     hessians: list[Tensor] = field(
         default_factory=list
     )  # float32 [W, W] sums of outer products, along the diagonal
+    kept: list[Tensor] = field(default_factory=list)  # a few of the input rows of a Linear
+    balance: Balance | None | Literal["unknown"] = (
+        "unknown"  # decided once for all blocks of rows of a weight
+    )
+    result: LayerStats | None = None  # of what a convolution gives, which may be added to in int8
 
     @property
     def square_mean(self) -> Tensor:
@@ -83,6 +92,22 @@ class LayerStats:
         if self.top > 0:
             self.histogram += torch.histc(magnitude, BINS, 0.0, self.top).double()
 
+    def keep(self, rows: Tensor) -> None:
+        """Some of rows float32 [count, columns], spread evenly, until there are `KEPT`."""
+        room = min(KEPT - sum(map(len, self.kept)), KEPT_OF_CALL)
+        if room > 0 and len(rows):
+            self.kept.append(rows[:: max(len(rows) // room, 1)][:room].clone())
+
+    def balanced(self, weight: Tensor) -> Balance | None:
+        """How the input of a Linear is balanced against its weight float32 [rows, columns]; None when it gains nothing.
+
+        The first block of rows decides for all.
+        """
+        if self.balance == "unknown":
+            rows = torch.cat(self.kept) if self.kept else torch.empty(0, weight.shape[1])
+            self.balance = balance(rows, weight, (self.clip / LEVELS).clamp_min(TINY))
+        return self.balance
+
     def add_products(self, rows: Tensor, width: int) -> None:
         """rows float32 [count, K]: add their products, in blocks of `width` columns."""
         parts = rows.split(width, 1)
@@ -116,6 +141,8 @@ def calibrate(
     width = hessian_width([m for _, m in layers]) if hessian else 0
     mask: list[Tensor | None] = [None]
     handles = [m.register_forward_pre_hook(partial(_see, stats, name, width, mask)) for name, m in layers]
+    convolutions = [(name, m) for name, m in layers if isinstance(m, nn.Conv2d)]
+    handles += [m.register_forward_hook(partial(_see_result, stats, name)) for name, m in convolutions]
     training = model.training
     count = 0
     try:
@@ -159,13 +186,30 @@ def _see(
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
         raise SourceError(f"calibration gives NaN or infinity at the input of {name!r}")
     if name not in stats:
-        square = torch.zeros(rows.shape[1], dtype=torch.float64)
-        stats[name] = LayerStats(torch.zeros(()), square, 0, torch.zeros(BINS, dtype=torch.float64), 0.0)
+        stats[name] = _empty(rows.shape[1])
     stats[name].add(rows)
+    if not isinstance(layer, nn.Conv2d):
+        stats[name].keep(rows)
     if width and not isinstance(layer, nn.Conv2d):
         stats[name].add_products(rows, width)
     elif width and isinstance(layer, nn.Conv2d) and layer.groups == 1:
         stats[name].add_products(_patches(layer, args[0].detach().float().cpu()), width)
+
+
+def _empty(columns: int) -> LayerStats:
+    square, histogram = (torch.zeros(count, dtype=torch.float64) for count in (columns, BINS))
+    return LayerStats(torch.zeros(()), square, 0, histogram, 0.0)
+
+
+def _see_result(
+    stats: dict[str, LayerStats], name: str, layer: nn.Conv2d, args: tuple[Any, ...], result: Tensor
+) -> None:
+    rows = _rows(layer, result, None).detach().float().cpu()
+    if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
+        raise SourceError(f"calibration gives NaN or infinity at the output of {name!r}")
+    found = stats[name]
+    found.result = found.result or _empty(rows.shape[1])
+    found.result.add(rows)
 
 
 def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:

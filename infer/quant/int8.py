@@ -4,9 +4,10 @@
     --quant int8:static   activations by one scale for each layer, calibrated on real inputs
     --quant int8:weight   activations stay float
 
-The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static,
-`weight_scale` weight-only. The static step comes from the clip of least squared error over the calibration
-inputs: one outlier among thousands would otherwise cost all others their resolution. The scale of a row of weights is
+The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (behind
+`x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes from the
+clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all others
+their resolution. The scale of a row of weights is
 its absolute maximum: searching for a smaller one takes 0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
 """
 
@@ -26,7 +27,7 @@ from ._refusals import refuses_embedding, too_small
 OPTIONS = ("", "weight", "static")
 NEEDS_STATS = frozenset({"static"})
 ROWS = 1
-SHARED = frozenset({"x_scale"})
+SHARED = frozenset({"x_scale", "x_multiplier", "y_scale"})
 LEVELS = 127
 FEWEST_PRODUCTS = 64
 TINY = torch.finfo(torch.float32).tiny
@@ -59,14 +60,18 @@ def _refuses_conv(layer: nn.Conv2d) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 [].
+    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []; of a Conv2d y_scale too.
 
     An embedding has no activations to scale: without `stats` the static form is the dynamic one. The walk refuses
     other layers that calibration did not reach.
     """
     rows = weight.float().reshape(weight.shape[0], -1)
+    static = plan.quant_option == "static" and stats is not None
+    found = stats.balanced(rows) if static and stats is not None and weight.dim() == 2 else None
+    rows = rows if found is None else found.weight(rows)
     scale = (rows.abs().amax(1) / LEVELS).clamp_min(TINY)
     factors = [] if stats is None else stats.factors(rows.shape[1])
+    factors = factors if found is None else found.factors(factors)
     codes = (
         round_with_feedback(rows, scale, factors)
         if factors
@@ -76,7 +81,10 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
         return {"codes": codes, "weight_scale": scale}
     if plan.quant_option != "static" or stats is None:
         return {"codes": codes, "scale": scale}
-    return {"codes": codes, "scale": scale, "x_scale": step(stats)}
+    tensors = {"codes": codes, "scale": scale, "x_scale": step(stats)}
+    if found is not None:
+        tensors |= {"x_scale": found.step, "x_multiplier": found.multiplier}
+    return tensors | ({"y_scale": step(stats.result)} if stats.result is not None else {})
 
 
 def step(stats: Stats) -> Tensor:
@@ -91,20 +99,24 @@ def _scale(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
     codes = tensors["codes"]
-    return codes.float() * _scale(tensors).reshape(-1, *[1] * (codes.dim() - 1))
+    weight = codes.float() * _scale(tensors).reshape(-1, *[1] * (codes.dim() - 1))
+    return weight * tensors["x_multiplier"] if "x_multiplier" in tensors else weight
 
 
 def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
     codes, scale = tensors["codes"], _scale(tensors)
     if "weight_scale" in tensors:
         return torch.ops.infer.linear_int8_weight(x, codes, scale, bias)
+    if "x_multiplier" in tensors:
+        x = (x * tensors["x_multiplier"]).to(x.dtype)
     if "x_scale" in tensors:
         return torch.ops.infer.linear_int8_static(x, codes, scale, tensors["x_scale"], bias)
     return torch.ops.infer.linear_int8(x, codes, scale, bias)
 
 
 def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    return torch.ops.infer.embedding_int8(ids, tensors["codes"], _scale(tensors))
+    rows = torch.ops.infer.embedding_int8(ids, tensors["codes"], _scale(tensors))
+    return rows * tensors["x_multiplier"] if "x_multiplier" in tensors else rows
 
 
 def conv2d(
@@ -115,5 +127,6 @@ def conv2d(
     if "weight_scale" in tensors:
         return torch.ops.infer.conv2d_int8_weight(x, codes, scale, *last)
     if "x_scale" in tensors:
-        return torch.ops.infer.conv2d_int8_static(x, codes, scale, tensors["x_scale"], *last)
+        steps = tensors["x_scale"], tensors.get("y_scale")
+        return torch.ops.infer.conv2d_int8_static(x, codes, scale, steps[0], *last, steps[1])
     return torch.ops.infer.conv2d_int8(x, codes, scale, *last)
