@@ -14,7 +14,6 @@ from ..spec import Choice, Finding, LayerChoice, Limits, Plan, TensorSpec, limit
 from . import roofline, wording
 from .latency import Latency, Paired
 
-
 MOST_PINS = 8  # on a command line that people read
 
 

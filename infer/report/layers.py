@@ -31,10 +31,14 @@ def decided(report: Report) -> bool:
     )
 
 
-def brief(layers: Sequence[LayerChoice], keep: int = BRIEF) -> list[LayerChoice]:
-    """Those that cost most, in their own order: a terminal has no room for two hundred."""
-    worst = sorted(layers, key=lambda layer: -layer.effect.get(layer.format, 0.0))[:keep]
-    chosen = {layer.name for layer in worst}
+def brief(layers: Sequence[LayerChoice], asked: str = "", keep: int = BRIEF) -> list[LayerChoice]:
+    """Those that cost most, then those that are not in the format asked for, in their own order: a terminal has no
+    room for two hundred."""
+
+    def weight(layer: LayerChoice) -> tuple[float, bool]:
+        return layer.effect.get(layer.format, 0.0), layer.weight_error is not None and layer.format != asked
+
+    chosen = {layer.name for layer in sorted(layers, key=weight, reverse=True)[:keep]}
     return [layer for layer in layers if layer.name in chosen]
 
 

@@ -62,7 +62,7 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
     if report.fidelity:
         yield _fidelity(report.fidelity)
     if layers.decided(report):
-        shown = layers.brief(report.layers)
+        shown = layers.brief(report.layers, report.plan.quant)
         rest = "" if len(shown) == len(report.layers) else "; those that cost most, all in report.html"
         rows = [layers.cells(layer, effects=False) for layer in shown]
         title = f"Layers: {layers.counts(report.layers)}{rest}"
