@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 460
-LEFT, RIGHT, TOP, BOTTOM = 78, 24, 56, 52
+LEFT, RIGHT, TOP, BOTTOM = 78, 72, 56, 52
 MIXED, UNIFORM, INK, SOFT, LINE = "#1f6feb", "#b35900", "#16191d", "#57606a", "#d9dee4"
 
 
@@ -37,9 +37,16 @@ class Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def ticks(self) -> list[float]:
-        """Five values, evenly spread over the logarithmic axis, rounded to three figures."""
-        steps = [self.bottom + (self.top - self.bottom) * i / 5 for i in range(6)]
-        return list(dict.fromkeys(float(f"{10**s:.3g}") for s in steps if self.bottom <= s <= self.top))
+        """Round values: 1, 2, 5 times powers of ten, or only the powers; evenly spread ones where few are round."""
+        powers = range(math.floor(self.bottom), math.ceil(self.top) + 1)
+        for digits in ((1, 2, 5), (1,), (1.0, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)):
+            found = [
+                d * 10.0**p for p in powers for d in digits if self.bottom <= math.log10(d) + p <= self.top
+            ]
+            if 3 <= len(found) <= 9:
+                return found
+        steps = (self.bottom + (self.top - self.bottom) * i / 5 for i in range(6))
+        return list(dict.fromkeys(float(f"{10**step:.3g}") for step in steps))
 
 
 def front_svg(points: Sequence[Point], *, title: str, label: str, reference: float | None = None) -> str:
@@ -113,7 +120,7 @@ def _labels(axes: Axes, points: Sequence[Point]) -> list[str]:
 
 
 def _legend() -> list[str]:
-    x = WIDTH - RIGHT - 190
+    x = WIDTH - 24 - 190
     return [
         f'<circle cx="{x}" cy="20" r="4.5" fill="{MIXED}"/><text x="{x + 10}" y="24">mixed</text>',
         f'<circle cx="{x + 72}" cy="20" r="4.5" fill="{UNIFORM}"/><text x="{x + 82}" y="24">one format</text>',
