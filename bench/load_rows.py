@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+PACKED = "packed.safetensors"
 
 
 def write_pt(folder: Path) -> Path:
@@ -65,8 +67,11 @@ def import_all() -> None:
     """What every row needs, so that importing is in no row's time and in every row's memory."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import infer.quant.nf4
+    import infer.quant.cluster
     import infer.sources  # noqa: F401
+    from infer.kernels import native
+
+    native.why_not()  # compiled now, where it wasn't
 
 
 def child_imports(folder: Path) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def checksum(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def child_nf4(folder: Path) -> dict[str, Any]:
+def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     """Read, quantize and drop block by block; write the packed tensors one by one."""
     from infer import sources
     from infer.quant import quantize_model
@@ -141,42 +146,44 @@ def child_nf4(folder: Path) -> dict[str, Any]:
     import_all()
     begin = time.perf_counter()
     with Anonymous() as own:
-        plan = Plan(source=str(folder / "model"), quant="nf4", data="random")
+        plan = Plan(source=str(folder / "model"), quant=quant, data="random")
         loaded = sources.load(plan)
         findings = quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
         quantized = time.perf_counter() - begin
         sources.fill(loaded)
         state = {name: value for name, value in loaded.module.state_dict().items() if "lm_head" not in name}
         metas = {name: (value.dtype, tuple(value.shape)) for name, value in state.items()}
-        write_safetensors(folder / "nf4.safetensors", metas, state.__getitem__)
+        write_safetensors(folder / PACKED, metas, state.__getitem__)
     found: dict[str, Any] = {
         "peak_gb": status("VmHWM"),
         "own_gb": own.gb,
         "load_s": time.perf_counter() - begin,
     }
-    found |= {"quantize_s": quantized, "file_gb": (folder / "nf4.safetensors").stat().st_size / 1e9}
+    found |= {"quantize_s": quantized, "file_gb": (folder / PACKED).stat().st_size / 1e9}
     found["summary"] = {
         f.what: f.value for f in findings if f.what.startswith(("bits", "weight error", "total"))
     }
-    return found | verified(folder, state)
+    return found | verified(folder, state, quant)
 
 
-def verified(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
     """The file holds what the model holds, and layers decode near the original: relative rms."""
     import torch
 
-    from infer.quant import nf4
+    from infer import quant as formats
     from infer.sources.huggingface import _weight_files
+    from infer.spec import Plan
     from infer.weights.safetensors_file import SafetensorsReader
 
-    packed = SafetensorsReader(folder / "nf4.safetensors")
+    packed = SafetensorsReader(folder / PACKED)
     original = SafetensorsReader(_weight_files(folder / "model"))
     same = all(torch.equal(packed.rows(n, 0, 64), state[n][:64]) for n in packed.names() if state[n].ndim)
     name = "model.layers.0.self_attn.k_proj"
     prefix = f"model.{name}.packed."
     tensors = {n.removeprefix(prefix): packed.read(n) for n in packed.names() if n.startswith(prefix)}
     weight = original.read(f"{name}.weight")
-    error = float((nf4.dequantize(tensors) - weight).norm() / weight.norm())
+    decoded = formats.get(Plan(source="", quant=quant)).dequantize(tensors)
+    error = float((decoded - weight).norm() / weight.norm())
     return {"same": same, "error": error}
 
 
@@ -184,7 +191,7 @@ CHILDREN: dict[str, Callable[[Path], dict[str, Any]]] = {
     "imports": child_imports,
     "torch": child_torch,
     **{name: child_strategy(name) for name in ("sequential", "per-tensor", "meta", "offload")},
-    "nf4": child_nf4,
+    **{quant: partial(child_quantize, quant=quant) for quant in ("nf4", "cluster:4")},
     "write-pt": lambda folder: {"path": str(write_pt(folder))},
 }
 

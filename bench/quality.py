@@ -229,14 +229,14 @@ def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[boo
 
 
 def write(weights: list[Weights], judged: list[Judged]) -> bool:
-    """Keep what was measured now over what today's file has; say whether every bar is met."""
+    """Put what was measured now in the place of the same of today; say whether every bar is met."""
     path = RESULTS / f"quality-{datetime.date.today()}.json"
     held = json.loads(path.read_text()) if path.exists() else {"weights": [], "models": []}
     if not weights:
         weights = msgspec.convert(held["weights"], list[Weights])
-    new = {(row.model, row.quant) for row in judged}
+    new = {(row.model, row.quant, row.calibration) for row in judged}
     old = msgspec.convert(held["models"], list[Judged])
-    judged = [row for row in old if (row.model, row.quant) not in new] + judged
+    judged = [row for row in old if (row.model, row.quant, row.calibration) not in new] + judged
     judged.sort(
         key=lambda row: (list(SAID).index(row.model), QUANTS.index(row.quant), METHODS.index(row.calibration))
     )
@@ -250,8 +250,6 @@ def write(weights: list[Weights], judged: list[Judged]) -> bool:
     path.write_text(json.dumps(record, indent=1) + "\n")
     note = "Portable operators; seconds are of quantizing alone, on a machine that others used too.\n\n"
     path.with_suffix(".md").write_text(note + markdown(weights, judged, lines))
-    print(markdown(weights, judged, lines))
-    print(f"written: {path.relative_to(ROOT)}")
     return all(ok for ok, _ in lines)
 
 
@@ -270,10 +268,12 @@ def main() -> int:
 
     parts = options.parts.split(",")
     weights = measure_weights(say) if "weights" in parts else []
-    judged: list[Judged] = []
+    good = write(weights, [])
     for model in options.models.split(",") if "models" in parts else []:
-        judged += measure_model(model, *known[model], options.quants.split(","), say)
-    return 0 if write(weights, judged) else 1
+        for row in measure_model(model, *known[model], options.quants.split(","), say):
+            good = write([], [row])
+    print((RESULTS / f"quality-{datetime.date.today()}.md").read_text())
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

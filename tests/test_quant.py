@@ -275,6 +275,9 @@ def test_nf4_rejects_rows_not_divisible_by_block() -> None:
     [
         (nn.Linear(64, 63), "nf4", "weight has 4032 values; below 4096"),
         (nn.Linear(64, 63), "int8", "weight has 4032 values; below 4096"),
+        (nn.Conv2d(64, 64, 3, padding_mode="circular"), "cluster", "padding_mode='circular'"),
+        (nn.Conv2d(64, 64, 2, padding="same"), "cluster", r"padding='same' of an even kernel \(2, 2\)"),
+        (nn.Conv2d(3, 64, 7), "cluster", "weight has 147 columns; cluster blocks are 64 wide"),
         (nn.Conv2d(64, 64, 3), "nf4", "nf4 shrinks Linear and Embedding layers, not Conv2d"),
         (nn.Conv2d(512, 512, 3, groups=512), "int8", "groups=512 leave 9 products for each output"),
         (nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular"), "int8", "padding_mode='circular'"),

@@ -104,11 +104,13 @@ def test_changing_dtype_keeps_ties_and_scales() -> None:
 
 def test_images_and_unbatched_images() -> None:
     model, x = Images().eval(), torch.randn(4, 3, 16, 16)
-    for name in ("int8", "int8:weight", "int8:static"):
+    for name in ("int8", "int8:weight", "int8:static", "cluster:6"):
         small = copy.deepcopy(model)
         findings = shrink(small, name, [{"x": x}])
         assert isinstance(small.second, QuantizedConv2d)
-        assert "1728 values" in value(findings, "refused first").why
+        refused = "27 columns" if name == "cluster:6" else "1728 values"
+        assert refused in value(findings, "refused first").why
+        assert relative(model.second.weight, small.second.weight) < 0.03
         assert relative(model(x), small(x)) < 0.02
         middle = model.first(x).relu()
         assert relative(small.second(middle)[1], small.second(middle[1])) < 0.02

@@ -101,10 +101,15 @@ class QuantizedConv2d(_Layer):
 
     def forward(self, input: Tensor) -> Tensor:
         options: dict[str, Any] = {"stride": self.stride, "padding": self.padding}
-        options |= {"dilation": self.dilation, "groups": self.groups}
+        options |= {"dilation": self.dilation, "groups": self.groups, "kernel_size": self.kernel_size}
         batch = input if input.dim() == 4 else input[None]
         output = self.compute(batch, self.packed.tensors(), self.bias, options)
         return output if input.dim() == 4 else output[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """As of every layer; [out_channels, in_channels / groups, kh, kw]."""
+        return super().weight.reshape(self.out_channels, -1, *self.kernel_size)
 
     def extra_repr(self) -> str:
         return (

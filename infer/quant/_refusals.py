@@ -26,13 +26,31 @@ def refuses_embedding(layer: nn.Embedding) -> str | None:
     return None
 
 
+def refuses_padding(layer: nn.Conv2d, name: str) -> str | None:
+    """Padding that is not the same number of zeros on both sides."""
+    if layer.padding_mode != "zeros":
+        return f"padding_mode={layer.padding_mode!r}; {name} pads with zeros"
+    if layer.padding == "same" and any(
+        d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)
+    ):
+        return f"padding='same' of an even kernel {layer.kernel_size} is not symmetric"
+    return None
+
+
 def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
-    """The rules of nf4 and cluster: Linear and Embedding, rows of whole groups."""
+    """The rules of one-table formats and cluster: rows of whole groups; of Conv2d only cluster."""
+    if isinstance(layer, nn.Conv2d) and name == "cluster":
+        columns = layer.weight[0].numel()
+        if reason := refuses_padding(layer, name):
+            return reason
+        return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
     if not isinstance(layer, nn.Linear | nn.Embedding):
         return f"{name} shrinks Linear and Embedding layers, not {type(layer).__name__}"
     if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
         return reason
     columns = layer.weight.shape[1]
-    if columns % group:
-        return f"weight has {columns} columns; {name} blocks are {group} wide"
-    return too_small(layer)
+    return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
+
+
+def _not_whole(columns: int, name: str, group: int) -> str:
+    return f"weight has {columns} columns; {name} blocks are {group} wide"

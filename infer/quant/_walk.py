@@ -176,7 +176,7 @@ def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Sta
     parts, error, size = [], 0.0, 0.0
     for block in origin.blocks(format.quantizer.ROWS):
         part = format.quantizer.quantize(block, seen, format.plan)
-        error += _squares(format.quantizer.dequantize(part).sub_(block))
+        error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
         size += _squares(block)
         parts.append(part)
     return Packing(join(format.quantizer, parts), error, size)

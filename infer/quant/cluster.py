@@ -3,6 +3,8 @@
     --quant cluster      4 bits
     --quant cluster:3    2, 3, 4 or 6 bits
 
+Linear, Embedding and Conv2d; convolutions become smaller only.
+
 Weights are divided by a signed scale for each 64 of them, as in nf4; the codebook is the exact one-dimensional
 k-means of what is left, each value weighted by its scale squared and, with calibration, by the mean square of its
 input; then scales are searched for that codebook. Moving its entries to their centroids and searching again would
@@ -11,10 +13,12 @@ take 0.1 % off the error for twice the time (measured on Gaussian, t(5) and Mini
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..errors import UsageError
 from ..kernels.native import quantize as native
@@ -54,7 +58,9 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, K] → codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64], row_scale [N]."""
+    """float [N, …] of K values a row → codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64],
+    row_scale float32 [N]."""
+    weight = weight.reshape(weight.shape[0], -1)
     bits = int(plan.quant_option or DEFAULT_BITS)
     rows = max(PIECE // weight.shape[1] // TABLE_ROWS, 1) * TABLE_ROWS
     parts = [_quantize_piece(part.float(), bits, stats) for part in weight.split(rows)]
@@ -117,4 +123,14 @@ def _normalised(table: Tensor) -> Tensor:
     return (table / torch.where(top > 0, top, 1)).float()
 
 
-__all__ = ["OPTIONS", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
+def conv2d(
+    x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
+) -> Tensor:
+    """The weight is decoded at each call, as rows of an embedding: smaller, not faster."""
+    every = torch.arange(tensors["codes"].shape[0], device=x.device)
+    weight = embedding(every, tensors).to(x.dtype).reshape(len(every), -1, *options["kernel_size"])
+    last = (options["stride"], options["padding"], options["dilation"], options["groups"])
+    return F.conv2d(x, weight, bias, *last)
+
+
+__all__ = ["OPTIONS", "conv2d", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..spec import Plan
 from . import Stats
 from ._feedback import round_with_feedback
-from ._refusals import refuses_embedding, too_small
+from ._refusals import refuses_embedding, refuses_padding, too_small
 
 OPTIONS = ("", "weight", "static")
 NEEDS_STATS = frozenset({"static"})
@@ -46,12 +46,8 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 
 def _refuses_conv(layer: nn.Conv2d) -> str | None:
-    if layer.padding_mode != "zeros":
-        return f"padding_mode={layer.padding_mode!r}; int8 pads with zeros"
-    if layer.padding == "same" and any(
-        d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)
-    ):
-        return f"padding='same' of an even kernel {layer.kernel_size} is not symmetric"
+    if reason := refuses_padding(layer, "int8"):
+        return reason
     products = layer.weight[0].numel()
     if layer.groups > 1 and products < FEWEST_PRODUCTS:
         few = f"{products} products for each output; int8 gains from {FEWEST_PRODUCTS} on"
