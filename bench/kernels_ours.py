@@ -1,19 +1,28 @@
-"""Our packed products as sides of the comparison, and the slow twin that they are checked against."""
+"""Our packed products as sides of the comparison, and the slow twin that they are checked against.
+
+Rivals run the copies of a weight as one graph. Ours are called one by one from Python, except where a product is so
+small that this would be most of its time: there they are a graph too, compiled as `infer optimize` compiles one.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch._inductor
 from kernels_timing import Side
-from torch import Tensor
+from torch import Tensor, nn
 
-from infer import plugins
+from infer import kernels, plugins
 from infer.kernels import linear_packed, native, packing
+from infer.quiet import quiet
 from infer.spec import Plan
 
+SMALL = 1 << 20  # weights; a call from Python takes as long as a product of half of them
 EXACT = 1e-5  # relative: what the order of float32 additions may change
 
 
@@ -36,16 +45,42 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     portable = _nf4(weight)
     packed = [native.pack_lut4(*portable) for _ in range(copies)]
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
+    twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
+    if weight.numel() < SMALL:
+        graph = _compiled(_Copies(packed, features), x)
+        return Ours(Side("ours", lambda: graph(x), lambda: graph(x)[0], copies), twin, num_bytes)
 
     def run() -> None:
         for one in packed:
             op(x, *one, None, features)
 
-    return Ours(
-        Side("ours", run, lambda: op(x, *packed[0], None, features), copies),
-        lambda: linear_packed.lut4_twin(x, *portable),
-        _bytes(packed[0]),
-    )
+    return Ours(Side("ours", run, lambda: op(x, *packed[0], None, features), copies), twin, num_bytes)
+
+
+class _Copies(nn.Module):
+    """x by every copy of one 4-bit weight."""
+
+    def __init__(self, packed: Sequence[tuple[Tensor, ...]], features: int) -> None:
+        super().__init__()
+        self.count, self.features = len(packed), features
+        for copy, tensors in enumerate(packed):
+            for part, tensor in enumerate(tensors):
+                self.register_buffer(f"part_{copy}_{part}", tensor)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        op = torch.ops.infer.linear_lut4_packed.default
+        parts = [[getattr(self, f"part_{copy}_{part}") for part in range(4)] for copy in range(self.count)]
+        return [op(x, *tensors, None, self.features) for tensors in parts]
+
+
+def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], list[Tensor]]:
+    """By AOTInductor, whose code calls the kernels' C functions."""
+    program = torch.export.export(module, (x,))
+    settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        path = str(Path(folder) / "copies.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+        return torch._inductor.aoti_load_package(path)
 
 
 @functools.lru_cache(maxsize=1)
