@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-load bench-serve bench-kernels clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -19,6 +19,9 @@ check: $(STAMP)
 
 table: $(STAMP)
 	$(RUN) bench/table.py
+
+bench-quality: $(STAMP)
+	$(RUN) bench/quality.py
 
 bench-load: $(STAMP)
 	$(RUN) bench/load.py
