@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -39,9 +39,9 @@ class LayerStats:
     num_rows: int
     histogram: Tensor  # float64 [BINS]
     top: float
-    hessians: list[Tensor] = field(
-        default_factory=list
-    )  # float32 [W, W] sums of outer products, along the diagonal
+    # float32 [W, W] sums of outer products, along the diagonal, and what becomes of them.
+    hessians: list[Tensor] = field(default_factory=list)
+    made: list[Factor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)  # a few of the input rows of a Linear
     balance: Balance | None | Literal["unknown"] = (
         "unknown"  # decided once for all blocks of rows of a weight
@@ -58,13 +58,14 @@ class LayerStats:
         return None if rest or not taps else self.square_mean.repeat_interleave(taps)
 
     def factors(self, columns: int) -> list[Factor]:
-        """For error feedback, of a weight of so many columns; empty when products were not asked for."""
-        return self._factors if sum(map(len, self.hessians)) == columns else []
+        """For error feedback, of a weight of so many columns; empty when products were not asked for.
 
-    @cached_property
-    def _factors(self) -> list[Factor]:
-        starts = [sum(map(len, self.hessians[:i])) for i in range(len(self.hessians))]
-        return [factor(start, hessian) for start, hessian in zip(starts, self.hessians, strict=True)]
+        They take the place of the Hessians.
+        """
+        while self.hessians:
+            start = self.made[-1].stop if self.made else 0
+            self.made.append(factor(start, self.hessians.pop(0)))
+        return self.made if self.made and self.made[-1].stop == columns else []
 
     @property
     def clip(self) -> Tensor:
