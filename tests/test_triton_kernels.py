@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from infer.kernels import gpu, packing
+from infer.kernels.linear_packed import lut4_twin
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -28,6 +29,7 @@ from infer.kernels.gpu import (  # noqa: E402
     int8_rows,
     int8_tiles,
     lut,
+    lut4_int8,
     lut_decode,
     lut_rows,
     lut_tiles,
@@ -49,8 +51,8 @@ if CUDA:
     SHAPES = [(m, n, k) for m in ROWS for n, k in ((1, 64), (33, 192), (70, 1088), (4097, 4160))]
     INT8_SHAPES = [(m, n, k) for m in ROWS for n, k in ((1, 1), (33, 63), (70, 1100), (4099, 4097))]
 else:
-    SHAPES = [(1, 33, 192), (3, 5, 320), (17, 2, 64)]
-    INT8_SHAPES = [(1, 1, 1), (2, 9, 200), (3, 70, 63), (17, 33, 33), (33, 5, 260), (130, 3, 128)]
+    SHAPES = [(1, 33, 64), (3, 5, 320), (9, 2, 64)]
+    INT8_SHAPES = [(1, 1, 1), (2, 9, 200), (7, 70, 63), (17, 33, 33), (130, 3, 128)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -98,7 +100,7 @@ def test_few_rows_have_exact_weights(bits: int, shape: tuple[int, int, int]) -> 
 
 @on_device
 @pytest.mark.parametrize("bits", packing.BITS)
-@pytest.mark.parametrize("shape", SHAPES if CUDA else [(17, 66, 192), (130, 3, 64)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)], ids=str)
 def test_tiles_round_the_table_only(bits: int, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     # The interpreter multiplies the bits of bfloat16, not its values.
@@ -109,6 +111,23 @@ def test_tiles_round_the_table_only(bits: int, shape: tuple[int, int, int]) -> N
         want = reference("linear_lut", x.float(), *rounded, bias)
         assert_near(lut_tiles.linear(x, *weights, bias), want, CLOSE[dtype])
         assert_near(lut_tiles.linear(x, *weights, bias, split=3), want, CLOSE[dtype])
+
+
+@on_device
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tables", [1, None])
+def test_int8_activations_give_the_numbers_of_the_cpu(
+    shape: tuple[int, int, int], tables: int | None
+) -> None:
+    m, n, k = shape
+    codes, table, scale, row_scale = lut_weights(n, k, 4)
+    if tables is None:
+        table = torch.rand(-(-n // packing.TABLE_ROWS), 16, device=DEVICE) * 2 - 1
+    x, bias = torch.randn(m, k, device=DEVICE), torch.randn(n, device=DEVICE)
+    want = lut4_twin(*(tensor.cpu() for tensor in (x, codes, table, scale, row_scale, bias))).to(DEVICE)
+    rounded, packed_scale = lut4_int8.pack(table, row_scale)
+    for split in (None, 2):
+        assert_near(lut4_int8.linear(x, codes, rounded, scale, packed_scale, bias, split), want, 1e-6)
 
 
 @on_device
@@ -265,7 +284,18 @@ def assembly(captured: list[tuple], capability: int) -> list[str]:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Launches that were not made: (kernel, arguments, options)."""
     launches: list[tuple] = []
-    for module in (embedding, finish, int8_quantize, int8_rows, int8_tiles, lut_decode, lut_rows, lut_tiles):
+    modules = (
+        embedding,
+        finish,
+        int8_quantize,
+        int8_rows,
+        int8_tiles,
+        lut4_int8,
+        lut_decode,
+        lut_rows,
+        lut_tiles,
+    )
+    for module in modules:
         monkeypatch.setattr(
             module, "launch", lambda kernel, _, *args, **options: launches.append((kernel, args, options))
         )
@@ -281,6 +311,17 @@ def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
     assert text.count("ld.global") < 60
     assert "atom" not in text
     assert "local" not in text
+
+
+@on_host
+def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[tuple]) -> None:
+    codes, table, scale, row_scale = lut_weights(4096, 4096, 4)
+    table, row_scale = lut4_int8.pack(table, row_scale)
+    lut4_int8.linear(torch.empty(1, 4096, dtype=torch.bfloat16), codes, table, scale, row_scale, split=1)
+    quantize, rows, _ = assembly(captured, 90)
+    assert rows.count("prmt.b32") >= 96
+    assert rows.count("dp4a") >= 32
+    assert "atom" not in quantize + rows
 
 
 @on_host
@@ -301,15 +342,21 @@ def test_tiles_use_the_tensor_cores(captured: list[tuple], capability: int, inst
 
 
 @on_host
-def test_the_other_kernels_compile(captured: list[tuple]) -> None:
-    codes, scale, bias = int8_weights(70, 100)
-    weights = lut_weights(70, 128, 3)
-    int8.linear_int8(torch.randn(20, 100), codes, scale, bias)
-    int8.linear_int8_weight(torch.randn(3, 100).bfloat16(), codes, scale)
-    lut_rows.linear(torch.randn(5, 128).half(), *weights, bias, split=2)
-    lut_decode.decode(*weights, torch.bfloat16)
-    ids = torch.tensor([3, 69])
-    embedding.embedding_lut(ids, *weights)
+@pytest.mark.parametrize("one", [False, True])  # Triton compiles a size of one into the kernel, as no tensor
+def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
+    m, n, k = (1, 1, 64) if one else (20, 70, 128)
+    codes, scale, bias = int8_weights(n, 1 if one else 100)
+    x, ids = torch.randn(m, k), torch.tensor([0])
+    int8.linear_int8(torch.randn(m, codes.shape[1]), codes, scale, bias)
+    int8.linear_int8_weight(torch.randn(m, codes.shape[1]).bfloat16(), codes, scale)
+    int8_rows.linear(torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8), split=1)
+    for bits in (3, 4):
+        weights = lut_weights(n, k, bits)
+        lut_rows.linear(x.half(), *weights, bias, split=2)
+        lut_tiles.linear(x.half(), *weights, bias)
+        lut_decode.decode(*weights, torch.bfloat16)
+        embedding.embedding_lut(ids, *weights)
+    lut4_int8.linear(x, weights[0], weights[1].to(torch.int8), *weights[2:])
     embedding.embedding_int8(ids, codes, scale)
     assert all(assembly(captured, 80))
 

@@ -34,10 +34,10 @@ def _finish(
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = n < num_out
     at = m.to(tl.int64) * num_out + n
+    plane = tl.full([BLOCK], num_rows, tl.int64) * num_out
     total = tl.zeros([BLOCK], partial_ptr.dtype.element_ty)
-    for _ in range(parts):
-        total += tl.load(partial_ptr + at, mask=mask, other=0)
-        partial_ptr += num_rows.to(tl.int64) * num_out
+    for part in range(parts):
+        total += tl.load(partial_ptr + at + plane * part, mask=mask, other=0)
     y = total.to(tl.float32)
     if STEPS > 0:
         y = y * (tl.load(step_ptr + m) if STEPS == 2 else tl.load(step_ptr))

@@ -13,11 +13,11 @@ from torch import Tensor
 from .launch import cdiv, launch, split_of, words
 
 MOST_ROWS = 8  # of x in one program
-_INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no assembly
+INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no assembly
 
 
 @triton.jit
-def _dot4(a: tl.tensor, b: tl.tensor, total: tl.tensor, DP4A: tl.constexpr) -> tl.tensor:
+def dot4(a: tl.tensor, b: tl.tensor, total: tl.tensor, DP4A: tl.constexpr) -> tl.tensor:
     """`total` plus the four products of the int8 numbers in the words a and b."""
     if DP4A:
         return tl.inline_asm_elementwise(
@@ -56,7 +56,7 @@ def _rows(
         codes = tl.load(codes_tile + start, mask=inside, other=0)[None]
         q = tl.load(q_tile + start, mask=inside, other=0)[:, None]
         shape: tl.constexpr = [MB, BN, W, 32]
-        acc = _dot4(tl.broadcast_to(codes, shape), tl.broadcast_to(q, shape), acc, DP4A)
+        acc = dot4(tl.broadcast_to(codes, shape), tl.broadcast_to(q, shape), acc, DP4A)
     total = tl.sum(tl.reshape(acc, [MB, BN, W * 32]), 2)
     to = (tl.program_id(1) * num_rows + m[:, None]).to(tl.int64) * num_out + n[None]
     tl.store(out_ptr + to, total, mask=(m < num_rows)[:, None] & (n < num_out)[None])
@@ -92,7 +92,7 @@ def linear(q: Tensor, codes: Tensor, split: int | None = None) -> Tensor:
         MB=block_rows,
         BN=block_out,
         W=lane_words,
-        DP4A=not _INTERPRETED,
+        DP4A=not INTERPRETED,
         num_warps=1,
     )
     return out
