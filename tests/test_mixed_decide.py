@@ -282,3 +282,26 @@ def test_excess_is_in_units_of_effect() -> None:
     assert excess([Finding("compare", "y.top1", 0.7)], limits, None) == pytest.approx(9)
     assert excess([Finding("compare", "y.non_finite", 3)], limits, None) == float("inf")
     assert excess([Finding("compare", "y.kl", 0.02)], limits, max_error=0.5) == 0
+
+
+def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:
+    made = mix()
+    plan = made.plan.with_(backend="inductor", device="cpu")
+    clock = dispatch.Clock(plan, folder=tmp_path)
+    assert clock.backend == "eager"
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    timed = clock.timed(made.candidates, weight, "int8", (3, 64))
+    assert min(timed.seconds, timed.float_seconds) > 0
+    assert timed.low <= timed.ratio <= timed.high
+    clock.save()
+    again = dispatch.Clock(plan, folder=tmp_path)
+    assert again.timed(made.candidates, weight, "int8", (3, 64)) == timed
+    assert again.num_measured == 0
+    assert dispatch.Clock(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
+
+
+def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
+    made = mix()
+    layers = [made.model.first, made.model.third]
+    seen = dispatch.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4, 4)])
+    assert seen == {id(layers[0]): [(1, 64), (4, 64)], id(layers[1]): [(1, 128), (4, 128)]}

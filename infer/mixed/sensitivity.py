@@ -49,11 +49,14 @@ class Sensitivity:
     seconds: float
     num_measured: int
     num_estimated: int
+    allowed: float = SECONDS
 
     def said(self) -> str:
         text = f"{self.num_measured} runs on {self.rows} rows in {self.seconds:.1f} s, one layer packed at a time"
         if self.num_estimated:
-            text += f"; {self.num_estimated} more estimated from weight errors: {SECONDS:.0f} s were over"
+            text += (
+                f"; {self.num_estimated} more estimated from weight errors: {self.allowed:.0f} s were over"
+            )
         return text
 
 
@@ -93,7 +96,9 @@ def measure(
             layer.effect[format] = effect.of(replay.run(changed))
     estimated = sum(len(layer.estimated) for layer in layers.values())
     taken = clock() - begin
-    return Sensitivity(list(layers.values()), effect.unit, rows, taken, len(jobs) - estimated, estimated)
+    return Sensitivity(
+        list(layers.values()), effect.unit, rows, taken, len(jobs) - estimated, estimated, seconds
+    )
 
 
 def _jobs(weights: Sequence[Weight], formats: Mapping[str, Sequence[str]]) -> list[tuple[Weight, str]]:
