@@ -78,12 +78,21 @@ def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[
             made[f"{packing.name}_{part}"] = (
                 parts[0][i] if len(parts) == 1 else torch.cat([p[i] for p in parts])
             )
-        if packing.has_bias:
-            bias = torch.zeros(packing.out_features)
-            for start, layer in zip(packing.starts, packing.layers, strict=True):
-                if layer.bias:
-                    bias[start : start + layer.rows] = weights[layer.bias]
-            made[f"{packing.name}_bias"] = bias
+        made |= pack_vectors(packing, weights)
+    return made
+
+
+def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of the packed tensors those that are no weights: the bias and the step of the input, where there are such."""
+    made = {}
+    if (step := packing.layers[0].x_scale) is not None:
+        made[f"{packing.name}_x_scale"] = weights[step].float().reshape(1)
+    if packing.has_bias:
+        bias = torch.zeros(packing.out_features)
+        for start, layer in zip(packing.starts, packing.layers, strict=True):
+            if layer.bias:
+                bias[start : start + layer.rows] = weights[layer.bias]
+        made[f"{packing.name}_bias"] = bias
     return made
 
 

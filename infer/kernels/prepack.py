@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from ..spec import Finding
 from . import native
 from .conv_fusion import fusable, fuse_convolutions
-from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack
+from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack, pack_vectors
 from .packing import GROUP, bits_of, columns_of
 from .rewriting import Rewriter
 
@@ -108,10 +108,13 @@ class _Rewriter(Rewriter):
         operands = self._operands(packing, given)
         features = packing.out_features
         last = [features] if kind == LUT else [features, members[0][1].columns]
-        step = []
+        step: list[fx.Node | None] = []
         if kind == INT8:
-            step = [None if members[0][1].x_scale is None else first.args[3]]
+            static, name = members[0][1].x_scale is not None, f"{packing.name}_x_scale"
+            step = [self._operand(name, (1,), torch.float32, given) if static else None]
         bias = operands.pop() if packing.has_bias else None
+        # Inductor writes a vector of up to eight numbers into its code: these have their values from the start.
+        self._state |= pack_vectors(packing, self._tensors)
         op = getattr(torch.ops.infer, f"linear_{kind}_packed").default
         with self._graph.inserting_before(first):
             values = self._cast(x, torch.float32)

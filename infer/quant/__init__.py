@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._candidates import Candidates
     from ._coverage import coverage
     from ._feedback import Factor
+    from ._fold import fold_batch_norms
     from ._formats import check_pins, layer_names, resolve_pins
     from ._layers import formats_of
     from ._sites import Weight
@@ -144,6 +145,7 @@ _LAZY = {
     "calibrate": "_calibrate",
     "check_pins": "_formats",
     "coverage": "_coverage",
+    "fold_batch_norms": "_fold",
     "formats_of": "_layers",
     "layer_names": "_formats",
     "quantize_model": "_walk",
@@ -168,6 +170,7 @@ __all__ = [
     "check_option",
     "check_pins",
     "coverage",
+    "fold_batch_norms",
     "formats_of",
     "get",
     "join",
