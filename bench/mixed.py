@@ -34,8 +34,12 @@ from infer.mixed import budget, ladder, sensitivity  # noqa: E402
 from infer.spec import Plan  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-SHOWN = {"pydoc_lm": ("logits.perplexity", "perplexity"), "minilm": ("embedding.relative_error", "relative error"),
-         "digits": ("logits.kl", "KL, nats")}  # fmt: skip
+KL = ("logits.kl", "KL, nats")
+SHOWN = {
+    "pydoc_lm": [("logits.perplexity", "perplexity"), KL],
+    "minilm": [("embedding.relative_error", "relative error")],
+    "digits": [KL],
+}
 Say = Callable[[str], None]
 
 
@@ -213,8 +217,7 @@ def rows_table(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: list[Row], model: str) -> str:
-    metric, label = SHOWN[model]
+def plot(rows: list[Row], model: str, metric: str, label: str) -> str:
     points = [Point(row.bits, row.metrics[metric], row.name, row.kind) for row in rows if row.kind != "float"]
     reference = next(row.metrics.get(metric) for row in rows if row.kind == "float")
     return front_svg(
@@ -232,9 +235,11 @@ def write(rows: list[Row], layers: list[LayerRow], notes: dict[str, str]) -> Pat
     parts = [f"{machine['cpu']}, torch {torch.__version__}, {today}\n"]
     for model in notes:
         own = [row for row in rows if row.model == model]
-        svg = RESULTS / f"mixed-{today}-{model}.svg"
-        svg.write_text(plot(own, model))
-        parts += [f"## {model}\n\n{notes[model]}.\n", rows_table(own), f"![front]({svg.name})\n"]
+        parts += [f"## {model}\n\n{notes[model]}.\n", rows_table(own)]
+        for metric, label in SHOWN[model]:
+            svg = RESULTS / f"mixed-{today}-{model}-{metric.rpartition('.')[2].replace('_', '-')}.svg"
+            svg.write_text(plot(own, model, metric, label))
+            parts.append(f"![{label} against bits]({svg.name})\n")
         parts.append(effects_table(layers, model))
     path.with_suffix(".md").write_text("\n".join(parts))
     return path

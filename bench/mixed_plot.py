@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 78, 72, 56, 52
+FAR = 1.04  # times the worst mixed value, where the float one is a reference
 MIXED, UNIFORM, INK, SOFT, LINE = "#1f6feb", "#b35900", "#16191d", "#57606a", "#d9dee4"
 
 
@@ -50,8 +51,14 @@ class Axes:
 
 
 def front_svg(points: Sequence[Point], *, title: str, label: str, reference: float | None = None) -> str:
-    """The whole file. Values are above zero; one of zero or less (nothing lost) is left out."""
+    """The whole file. Values are above zero; one of zero or less (nothing lost) is left out. Of formats that lose far
+    more than any mixed assignment only the figure is given: they would press all others together."""
     shown = [p for p in points if p.value > 0 and math.isfinite(p.value)]
+    ceiling = max((p.value for p in shown if p.kind == "mixed"), default=math.inf) * (
+        FAR if reference else 1e9
+    )
+    above = [p for p in shown if p.value > ceiling]
+    shown = [p for p in shown if p.value <= ceiling]
     axes = Axes(shown)
     mixed = sorted((p for p in shown if p.kind == "mixed"), key=lambda p: p.bits)
     parts = [*_frame(axes, title, label), *_reference(axes, reference)]
@@ -62,7 +69,7 @@ def front_svg(points: Sequence[Point], *, title: str, label: str, reference: flo
     uniform = [p for p in shown if p.kind == "uniform"]
     parts += [_dot(axes, p, UNIFORM, 4.5) for p in uniform]
     parts += _labels(axes, uniform)
-    body = "\n".join([*parts, *_legend()])
+    body = "\n".join([*parts, *_above(above), *_legend()])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}">\n'
@@ -107,16 +114,23 @@ def _dot(axes: Axes, point: Point, colour: str, radius: float) -> str:
 
 
 def _labels(axes: Axes, points: Sequence[Point]) -> list[str]:
-    """Beside each point, moved down while another label is in the way."""
+    """Beside each point, moved up while another label is in the way."""
     taken: list[tuple[float, float]] = []
     parts = []
-    for point in sorted(points, key=lambda p: (axes.y(p.value), p.bits)):
+    for point in sorted(points, key=lambda p: (-axes.y(p.value), p.bits)):
         x, y = axes.x(point.bits) + 9, axes.y(point.value) + 4
         while any(abs(x - a) < 64 and abs(y - b) < 14 for a, b in taken):
-            y += 14
+            y -= 14
         taken.append((x, y))
         parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{UNIFORM}">{escape(point.name)}</text>')
     return parts
+
+
+def _above(points: Sequence[Point]) -> list[str]:
+    if not points:
+        return []
+    words = ", ".join(f"{p.name} {p.value:.4g} at {p.bits:.2f} bits" for p in points)
+    return [f'<text x="{LEFT + 250}" y="{TOP - 12}" fill="{UNIFORM}">above: {escape(words)}</text>']
 
 
 def _legend() -> list[str]:
