@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
 import kernels_bars  # noqa: E402
 import kernels_linear  # noqa: E402
 import kernels_models  # noqa: E402
+import kernels_quality  # noqa: E402
 from kernels_bars import Bar  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
@@ -37,6 +38,7 @@ def works() -> Iterator[tuple[str, Callable[[], list[Bar]]]]:
         yield case.name, lambda case=case: kernels_linear.measure(case)
     for whole in kernels_models.cases():
         yield whole.name, lambda whole=whole: kernels_models.measure(whole)
+    yield kernels_quality.NAME, kernels_quality.measure
 
 
 def main() -> int:
@@ -69,7 +71,7 @@ def main() -> int:
     for name, call in [] if arguments.render else chosen:
         print(name, file=sys.stderr, flush=True)
         path, kept = kernels_bars.keep(call(), head)
-    shown = [bar for bar in kept if any(fnmatch.fnmatch(bar.work, p) for p in patterns)]
+    shown = [bar for bar in kept if any(f"{bar.work},".startswith(f"{name},") for name, _ in chosen)]
     print(kernels_bars.table(shown))
     print(f"written: {path.relative_to(ROOT)}")
     return 0 if all(bar.is_met for bar in shown) and shown else 1
