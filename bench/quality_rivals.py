@@ -36,7 +36,7 @@ def searched(weight: Tensor, table: Tensor, block: int) -> Tensor:
     """Our search with a float16 scale: shares of the largest magnitude, both signs, least squares."""
     blocks = weight.reshape(-1, block)
     largest = blocks.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    shares = torch.linspace(0.59, 1.16, 16)
+    shares = torch.linspace(0.5, 1.3, 33)
     inverses = [1 / (share * largest) for share in torch.cat([shares, -shares])]
     scale = _best_scale(blocks, inverses, table, torch.ones_like(blocks))
     return _rounded(blocks, scale, table).reshape(weight.shape)
