@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from infer.spec import LIMITS, Finding, Limits, Plan, TensorSpec
 
 @pytest.fixture(autouse=True)
 def own_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFER_CACHE", str(tmp_path))
+    """The compiled kernels stay where every test finds them."""
+    monkeypatch.setattr(dispatch, "folders", SimpleNamespace(cache=lambda name: tmp_path))
 
 
 class Net(nn.Module):
