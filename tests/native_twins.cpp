@@ -1,0 +1,90 @@
+// Every instruction set of the CPU (or of the emulator) against plain C++: prints what differs, exits 1 when anything does.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+using namespace infer_native;
+
+namespace {
+
+float number() { return static_cast<float>(std::rand() % 20001 - 10000) / 777; }
+
+struct Case {
+  int64_t rows, columns, m;
+  std::vector<float> x, scale, bias;
+  std::vector<int8_t> codes, group_scale;
+  std::vector<uint8_t> stream;
+
+  Case(int64_t rows, int64_t columns, int64_t m)
+      : rows(rows), columns(columns), m(m), x(m * columns), scale(rows), bias(rows), codes(rows * columns),
+        group_scale(rows * columns / GROUP), stream(rows * columns / 2) {
+    for (float& v : x) v = number();
+    for (float& v : scale) v = 0.1f + std::fabs(number());
+    for (float& v : bias) v = number();
+    for (int8_t& v : codes) v = static_cast<int8_t>(std::rand() % 255 - 127);
+    for (int8_t& v : group_scale) v = static_cast<int8_t>(std::rand() % 255 - 127);
+    for (uint8_t& v : stream) v = static_cast<uint8_t>(std::rand());
+    if (m > 5) x[5 * columns + columns / 2] = NAN;
+    if (m > 8) x[8 * columns] = INFINITY;
+  }
+
+  // Dynamic, static and weight-only int8, then lut4 where whole groups allow it, one after the other.
+  std::vector<float> run() const {
+    const int64_t blocks = packed_blocks(rows), quads = (columns + 3) / 4, groups = columns / GROUP;
+    std::vector<float> y(4 * m * rows), block_scale(blocks * 16);
+    std::vector<int8_t> packed(blocks * quads * 64);
+    std::vector<int32_t> row_sum(blocks * 16);
+    pack_int8(codes.data(), scale.data(), rows, columns, packed.data(), block_scale.data(), row_sum.data());
+    const Int8Weight weight{packed.data(), block_scale.data(), rows, columns, row_sum.data()};
+    const float step = 0.05f;
+    linear_int8(x.data(), m, weight, nullptr, bias.data(), y.data());
+    linear_int8(x.data(), m, weight, &step, nullptr, y.data() + m * rows);
+    linear_int8_weight(x.data(), m, weight, bias.data(), y.data() + 2 * m * rows);
+    if (columns % GROUP == 0) {
+      float table[16];
+      for (int i = 0; i < 16; ++i) table[i] = (i - 7.3f) / 9;
+      std::vector<uint8_t> lut(blocks * groups * 512);
+      std::vector<int8_t> lut_scale(blocks * groups * 16), lut_table(blocks * 16);
+      std::vector<float> row_scale(blocks * 16);
+      pack_lut4(stream.data(), 4, table, 1, group_scale.data(), scale.data(), rows, columns, lut.data(),
+                lut_scale.data(), lut_table.data(), row_scale.data());
+      linear_lut4(x.data(), m, {lut.data(), lut_scale.data(), lut_table.data(), row_scale.data(), rows, columns},
+                  bias.data(), y.data() + 3 * m * rows);
+    }
+    return y;
+  }
+};
+
+bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
+
+}  // namespace
+
+int main() {
+  const int64_t cases[][3] = {{1, 64, 4},   {16, 64, 1},    {17, 128, 3},  {5, 3, 11},
+                              {33, 130, 7}, {100, 512, 13}, {40, 192, 9}, {64, 1536, 40}};
+  int64_t differing = 0;
+  for (const auto& [rows, columns, m] : cases) {
+    const Case given(rows, columns, m);
+    infer_set_isa("scalar");
+    const std::vector<float> wanted = given.run();
+    std::istringstream names(infer_isas());
+    for (std::string name; std::getline(names, name, ',');) {
+      infer_set_isa(name.c_str());
+      const std::vector<float> got = given.run();
+      for (size_t i = 0; i < got.size(); ++i)
+        if (!same(wanted[i], got[i])) {
+          ++differing;
+          std::printf("%s %ldx%ld, %ld rows: value %zu is %g, not %g\n", name.c_str(), static_cast<long>(rows),
+                      static_cast<long>(columns), static_cast<long>(m), i, got[i], wanted[i]);
+          break;
+        }
+    }
+  }
+  return differing != 0 || std::string(infer_isas()) == "scalar";
+}
