@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from ..quiet import quiet
 from .conv2d_packed import MOST_TAPS, QUAD, stored_channels
 from .conv_graph import ADD, CONV, bounds, is_pool, never_negative, other_operand, pool_window
 from .conv_packing import ConvPacking
@@ -75,7 +76,9 @@ def fuse_convolutions(program: ExportedProgram) -> tuple[ExportedProgram, list[C
     """A program that computes its static int8 convolutions on images, and what those are packed from."""
     if not any(fusable(node) for node in program.graph.nodes):
         return program, []
-    rewriter = _Fusion(program.run_decompositions({}))  # in-place operators become plain ones
+    with quiet():
+        program = program.run_decompositions({})  # in-place operators become plain ones
+    rewriter = _Fusion(program)
     rewriter.run()
     return rewriter.program(), rewriter.packings
 
