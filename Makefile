@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -22,6 +22,12 @@ table: $(STAMP)
 
 bench-quality: $(STAMP)
 	$(RUN) bench/quality.py
+
+bench-mixed: $(STAMP)
+	$(RUN) bench/mixed.py
+
+bench-traps: $(STAMP)
+	$(RUN) bench/traps.py
 
 bench-load: $(STAMP)
 	$(RUN) bench/load.py
