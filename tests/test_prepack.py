@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from infer import kernels
+from infer import capture, kernels, plugins
 from infer.kernels import native, prepack
 from infer.kernels.linear_packed import int8_twin, lut4_twin, rounded_table
 from infer.kernels.native import build
 from infer.quant import cluster, int8, nf4
-from infer.spec import Plan
+from infer.spec import Plan, TensorSpec
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
 PLAN = Plan(source="test", quant="nf4")
@@ -180,3 +181,19 @@ def test_where_there_is_a_compiler_there_are_kernels() -> None:
 def test_every_native_operator_has_a_c_declaration() -> None:
     for op, (declaration,) in kernels.c_functions().items():
         assert f"aoti_torch_cpu_{op._schema.name.split('::')[1]}(AtenTensorHandle " in declaration
+
+
+@pytest.mark.slow
+def test_operands_that_the_compiler_writes_into_its_code_have_their_values(tmp_path: Path) -> None:
+    """Vectors of up to eight numbers become literals when a graph is lowered, before anything is packed."""
+    tensors = int8.quantize(torch.randn(5, 64), None, PLAN.with_(quant="int8"))
+    static = tensors | {"x_scale": torch.tensor(0.02)}
+    model = nn.Sequential(nf4_layer(64, 64, True), Packed(static, int8.linear, torch.randn(5)))
+    x = torch.randn(3, 64)
+    spec = TensorSpec("input", "float32", ("batch", 64))
+    graph = capture.capture(model.eval(), (spec,), {"input": x})
+    inductor = plugins.get("backends", "inductor")
+    capture.save(graph, tmp_path)
+    inductor.lower(graph, PLAN.with_(backend="inductor", device="cpu"), tmp_path)
+    runner = inductor.open(tmp_path, "cpu")
+    assert relative(runner.run({"input": x})["output"], model(x)) < 0.03

@@ -18,7 +18,11 @@ class Rewriter:
         self._old = program
         self._module = copy.deepcopy(program.graph_module)
         self._graph = self._module.graph
-        self._specs = list(program.graph_signature.input_specs)
+        holders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        self._specs = [  # copying renames placeholders that have the name of a builtin, such as `input`
+            replace(spec, arg=TensorArgument(holder.name)) if isinstance(spec.arg, TensorArgument) else spec
+            for spec, holder in zip(program.graph_signature.input_specs, holders, strict=True)
+        ]
         self._names = {spec.arg.name: spec.target for spec in self._specs if spec.target is not None}
         self._state = dict(program.state_dict)
         self._tensors = {**program.state_dict, **program.constants}
