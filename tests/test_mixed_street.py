@@ -47,7 +47,7 @@ def test_a_budget_holds_in_what_is_published(mixed: pipeline.Outcome) -> None:
 def test_every_layer_says_its_format_its_bits_what_it_costs_and_why(mixed: pipeline.Outcome) -> None:
     rows = {row.name: row for row in mixed.manifest.layers}
     assert rows["blocks.1.down"].why == "pinned"
-    assert rows["stem"].why.startswith("cluster shrinks Linear and Embedding")
+    assert rows["stem"].why == "weight has 9 columns; cluster blocks are 64 wide"
     up = rows["blocks.0.up"]
     assert up.why == "by --bits 4.6"
     assert up.format in up.effect
