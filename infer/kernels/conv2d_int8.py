@@ -11,7 +11,8 @@ result: it changes nothing here, but a backend that hands results on as int8 nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,13 +29,20 @@ def sample_step(x: Tensor) -> Tensor:
     return (x.abs().amax((1, 2, 3), keepdim=True) / LEVELS).clamp_min(TINY)
 
 
-def exact_conv2d(
-    q: Tensor, codes: Tensor, options: tuple[Sequence[int], Sequence[int], Sequence[int], int]
-) -> Tensor:
+Options = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
+Product = Callable[[Tensor, Tensor, Options], Tensor]
+
+
+def exact_conv2d(q: Tensor, codes: Tensor, options: Options) -> Tensor:
     """Integer sums, rounded once to float32; in float64 where float32 may be inexact (terms, Winograd)."""
     exact = q.device.type == "cpu" and codes[0].numel() <= EXACT_TERMS
     kind = torch.float32 if exact else torch.float64
     return F.conv2d(q.to(kind), codes.to(kind), None, *options).float()
+
+
+def plain_conv2d(q: Tensor, codes: Tensor, options: Options) -> Tensor:
+    """One float32 product, for backends that compile plain operators; exact up to `EXACT_TERMS` products."""
+    return F.conv2d(q, codes.float(), None, *options)
 
 
 def _finish(sums: Tensor, step: Tensor, scale: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -52,27 +60,11 @@ def _dynamic(
     padding: Sequence[int] = (0, 0),
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
+    product: Product = exact_conv2d,
 ) -> Tensor:
     values = x.float()
     step = sample_step(values)
-    return _finish(
-        exact_conv2d(to_grid(values, step), codes, (stride, padding, dilation, groups)), step, scale, bias, x
-    )
-
-
-def _dynamic_plain(
-    x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    values = x.float()
-    step = sample_step(values)
-    sums = F.conv2d(to_grid(values, step), codes.float(), None, stride, padding, dilation, groups)
+    sums = product(to_grid(values, step), codes, (stride, padding, dilation, groups))
     return _finish(sums, step, scale, bias, x)
 
 
@@ -87,26 +79,10 @@ def _static(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
     y_scale: Tensor | None = None,
+    product: Product = exact_conv2d,
 ) -> Tensor:
     step = x_scale.float()
-    sums = exact_conv2d(to_grid(x.float(), step), codes, (stride, padding, dilation, groups))
-    return _finish(sums, step, scale, bias, x)
-
-
-def _static_plain(
-    x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    x_scale: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    y_scale: Tensor | None = None,
-) -> Tensor:
-    step = x_scale.float()
-    sums = F.conv2d(to_grid(x.float(), step), codes.float(), None, stride, padding, dilation, groups)
+    sums = product(to_grid(x.float(), step), codes, (stride, padding, dilation, groups))
     return _finish(sums, step, scale, bias, x)
 
 
@@ -166,14 +142,14 @@ define(
     f"conv2d_int8(Tensor x, Tensor codes, Tensor scale, Tensor? bias=None, {_OPTIONS}) -> Tensor",
     _dynamic,
     _shape,
-    _dynamic_plain,
+    partial(_dynamic, product=plain_conv2d),
 )
 define(
     "conv2d_int8_static(Tensor x, Tensor codes, Tensor scale, Tensor x_scale, Tensor? bias=None, "
     f"{_OPTIONS}, Tensor? y_scale=None) -> Tensor",
     _static,
     _shape_static,
-    _static_plain,
+    partial(_static, product=plain_conv2d),
 )
 define(
     f"conv2d_int8_weight(Tensor x, Tensor codes, Tensor scale, Tensor? bias=None, {_OPTIONS}) -> Tensor",

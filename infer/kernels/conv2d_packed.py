@@ -117,12 +117,13 @@ def finish_twin(
     residual_multiplier: float,
     low: float,
     high: float,
+    residual_border: int,
 ) -> Tensor:
-    """float32 [B, H, W, blocks * 16] before the rounding; `residual` without border."""
+    """float32 [B, H, W, blocks * 16] before the rounding."""
     y = _fma(sums.permute(0, 2, 3, 1), multiplier.double(), offset)
     if residual is not None:
         factor = torch.tensor(residual_multiplier, dtype=torch.float32).double()
-        y = _fma(residual, float(factor), y)
+        y = _fma(_inside(residual, residual_border), float(factor), y)
     return y.clamp(low, high)
 
 
@@ -142,9 +143,8 @@ def twin(
     fill: int,
 ) -> Tensor:
     """Of `conv2d_int8_packed`."""
-    other = None if residual is None else _inside(residual, borders[1])
     sums = sums_twin(x, weight, start, window, borders[0])
-    y = finish_twin(sums, multiplier, offset, other, residual_multiplier, low, high)
+    y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
     return _bordered(y.round().nan_to_num(0.0).to(torch.uint8), borders[2], fill)
 
 
@@ -164,9 +164,8 @@ def float_twin(
     poison: Tensor,
 ) -> Tensor:
     """Of `conv2d_int8_packed_float`."""
-    other = None if residual is None else _inside(residual, borders[1])
     sums = sums_twin(x, weight, start, window, borders[0])
-    y = finish_twin(sums, multiplier, offset, other, residual_multiplier, low, high)
+    y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
     return (y[..., :out_channels] + poison[:, None, None, None]).contiguous()
 
 

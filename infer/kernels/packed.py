@@ -14,8 +14,9 @@ from torch import Tensor
 
 from . import native
 from .conv_packing import ConvPacking, pack_conv
+from .linear_int8 import row_step, to_grid
 from .linear_lut import row_blocks
-from .packing import bits_of, decode, tables_of_rows
+from .packing import columns_of, decode, tables_of_rows
 
 LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
 PARTS = {
@@ -112,10 +113,10 @@ def as_int8(codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> t
     One scale for each row adds about 0.8 % of error to the weights, where 6-bit codes have 2.4 %.
     """
     parts = []
-    for start, stop in row_blocks(codes.shape[0], codes.shape[1] * 8 // bits_of(table)):
+    for start, stop in row_blocks(codes.shape[0], columns_of(codes, table)):
         block = slice(start, stop)
         tables = tables_of_rows(stop - start, table, start)
         weight = decode(codes[block], table, scale[block], row_scale[block], tables)
-        step = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        parts.append(((weight / step[:, None]).round_().to(torch.int8), step))
+        step = row_step(weight)
+        parts.append((to_grid(weight, step).to(torch.int8), step.squeeze(1)))
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])

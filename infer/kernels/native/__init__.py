@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError
+from ..packing import GROUP, bits_of
 from .build import compiled, digest, library
 
 OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
-ROWS, GROUP = 16, 64  # output rows of a packed block; columns that share a scale
+ROWS = 16  # output rows of a packed block
 _LOADED: ctypes.CDLL | None = None
 _FAILED: str | None = None
 
@@ -102,7 +103,7 @@ def pack_lut4(
     """
     codes, scale = codes.contiguous(), scale.contiguous()
     table, row_scale = table.float().contiguous(), row_scale.float().contiguous()
-    rows, groups, bits = codes.shape[0], scale.shape[1], int(table.shape[1]).bit_length() - 1
+    rows, groups, bits = codes.shape[0], scale.shape[1], bits_of(table)
     count = blocks(rows)
     packed = (
         torch.empty((count, groups, ROWS * GROUP // 2), dtype=torch.uint8),
