@@ -65,7 +65,8 @@ def _order(work: str) -> tuple[Any, ...]:
 
 def _heading(head: dict[str, Any]) -> str:
     machine = head["machine"]
-    return f"{machine['cpu']}, {head['threads']} threads, {head['date']}, {head['versions']}\n\n"
+    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
+    return f"{machine['cpu']}, {head['threads']} threads, {head['date']}, {versions}\n\n"
 
 
 def table(bars: Iterable[Bar]) -> str:

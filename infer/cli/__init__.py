@@ -38,7 +38,7 @@ def optimize(
     output: Annotated[Path | None, typer.Option(help="artifact to write; default: NAME.infer here")] = None,
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
     quant: Annotated[
-        str, typer.Option(help="none, int8[:weight|:static], nf4, int4, fp4, cluster[:2|:3|:4|:6]")
+        str, typer.Option(help="none, int8[:weight|:static], nf4, int4, fp4, fp8, cluster[:2|:3|:4|:6]")
     ] = "none",
     bits: Annotated[
         float | None,

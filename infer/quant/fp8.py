@@ -1,7 +1,7 @@
 """fp8: weights as float8 e4m3 with one scale for each output row, 8 bits and 32/K per weight; activations as they come.
 
-For GPUs with float8 units (compute capability 8.9 and above), where a product of rows takes half the time of bfloat16.
-Elsewhere `infer::linear_fp8` decodes to float32: right, but slow; `int8` is the format for CPUs.
+For GPUs with float8 units (compute capability 8.9 and above). Elsewhere `infer::linear_fp8` decodes to float32: right,
+but slow; `int8` is the format for CPUs.
 """
 
 from __future__ import annotations
