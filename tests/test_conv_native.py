@@ -30,7 +30,7 @@ WINDOWS = [
 ]
 
 
-@pytest.fixture(params=["avx512_vnni", "avx2", "neon_dotprod", "scalar"])
+@pytest.fixture(params=["avx512_vnni", "avx2", "scalar"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     best = native.isa()
     if request.param not in native.isas():

@@ -17,6 +17,7 @@ from infer.mixed.budget import for_drop
 from infer.mixed.sensitivity import Layer
 from infer.quant import resolve_pins
 from infer.spec import LIMITS, Finding, Limits, Plan, TensorSpec
+from infer.street import Street, Watch
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +36,7 @@ class Net(nn.Module):
         return self.small(self.third(self.second(self.first(x).relu()).relu()))
 
 
-class Said:
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-
-    def found(self, findings: list[Finding]) -> None:
-        self.findings += findings
-
-    def step(self, name: str, detail: str = "") -> None: ...
-
-    def progress(self, done: int, total: int, what: str) -> None: ...
-
+class Said(Street):
     def of(self, what: str) -> Finding:
         return next(f for f in self.findings if f.what == what)
 
@@ -67,7 +58,7 @@ def mix(
         ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
         return dispatch.Timed(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
 
-    return mixed.Mix(plan, real, Said(), time=time)
+    return mixed.Mix(plan, real, Said(plan, Watch()), time=time)
 
 
 def decided(made: mixed.Mix) -> dict[str, str]:

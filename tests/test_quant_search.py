@@ -16,6 +16,7 @@ from infer.quant import _calibrate, _scales, cluster, fp4, int4
 from infer.quant._calibrate import calibrate, hessian_width
 from infer.quant._feedback import factor
 from infer.spec import Finding, Plan, TensorSpec
+from infer.street import Street, Watch
 
 FORMATS = ["nf4", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
 WHY_NOT = native.why_not()
@@ -185,18 +186,6 @@ def test_native_codebooks_have_the_bits_of_the_slow_ones(
     assert torch.equal(cluster.learn(few * 0, bits, ones), cluster.learn_slowly(few * 0, bits, ones))
 
 
-class Said:
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-
-    def found(self, findings: list[Finding]) -> None:
-        self.findings += findings
-
-    def step(self, name: str, detail: str = "") -> None: ...
-
-    def progress(self, done: int, total: int, what: str) -> None: ...
-
-
 def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | None]:
     """What a plan's quantizer gets to see, and what is said about it."""
     x = {"input": correlated(rows + 2, 64)}
@@ -204,7 +193,7 @@ def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | Non
     spec = (TensorSpec("input", "float32", ("batch", 64)),)
     model = asked.pop("model", nn.Sequential(nn.Linear(64, 64)))
     plan = Plan(source="m.pt", calibrate=calibrate, **{"quant": "nf4", **asked})
-    said = Said()
+    said = Street(plan, Watch())
     stats = Mix(plan, Real(model, spec, ("y",), "tensors", held, kept), said).stats
     return dict(stats or {}), next((f for f in said.findings if f.what == "method"), None)
 
