@@ -32,6 +32,9 @@ class Runner(Protocol):
 class Backend(Protocol):
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted
     PORTABLE: bool  # True when that runs on any machine as it is: the artifact then leaves graph.pt2 and weights/ out
+    STEPS: (
+        bool  # True when it runs the step of a language model (`infer.generate.step`), cache written in place
+    )
 
     def missing(self) -> str | None:
         """Why this machine can't run the backend at all, or None: `no CUDA device`."""

@@ -17,6 +17,7 @@ from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
 PORTABLE = False
+STEPS = True
 
 
 def missing() -> str | None:

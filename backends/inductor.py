@@ -24,6 +24,7 @@ from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
 PORTABLE = False
+STEPS = True
 PACKAGE = "compiled/model.pt2"
 PACKINGS = "compiled/packed.json"
 

@@ -24,6 +24,7 @@ from infer.spec import Finding, Plan
 
 EXECUTES_CODE = False
 PORTABLE = True
+STEPS = False
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 LARGEST_LOSS = 0.03  # relative difference of the outputs that 8-bit blocks may cost against decoded weights

@@ -20,6 +20,7 @@ from infer.spec import Finding, Plan
 
 EXECUTES_CODE = True
 PORTABLE = False
+STEPS = False
 ENGINE = Path("compiled") / "engine.plan"
 TIES = Path("compiled") / "engine.json"
 MODEL = Path("compiled") / "model.onnx"

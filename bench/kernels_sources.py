@@ -30,6 +30,7 @@ class Source:
     calibration: Callable[[], list[Inputs]]
     heads: int = 0  # of an encoder; 0 for images
     width: int = 0
+    random: bool = False  # untrained weights: their error says nothing about the gate
 
 
 class Embedder(nn.Module):
@@ -82,6 +83,7 @@ MINILM = Source(
     width=384,
 )
 BERT = Source(
+    random=True,
     name="BERT-base",
     output="hidden",
     module=bert_base.build,
@@ -101,6 +103,7 @@ def resnet() -> Source:
         return _saved(folder, "resnet50", resnet50.build).with_(quant="int8:static")
 
     return Source(
+        random=True,
         name="ResNet-50",
         output="logits",
         module=lambda attention: resnet50.build(),

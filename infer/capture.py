@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
+from . import attention  # noqa: F401 - programs call its operator
 from .errors import ArtifactError, NotUsableError, UsageError
 from .quiet import quiet
 from .spec import DTYPE_NAMES, TensorSpec

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from torch import nn
 
-from . import artifact, capture, mixed, quant, sources
+from . import artifact, capture, generate, mixed, quant, sources
 from .errors import NotUsableError
 from .kernels import native
 from .publishing import Outcome, publish
 from .report import roofline
-from .selection import choose, enforce, try_backends
+from .selection import Shrunk, choose, enforce, try_backends
+from .sources.wrappers import Decoder
 from .spec import DTYPES, Finding, Plan
 from .street import Street, Watch, resolve, resolve_plan_names
 from .trial import FloatForms, Trial
@@ -43,9 +44,9 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
             quant.fold_batch_norms(module_of(loaded), original.program)
         mix = layer_mix(street, loaded, original)
         mixed.decide(mix)
-        small, best = build(street, loaded, original, mix, folder)
+        original, best = build(street, loaded, original, mix, folder)
         street.found(roofline.probe(original, best.size, street.plan))
-        return publish(street, loaded, small, best, mix, folder, output)
+        return publish(street, loaded, original, best, mix, folder, output)
 
 
 def prepare_kernels(street: Street) -> None:
@@ -111,20 +112,31 @@ def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Gra
 def build(
     street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: mixed.Mix, folder: Path
 ) -> tuple[capture.Graph, Trial]:
-    """Shrink, lower, compare and time; sensitive layers rise as long as the fidelity gate fails and they can."""
-    floats = FloatForms(original, folder / "trials" / "float")
+    """Shrink, lower, compare and time; sensitive layers rise as long as the fidelity gate fails and they can.
+
+    Returns the float original, its outputs named, and the trial that was chosen.
+    """
+    kept: list[generate.StepShape] = []
+    floats = FloatForms(
+        original,
+        folder / "trials" / "float",
+        lambda: generate.capture_step(module_of(loaded).model, kept[-1]),  # type: ignore[arg-type]
+    )
     while True:
         street.watch.step("shrink", street.plan.quant)
-        small, module = shrink(street, loaded, original, mix)
+        shrunk = shrink(street, loaded, original, mix)
+        if shrunk.shape is not None:
+            kept.append(shrunk.shape)
         if original.module is not None:
-            original = dataclasses.replace(original, outputs=small.outputs)
-        capture.save(small, folder)
-        trials = try_backends(street, original, small, folder, floats)
+            outputs = shrunk.graph.outputs if shrunk.shape is None else generate.window_outputs(shrunk.shape)
+            original = dataclasses.replace(original, outputs=outputs)
+        capture.save(shrunk.graph, folder)
+        trials = try_backends(street, original, shrunk, folder, floats)
         best = choose(street, trials)
         stuck = mixed.rise(mix, best.fidelity) if best.unfaithful(street.plan) else ""
         if stuck is not None:
-            enforce(street, best, loaded.module, module, small, stuck)
-            return small, best
+            enforce(street, best, loaded.module, shrunk.module, original, stuck)
+            return original, best
         for trial in trials:
             trial.close()
             shutil.rmtree(trial.folder.parent)
@@ -134,12 +146,13 @@ def build(
 
 def shrink(
     street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: mixed.Mix | None = None
-) -> tuple[capture.Graph, nn.Module | None]:
-    """A second copy of the model with its layers quantized and its dtype lowered, captured like the first."""
+) -> Shrunk:
+    """A second copy of the model with its layers quantized and its dtype lowered, captured like the first; a language
+    model as a step."""
     plan = street.plan
     unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
     if original.onnx is not None or (unchanged and original.module is None):
-        return original, loaded.module
+        return _form(street, loaded, original)
     copy = sources.load(plan)
     if plan.quant != "none":
         mix = mix or layer_mix(street, loaded, original)
@@ -159,6 +172,30 @@ def shrink(
         street.found(found)
         mix.layers = mix.choices(module, found)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
-    if plan.dtype in ("float16", "bfloat16"):
-        copy.module = capture.in_dtype(module_of(copy), loaded.inputs, DTYPES[plan.dtype])
-    return _captured(copy, module_of(copy)), copy.module
+    return _form(street, copy)
+
+
+def _form(street: Street, loaded: sources.LoadedModel, captured: capture.Graph | None = None) -> Shrunk:
+    """The graph of a model in the plan's dtype: the step of a language model where it can be one, else `captured`."""
+    plan, module = street.plan, loaded.module
+    low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and captured is None else None
+
+    def whole() -> capture.Graph:
+        if captured is not None and captured.program is not None:
+            return captured
+        return _captured(
+            loaded, capture.in_dtype(module_of(loaded), loaded.inputs, low) if low else module_of(loaded)
+        )
+
+    if captured is not None and captured.onnx is not None:
+        return Shrunk(captured, module)
+    if loaded.task == "text-generation" and isinstance(module, Decoder):
+        try:
+            shape = generate.probe(module.model, kv_dtype=plan.kv_dtype)
+            graph = generate.capture_step(module.model.to(low) if low else module.model, shape)
+        except NotUsableError as error:
+            street.found([Finding("capture", "generation", False, why=str(error))])
+        else:
+            street.found([shape.finding()])
+            return Shrunk(graph, module, shape, whole)
+    return Shrunk(whole(), module)

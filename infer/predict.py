@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from torch import Tensor
 from . import artifact, capture, fidelity, folders, plugins
 from . import device as hardware
 from .errors import ArtifactError, InputError, NotUsableError, UsageError
+from .generate import StepShape, Windows
 from .spec import LIMITS, Finding, precision_class
 from .text import Tokenizer
 
@@ -68,7 +70,10 @@ class Predictor:
         opened = (
             _lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
         )
-        predictor = cls(folder, manifest, backend.open(opened, place), notes)
+        runner = backend.open(opened, place)
+        if (shape := generation_shape(manifest)) is not None:
+            runner = Windows(runner, shape, place)
+        predictor = cls(folder, manifest, runner, notes)
         try:
             predictor.self_test(exact=not differs)
         except ArtifactError:
@@ -236,6 +241,12 @@ class Predictor:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def generation_shape(manifest: artifact.Manifest) -> StepShape | None:
+    """The KV cache of a language model that can generate, else None."""
+    found = manifest.meta.get("generation")
+    return None if found is None else msgspec.convert(found, StepShape)
 
 
 def _differences(made: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

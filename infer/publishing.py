@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from safetensors.torch import save_file
 
 from . import __version__, artifact, capture, mixed, plugins, sources
@@ -27,7 +28,7 @@ class Outcome:
 def publish(
     street: Street,
     loaded: sources.LoadedModel,
-    small: capture.Graph,
+    original: capture.Graph,
     best: Trial,
     mix: mixed.Mix,
     folder: Path,
@@ -38,6 +39,7 @@ def publish(
     shutil.move(best.folder / "compiled", folder / "compiled") if (
         best.folder / "compiled"
     ).exists() else None
+    _adopt(best.folder, folder)
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():
         save_file(tensors, folder / "golden" / f"{name}.safetensors")
@@ -48,8 +50,8 @@ def publish(
     if plugins.get("backends", best.backend).PORTABLE:
         shutil.rmtree(folder / "weights", ignore_errors=True)
         (folder / capture.PROGRAM).unlink(missing_ok=True)
-    street.found(memory.probe(best.backend, folder, street.plan.device))
-    manifest = _manifest(street, loaded, small, best, mix, output)
+    street.found(memory.probe(best.backend, folder, street.plan.device, shape=best.shape))
+    manifest = _manifest(street, loaded, original, best, mix, output)
     report = document.from_manifest(
         manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline
     )
@@ -58,10 +60,20 @@ def publish(
     return Outcome(output, artifact.publish(folder, output, manifest), report)
 
 
+def _adopt(chosen: Path, folder: Path) -> None:
+    """The graph that the chosen trial lowered becomes the artifact's, where it is another form than the staged one."""
+    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+        source, target = (chosen / name).resolve(), folder / name
+        if not source.exists() or source == target.resolve():
+            continue
+        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        shutil.move(source, target)
+
+
 def _manifest(
     street: Street,
     loaded: sources.LoadedModel,
-    small: capture.Graph,
+    original: capture.Graph,
     best: Trial,
     mix: mixed.Mix,
     output: Path,
@@ -69,6 +81,9 @@ def _manifest(
     """The plan in it pins the format of every layer, so that it makes the same artifact again."""
     pins = {layer.name: layer.format for layer in mix.layers}
     backend = plugins.get("backends", best.backend)
+    meta = dict(loaded.meta)
+    if best.shape is not None:
+        meta["generation"] = msgspec.to_builtins(best.shape)
     return artifact.Manifest(
         name=output.name.removesuffix(".infer"),
         made_with=f"infer {__version__}",
@@ -76,13 +91,13 @@ def _manifest(
         choices=tuple(street.choices),
         backend=best.backend,
         device=street.plan.device,
-        task=small.task,
-        inputs=small.inputs,
-        outputs=small.outputs,
-        sizes=dict(small.sizes),
+        task=original.task,
+        inputs=original.inputs,
+        outputs=original.outputs,
+        sizes=dict(original.sizes),
         target=backend.target(street.plan.device),
         versions=hardware.versions(),
-        meta=dict(loaded.meta),
+        meta=meta,
         verdict=tuple(best.verdicts(street.plan)),
         findings=tuple(street.findings),
         layers=mix.layers,

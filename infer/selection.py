@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from . import capture, fidelity, plugins
 from .errors import GateError, NotUsableError
+from .generate.step import StepShape
 from .spec import Choice, Finding, Plan
 from .street import Street
 from .trial import FloatForms, Trial, run_trial
 
 
+@dataclass
+class Shrunk:
+    """What is lowered. Of a language model that can generate `graph` is its step, of that `shape`; `windows` captures
+    the whole-window form, for backends that have no paged attention."""
+
+    graph: capture.Graph
+    module: nn.Module | None
+    shape: StepShape | None = None
+    windows: Callable[[], capture.Graph] | None = None
+
+
 def try_backends(
-    street: Street, original: capture.Graph, small: capture.Graph, folder: Path, floats: FloatForms
+    street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
 ) -> list[Trial]:
     trials: list[Trial] = []
     errors: list[str] = []
     work = folder / "trials"
-    for name in candidates(street.plan):
+    for name in candidates(street.plan, steps=shrunk.shape is not None):
         if trials and name == "eager":
             continue
-        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
-            small, street.plan
-        )
+        backend, small, shape, place = plugins.get("backends", name), shrunk.graph, shrunk.shape, folder
+        if shape is not None and not backend.STEPS and shrunk.windows is not None:
+            why = (
+                f"{name} has no attention over a paged KV cache: the artifact scores text and can't generate"
+            )
+            street.found([Finding("lower", "generation", False, why=why)])
+            small, shape, place = shrunk.windows(), None, work / f"windows-{name}"
+            place.mkdir(parents=True)
+            capture.save(small, place)
+        reason = plugins.why_not("backends", name) or backend.refuses(small, street.plan)
         if reason:
             street.found([Finding("lower", f"refused {name}", None, why=reason)])
             errors.append(f"{name}: {reason}")
@@ -32,7 +53,9 @@ def try_backends(
         street.watch.step("lower", name)
         plan = street.plan.with_(backend=name)
         try:
-            trials.append(run_trial(plan, original, small, folder, work / name, street.watch.step, floats))
+            trials.append(
+                run_trial(plan, original, small, place, work / name, street.watch.step, floats, shape)
+            )
         except NotUsableError as error:
             if street.plan.backend != "auto":
                 raise
@@ -43,11 +66,15 @@ def try_backends(
     return trials
 
 
-def candidates(plan: Plan) -> list[str]:
-    """The backend that was asked for; of "auto" all of them, plain torch only when no other one can."""
+def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
+    """The backend that was asked for; of "auto" all of them, plain torch only when no other one can.
+
+    Of a language model (`steps`) "auto" means those that can generate.
+    """
     if plan.backend != "auto":
         return [plan.backend]
-    return sorted(plugins.names("backends"), key=lambda name: name == "eager")
+    names = [n for n in plugins.names("backends") if not steps or plugins.get("backends", n).STEPS]
+    return sorted(names, key=lambda name: name == "eager")
 
 
 def choose(street: Street, trials: list[Trial]) -> Trial:

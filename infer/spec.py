@@ -144,6 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_drop: float | None = None  # share, 0…1: see `limits`
     calibrate: str = "auto"  # how quantizers use real inputs: `CALIBRATIONS`
     dtype: str = "auto"
+    kv_dtype: str = "auto"  # of the KV cache of a language model: `KV_DTYPES` of `infer.attention`
     device: str = "auto"
     inputs: tuple[str, ...] = ()
     model: str | None = None

@@ -75,7 +75,11 @@ def resolve(street: Street) -> None:
     else:
         dtype = plan.dtype
     hardware.use_tf32(dtype, device.value)
-    street.plan = plan = plan.with_(device=device.value, dtype=dtype)
+    kv = plan.kv_dtype
+    if kv == "auto":
+        kv = "bfloat16" if dtype == "bfloat16" else "float16"
+        street.choices.append(Choice("kv_dtype", "auto", kv, "half the traffic of float32 and as faithful"))
+    street.plan = plan = plan.with_(device=device.value, dtype=dtype, kv_dtype=kv)
     street.asked = plan.backend
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
         least = mixed.smallest(plan.bits)

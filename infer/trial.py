@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from . import capture, fidelity, plugins
+from .generate.step import StepShape
+from .generate.windows import Windows
 from .report import latency
 from .spec import Finding, Plan, limits, precision
 
@@ -43,6 +45,7 @@ class Trial:
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
     task: str = "tensors"
+    shape: StepShape | None = None  # of a language model lowered as a step, which can generate
 
     @property
     def seconds(self) -> float:
@@ -98,8 +101,11 @@ def run_trial(
     work: Path,
     step: Callable[[str, str], None],
     floats: FloatForms | None = None,
+    shape: StepShape | None = None,
 ) -> Trial:
     """Lower `small` into `work/small`, compare it with `original` on its samples, time it at `plan.batches`.
+
+    With `shape`, `small` is the step of a language model: whole windows are compared, decode steps timed.
 
     What it is timed against: the same backend on the float graph; for a float graph itself, plain torch.
     `floats` keeps those forms for the next trial of the same original.
@@ -108,7 +114,7 @@ def run_trial(
     backend = plugins.get("backends", plan.backend)
     ours = workplace(folder, work / "small")
     findings = backend.lower(small, plan, ours)
-    runner = backend.open(ours, plan.device)
+    runner = opened(backend.open(ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     compared, golden = _compare(floats.reference(plan), runner, original)
     trial = Trial(
@@ -121,13 +127,19 @@ def run_trial(
         findings=[*findings, *compared],
         runner=runner,
         task=original.task,
+        shape=shape,
     )
     if trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
-        baseline, trial.baseline = floats.baseline(plan, step)
+        baseline, trial.baseline = floats.baseline(plan, step, shape)
         step("time", f"{plan.backend} against {trial.baseline}")
         trial.latency = [_time(runner, baseline, original, b, plan.device) for b in plan.batches]
     gc.collect()
     return trial
+
+
+def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
+    """The runner, of a step as one of whole windows."""
+    return runner if shape is None else Windows(runner, shape, device)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -151,36 +163,46 @@ def workplace(source: Path, place: Path) -> Path:
 
 
 class FloatForms:
-    """The float original in plain torch and lowered by each backend: trials are compared with and timed against it."""
+    """The float original in plain torch and lowered by each backend: trials are compared with and timed against it.
 
-    def __init__(self, original: capture.Graph, work: Path) -> None:
-        self._original, self._work = original, work
+    `step` captures the original as a step, for a language model.
+    """
+
+    def __init__(
+        self, original: capture.Graph, work: Path, step: Callable[[], capture.Graph] | None = None
+    ) -> None:
+        self._original, self._work, self._step = original, work, step
         self._runners: dict[str, Any] = {}
 
     def reference(self, plan: Plan) -> Any:
         return self.runner(plan) if self._original.onnx is not None else _Eager(self._original)
 
-    def baseline(self, plan: Plan, step: Callable[[str, str], None]) -> tuple[Any, str]:
+    def baseline(
+        self, plan: Plan, step: Callable[[str, str], None], shape: StepShape | None = None
+    ) -> tuple[Any, str]:
         """What a trial is timed against, and its name."""
         if self._original.onnx is not None:
             return self.runner(plan), "ONNX Runtime float32"
         if self._original.module is not None:
             return self.reference(plan), "torch eager, weights streamed"
         if plan.quant == "none" and plan.dtype == "float32":
+            if shape is not None:
+                return self.runner(plan.with_(backend="eager"), shape), "torch eager"
             return self.reference(plan), "torch eager"
         if plan.backend not in self._runners:
             step("lower", f"{plan.backend}, the float form to time against")
-        return self.runner(plan), f"{plan.backend} float32"
+        return self.runner(plan, shape), f"{plan.backend} float32"
 
-    def runner(self, plan: Plan) -> Any:
+    def runner(self, plan: Plan, shape: StepShape | None = None) -> Any:
         """The unquantized graph on the plan's backend, lowered once."""
         if plan.backend not in self._runners:
             backend = plugins.get("backends", plan.backend)
             place = self._work / f"float-{plan.backend}"
             place.mkdir(parents=True)
-            capture.save(self._original, place)
-            backend.lower(self._original, plan.with_(quant="none", dtype="float32"), place)
-            self._runners[plan.backend] = backend.open(place, plan.device)
+            graph = self._original if shape is None or self._step is None else self._step()
+            capture.save(graph, place)
+            backend.lower(graph, plan.with_(quant="none", dtype="float32"), place)
+            self._runners[plan.backend] = opened(backend.open(place, plan.device), shape, plan.device)
         return self._runners[plan.backend]
 
 
@@ -236,6 +258,10 @@ def _golden(
 
 
 def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:
+    """A batch of the samples; of two language models one decode step."""
+    if isinstance(runner, Windows) and isinstance(baseline, Windows):
+        ours, theirs = runner.decoding(batch), baseline.decoding(batch)
+        return Timing(batch, latency.paired(ours, theirs, device=device))
     inputs = next(_batches(graph, batch))
     inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
     return Timing(

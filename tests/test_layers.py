@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
     "errors", "quiet", "spec", "folders", "plugins", "device", "kernels", "weights", "quant", "attention",
-    "sources", "capture", "onnx", "fidelity", "artifact", "text", "report", "generate", "predict", "trial", "mixed",
+    "sources", "capture", "onnx", "fidelity", "artifact", "text", "generate", "report", "predict", "trial", "mixed",
     "street", "selection", "publishing",
     "pipeline", "bench", "inspection", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip

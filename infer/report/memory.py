@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
 from .. import device as hardware
+from ..generate import StepShape, Windows
 from ..spec import Finding
 
 SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset
@@ -129,7 +131,14 @@ def cuda_snapshot(path: Path) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def probe(backend: str, folder: Path, device: str = "cpu", *, timeout: float = 300.0) -> list[Finding]:
+def probe(
+    backend: str,
+    folder: Path,
+    device: str = "cpu",
+    *,
+    shape: StepShape | None = None,
+    timeout: float = 300.0,
+) -> list[Finding]:
     """Open the artifact in a fresh process, run its golden inputs, and say what that took.
 
     In bytes: weights; runtime (before opening), opened and run (growth), steady, peak; on CUDA also gpu
@@ -148,6 +157,7 @@ def probe(backend: str, folder: Path, device: str = "cpu", *, timeout: float = 3
         backend,
         str(folder),
         device,
+        msgspec.json.encode(shape).decode(),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -174,6 +184,8 @@ def _child() -> None:
     with PeakMemory() as opening:
         start = time.perf_counter()
         runner = module.open(folder, device)
+        shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
+        runner = runner if shape is None else Windows(runner, shape, device)
         seconds = time.perf_counter() - start
     mapped = hardware.resident_split() or (0, 0)
     with PeakMemory() as running:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,12 +64,25 @@ def sources() -> dict[Path, tuple[str, ...]]:
 
 def digest() -> str:
     """What a built library depends on: sources, flags, torch, architecture and compiler."""
+    return _digest(sorted(SOURCES.iterdir()), repr(SUFFIXES))
+
+
+def _digest(paths: Iterable[Path], *flags: str) -> str:
     found = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
+    for path in paths:
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for part in (*COMMON, repr(SUFFIXES), str(torch.__version__), platform.machine(), compiler() or ""):
+    for part in (*COMMON, *flags, str(torch.__version__), platform.machine(), compiler() or ""):
         found.update(part.encode() + b"\0")
     return found.hexdigest()[:16]
+
+
+def _parts(path: Path) -> list[Path]:
+    """A source file and every one of ours that it includes."""
+    found = [path]
+    for part in found:
+        names = re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE)
+        found += [SOURCES / name for name in names if SOURCES / name not in found]
+    return found
 
 
 def compiled() -> bool:
@@ -100,11 +114,16 @@ def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) ->
     include, libraries = Path(torch.__file__).parent / "include", Path(torch.__file__).parent / "lib"
     files = sources()
     done = 0
+    kept = folders.cache("kernels") / "objects"
+    kept.mkdir(exist_ok=True)
 
     def compiled(path: Path) -> Path:
         nonlocal done
-        target = work / f"{path.stem}.o"
-        _run([found, *COMMON, *files[path], f"-I{include}", "-c", str(path), "-o", str(target)])
+        target = kept / f"{path.stem}-{_digest(_parts(path), *files[path])}.o"
+        if not target.exists():
+            fresh = work / target.name
+            _run([found, *COMMON, *files[path], f"-I{include}", "-c", str(path), "-o", str(fresh)])
+            fresh.replace(target)
         done += 1
         progress(done, len(files) + 1, path.name)
         return target

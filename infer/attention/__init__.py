@@ -1,0 +1,90 @@
+"""Attention over a paged KV cache: one operator, `infer::attend_paged`, and one file for each way to compute it.
+
+A flat run of T tokens holds the new tokens of B sequences, one after the other. Their keys and values are written to
+the cache, then each query attends to the whole past of its sequence. Sequence b owns the queries
+`query_start[b]:query_start[b+1]`; it has `seq_lens[b]` tokens after this step, of which those are the last; token i
+lies in page `block_table[b, i // page]` at place `i % page`.
+
+The cache is bytes: uint8 [layers, pages, page_bytes]. Whoever moves pages (prefix cache, copy on write) copies whole
+ones; what is inside is the kernel's own matter. The portable layout of a page, which every kernel uses unless it says
+otherwise: keys [kv_heads, page, head_dim], then values of that shape; of int8, then the steps of the keys and of the
+values, float32 [kv_heads, page] each (code * step, largest magnitude of a token and head at ±127).
+
+A plug-in is one file. It defines `missing()` (why this machine can't, or None), `refuses(args)` (why not these
+arguments, or None) and `attend(args) -> Tensor`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import plugins
+from ..errors import NotUsableError
+from ..kernels import _library
+from ._args import Args
+from ._pages import KV_DTYPES, PageLayout
+
+FOLDER = "infer.attention"
+ORDER = ("triton", "sdpa", "reference")  # the portable layout; the fastest that works is taken
+
+__all__ = ["KV_DTYPES", "Args", "PageLayout", "choose"]
+
+
+_CHOSEN: dict[tuple[object, ...], str] = {}
+
+
+def choose(args: Args) -> str:
+    """The plug-in that computes the portable operator for arguments of this kind, decided once per process.
+
+    Raises `NotUsableError` whose text says of each why not.
+    """
+    kind = (args.query.device.type, args.query.dtype, args.layout, bool(args.softcap), args.sinks is not None)
+    if kind not in _CHOSEN:
+        reasons = []
+        for name in (name for name in ORDER if name in plugins.names(FOLDER)):
+            kernel = plugins.get(FOLDER, name)
+            reason = kernel.missing() or kernel.refuses(args)
+            if reason is None:
+                _CHOSEN[kind] = name
+                break
+            reasons.append(f"{name}: {reason}")
+        else:
+            raise NotUsableError(f"no attention kernel for {args.query.device}: {'; '.join(reasons)}")
+    return _CHOSEN[kind]
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    layer: int,
+    page: int,
+    dtype: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    args = Args(
+        *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
+        *(layer, page, dtype, scale, window, softcap),
+    )
+    args.check()
+    return plugins.get(FOLDER, choose(args)).attend(args)
+
+
+def _shape(query: Tensor, *rest: object) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, Tensor block_table, "
+    "Tensor query_start, Tensor seq_lens, Tensor? sinks, int layer, int page, int dtype, float scale, int window, "
+    "float softcap"
+)
+_library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)

@@ -1,0 +1,57 @@
+"""What an attention kernel is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ._pages import KV_DTYPES, PageLayout
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a kernel is given. `sinks`: a logit per query head that takes part in the softmax and has no value.
+
+    query [T, Hq, D], key and value [T, Hkv, D], one float dtype; kv_cache uint8 [layers, pages, page_bytes], written
+    in place; slot_mapping int64 [T]: page number * page + place, or -1 for a token that is not kept; block_table int32
+    [B, blocks]; query_start int32 [B+1]; seq_lens int32 [B]; sinks float [Hq] or None.
+    window: a query sees its own token and the window-1 before it, 0: all. softcap: logits become
+    softcap * tanh(logits / softcap), 0: they stay.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    kv_cache: Tensor
+    slot_mapping: Tensor
+    block_table: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    sinks: Tensor | None
+    layer: int
+    page: int
+    dtype: int  # an index of KV_DTYPES
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def layout(self) -> PageLayout:
+        return PageLayout(self.key.shape[1], self.key.shape[2], self.page, KV_DTYPES[self.dtype])
+
+    def check(self) -> None:
+        """Raise `RuntimeError` unless shapes and dtypes fit together: the caller is our own code."""
+        tokens, heads, width = self.query.shape
+        kv = self.key.shape
+        torch._check(self.key.shape == self.value.shape == (tokens, kv[1], width), lambda: f"key {kv}")
+        torch._check(heads % kv[1] == 0, lambda: f"{heads} query heads, {kv[1]} of keys")
+        torch._check(
+            self.kv_cache.dtype == torch.uint8 and self.kv_cache.is_contiguous(), lambda: "a dense cache"
+        )
+        torch._check(
+            self.kv_cache.shape[2] >= self.layout.num_bytes,
+            lambda: f"pages of {self.kv_cache.shape[2]} bytes, needed {self.layout.num_bytes}",
+        )
+        torch._check(self.query_start.shape[0] == self.seq_lens.shape[0] + 1, lambda: "query_start")

@@ -1,0 +1,61 @@
+"""How many bytes a page of the KV cache has, and the portable layout of what is in them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8")  # the operator takes the index
+_TORCH = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
+
+
+class Parts(NamedTuple):
+    """Views into pages: key, value [pages, kv_heads, page, head_dim]; of int8 their steps [pages, kv_heads, page]."""
+
+    key: Tensor
+    value: Tensor
+    key_step: Tensor | None
+    value_step: Tensor | None
+
+
+class PageLayout(msgspec.Struct, frozen=True):
+    """One layer's page: `page` tokens of `kv_heads` heads of `head_dim` numbers, keys and values."""
+
+    kv_heads: int
+    head_dim: int
+    page: int
+    dtype: str  # of KV_DTYPES
+
+    @property
+    def half(self) -> int:
+        """Bytes of the keys alone, without steps."""
+        return self.kv_heads * self.page * self.head_dim * _TORCH[self.dtype].itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        steps = 2 * self.kv_heads * self.page * 4 if self.dtype == "int8" else 0
+        return 2 * self.half + steps
+
+    def parts(self, pages: Tensor) -> Parts:
+        """`pages` uint8 [count, at least num_bytes], dense within a page → views of it."""
+        shape = (len(pages), self.kv_heads, self.page)
+        kind = _TORCH[self.dtype]
+
+        def cut(start: int, size: int, dtype: torch.dtype, *shape: int) -> Tensor:
+            return pages[:, start : start + size].view(dtype).unflatten(1, shape[1:])
+
+        key = cut(0, self.half, kind, *shape, self.head_dim)
+        value = cut(self.half, self.half, kind, *shape, self.head_dim)
+        if self.dtype != "int8":
+            return Parts(key, value, None, None)
+        steps = self.kv_heads * self.page * 4
+        first = cut(2 * self.half, steps, torch.float32, *shape)
+        return Parts(key, value, first, cut(2 * self.half + steps, steps, torch.float32, *shape))

@@ -1,0 +1,50 @@
+"""The portable page layout, read and written in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._args import Args
+
+LEVELS = 127
+TINY = 1e-30
+
+
+def write(args: Args) -> None:
+    """Put the new keys and values into their slots; tokens with slot -1 are left out."""
+    kept = args.slot_mapping >= 0
+    slots = args.slot_mapping[kept]
+    pages, places = slots // args.page, slots % args.page
+    parts = args.layout.parts(args.kv_cache[args.layer])
+    for given, codes, steps in (
+        (args.key, parts.key, parts.key_step),
+        (args.value, parts.value, parts.value_step),
+    ):
+        rows = given[kept]
+        if steps is None:
+            codes[pages, :, places] = rows.to(codes.dtype)
+            continue
+        step = (rows.float().abs().amax(-1) / LEVELS).clamp_min(TINY)
+        codes[pages, :, places] = (rows.float() / step[..., None]).round().to(torch.int8)
+        steps[pages, :, places] = step
+
+
+def read(args: Args, row: int, length: int) -> tuple[Tensor, Tensor]:
+    """The first `length` keys and values of a sequence, float32 [length, kv_heads, head_dim]."""
+    count = -(-length // args.page)
+    pages = args.block_table[row, :count].long()
+    parts = args.layout.parts(args.kv_cache[args.layer][pages])
+    both = []
+    for codes, steps in ((parts.key, parts.key_step), (parts.value, parts.value_step)):
+        values = codes.float() if steps is None else codes.float() * steps[..., None]
+        both.append(values.transpose(1, 2).flatten(0, 1)[:length])
+    return both[0], both[1]
+
+
+def visible(queries: int, length: int, window: int, device: torch.device) -> Tensor:
+    """bool [queries, length]: which tokens each of the last `queries` tokens of a sequence sees."""
+    own = torch.arange(length - queries, length, device=device)[:, None]
+    other = torch.arange(length, device=device)[None, :]
+    seen = other <= own
+    return seen & (other > own - window) if window else seen

@@ -1,0 +1,42 @@
+"""torch's scaled_dot_product_attention over gathered pages, the query heads of a KV head packed as its rows.
+
+Never `enable_gqa`, which reads keys and values once for each query head. No soft cap and no sinks: those are refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import _portable
+from ._args import Args
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(args: Args) -> str | None:
+    if args.softcap:
+        return "scaled_dot_product_attention has no soft cap"
+    return "scaled_dot_product_attention has no sinks" if args.sinks is not None else None
+
+
+def attend(args: Args) -> Tensor:
+    _portable.write(args)
+    out = torch.empty_like(args.query)
+    starts, lengths = args.query_start.tolist(), args.seq_lens.tolist()
+    for row, length in enumerate(lengths):
+        part = slice(starts[row], starts[row + 1])
+        count = part.stop - part.start
+        if not count:
+            continue
+        key, value = (x.transpose(0, 1)[None].to(args.query.dtype) for x in _portable.read(args, row, length))
+        groups = args.query.shape[1] // key.shape[1]
+        query = args.query[part].unflatten(1, (-1, groups)).permute(1, 2, 0, 3).flatten(1, 2)[None]
+        seen = _portable.visible(count, length, args.window, query.device)
+        mask = None if count == 1 and not args.window else seen.repeat(groups, 1)
+        got = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=args.scale)[0]
+        out[part] = got.unflatten(1, (groups, count)).permute(2, 0, 1, 3).flatten(1, 2)
+    return out

@@ -1,0 +1,244 @@
+"""The step of a language model: a flat run of tokens of many sequences over a paged KV cache, captured once.
+
+    token_ids, positions, slot_mapping int64 [tokens]   the new tokens, sequence after sequence
+    query_start int32 [batch + 1], seq_lens int32 [batch], block_table int32 [batch, blocks]
+    logit_rows int64 [rows]                              which of the tokens need logits
+    kv_cache uint8 [layers, pages, page_bytes]           written in place
+    → logits float32 [rows, vocab]
+
+The same graph serves prefill, chunked prefill, decode and any mixture. The model's own code runs: its attention is
+routed by transformers' AttentionInterface to `infer::attend_paged` (see `infer.attention`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from .. import capture
+from ..attention import KV_DTYPES, PageLayout
+from ..errors import NotUsableError
+from ..spec import Finding, TensorSpec
+
+INTERFACE = "infer_paged"
+PAGE = 32
+MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS, MAX_PAGES = 16384, 1024, 65536, 1 << 24
+# Arguments of transformers' attention that change nothing here: no dropout, always causal, positions already applied.
+_HARMLESS = {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
+_HARMLESS |= {"logits_to_keep", "output_hidden_states", "return_dict", "position_embeddings"}
+
+
+class StepShape(msgspec.Struct, frozen=True):
+    """What a KV cache for this model looks like; stored in the manifest as `meta["generation"]`."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    page: int = PAGE
+    kv_dtype: str = "float16"
+
+    @property
+    def layout(self) -> PageLayout:
+        return PageLayout(self.kv_heads, self.head_dim, self.page, self.kv_dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in one layer."""
+        return self.layout.num_bytes
+
+    def finding(self) -> Finding:
+        size = self.layers * self.page_bytes / self.page
+        return Finding(
+            "capture", "KV cache", size, "bytes/token", f"{self.kv_dtype}, pages of {self.page} tokens"
+        )
+
+    def new_cache(self, pages: int, device: str = "cpu") -> Tensor:
+        """Zeros, so that no NaN of freed memory can reach a masked product."""
+        return torch.zeros((self.layers, pages, self.page_bytes), dtype=torch.uint8, device=device)
+
+
+class _Call:
+    """The tensors of one call of a step, as the attention function finds them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, looks: bool) -> None:
+        self.tensors, self.page, self.dtype, self.looks = tensors, page, dtype, looks
+        self.layers: dict[int, int] = {}  # of a module → its number, by order of first call
+        self.seen: list[tuple[int, int, int]] = []  # query heads, key heads, width of each call
+
+
+_CALL: ContextVar[_Call] = ContextVar("step")
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
+    unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
+    if attention_mask is not None:
+        unknown.add("attention_mask")
+    if unknown or others.get("dropout"):
+        raise NotUsableError(f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}")
+    if query.shape[-1] != key.shape[-1] or key.shape != value.shape:
+        raise NotUsableError("keys and values of this model differ in shape")
+    call = _CALL.get()
+    layer = call.layers.setdefault(id(module), len(call.layers))
+    call.seen.append((query.shape[1], key.shape[1], query.shape[3]))
+    if call.looks:
+        return torch.zeros_like(query.transpose(1, 2)), None
+    named = call.tensors
+    out = torch.ops.infer.attend_paged(
+        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        *(named[n] for n in ("kv_cache", "slot_mapping", "block_table", "query_start", "seq_lens")),
+        *(s_aux, layer, call.page, call.dtype),
+        float(scaling if scaling is not None else query.shape[-1] ** -0.5),
+        *(int(sliding_window or 0), float(softcap or 0.0)),
+    )
+    return out[None], None
+
+
+class Step(nn.Module):
+    """`model` is a causal language model of transformers."""
+
+    def __init__(self, model: nn.Module, page: int, kv_dtype: str) -> None:
+        super().__init__()
+        self.model, self.page, self.dtype = model, page, KV_DTYPES.index(kv_dtype)
+        self.looks = False  # only see what attention is called with
+        self.last: _Call | None = None
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        seq_lens: Tensor,
+        logit_rows: Tensor,
+        kv_cache: Tensor,
+    ) -> Tensor:
+        tensors = {"slot_mapping": slot_mapping, "block_table": block_table, "query_start": query_start}
+        tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
+        self.last = _Call(tensors, self.page, self.dtype, self.looks)
+        token = _CALL.set(self.last)
+        try:
+            out = self.model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=logit_rows,
+            )
+        finally:
+            _CALL.reset(token)
+        return out.logits[0].float()
+
+
+@contextlib.contextmanager
+def paged(model: nn.Module) -> Iterator[None]:
+    """Route the attention of a transformers model to the paged operator."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(INTERFACE, _attention)
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = {key: getattr(config, "_attn_implementation", None) for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = INTERFACE
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def probe(model: nn.Module, *, page: int = PAGE, kv_dtype: str = "float16") -> StepShape:
+    """Run two tokens to see what the attention of each layer looks like.
+
+    Raises `NotUsableError` when the model can't be run over a paged cache, with the reason.
+    """
+    step = Step(model, page, kv_dtype)
+    step.looks = True
+    try:
+        with paged(model), torch.no_grad():
+            logits = step(**example(torch.zeros((0, 0, 0), dtype=torch.uint8)))
+    except NotUsableError:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
+    call = step.last
+    if call is None or not call.seen:
+        raise NotUsableError("the model does not call transformers' attention interface")
+    seen = call.seen
+    if len(set(seen)) > 1 or len(seen) != len(call.layers):
+        raise NotUsableError("the attention of its layers differs in shape")
+    return StepShape(
+        layers=len(seen),
+        query_heads=seen[0][0],
+        kv_heads=seen[0][1],
+        head_dim=seen[0][2],
+        vocab_size=logits.shape[-1],
+        max_positions=int(getattr(model.config, "max_position_embeddings", 0) or 1 << 20),
+        page=page,
+        kv_dtype=kv_dtype,
+    )
+
+
+def example(kv_cache: Tensor) -> dict[str, Tensor]:
+    """Two sequences of three and two new tokens, the smallest call in which no size is one."""
+    return {
+        "token_ids": torch.tensor([1, 2, 3, 1, 2]),
+        "positions": torch.tensor([0, 1, 2, 0, 1]),
+        "slot_mapping": torch.full((5,), -1),
+        "block_table": torch.zeros((2, 2), dtype=torch.int32),
+        "query_start": torch.tensor([0, 3, 5], dtype=torch.int32),
+        "seq_lens": torch.tensor([3, 2], dtype=torch.int32),
+        "logit_rows": torch.tensor([2, 4]),
+        "kv_cache": kv_cache,
+    }
+
+
+def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("token_ids", "int64", ("tokens",)),
+        TensorSpec("positions", "int64", ("tokens",)),
+        TensorSpec("slot_mapping", "int64", ("tokens",)),
+        TensorSpec("block_table", "int32", ("sequences", "blocks")),
+        TensorSpec("query_start", "int32", ("starts",)),
+        TensorSpec("seq_lens", "int32", ("sequences",)),
+        TensorSpec("logit_rows", "int64", ("rows",)),
+        TensorSpec("kv_cache", "uint8", (shape.layers, "pages", shape.page_bytes)),
+    )
+
+
+def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> capture.Graph:
+    """Export the step of a causal language model. `whole`: what to export instead of a plain `Step` of it."""
+    sizes = {
+        "tokens": (1, MAX_TOKENS),
+        "sequences": (1, MAX_SEQUENCES),
+        "starts": (2, MAX_SEQUENCES + 1),
+        "rows": (1, MAX_TOKENS),
+        "blocks": (1, MAX_BLOCKS),
+        "pages": (1, MAX_PAGES),
+    }
+    step = whole or Step(model, shape.page, shape.kv_dtype).eval()
+    samples = example(shape.new_cache(2))
+    with paged(model):
+        return capture.capture(
+            step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
+        )

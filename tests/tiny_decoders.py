@@ -1,0 +1,68 @@
+"""Tiny random decoders of every architecture that the tests run, by the name of their configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+VOCABULARY = 320
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+WIDE = {**GROUPED, "head_dim": 32}  # heads wider than hidden_size / heads
+LOCAL = {"sliding_window": 8}
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": GROUPED,
+    "qwen2": {**GROUPED, **LOCAL, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": WIDE,  # norms of queries and keys
+    "mistral": {**GROUPED, **LOCAL},
+    "gemma": WIDE,
+    "gemma2": {**WIDE, **LOCAL, "query_pre_attn_scalar": 16},  # soft caps on logits and attention
+    "gemma3_text": {**WIDE, **LOCAL},
+    "phi": COMMON,  # a rotated part of each head, biases
+    "phi3": GROUPED,
+    "gpt2": {
+        **{"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+        **{"bos_token_id": 1, "eos_token_id": 2},
+    },
+    "gpt_neox": COMMON,
+    "starcoder2": GROUPED,
+    "olmo2": GROUPED,
+    "opt": {
+        **COMMON,
+        "ffn_dim": 96,
+        "word_embed_proj_dim": 64,
+    },
+    "gpt_oss": {
+        **WIDE,
+        **LOCAL,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_scaling": None,
+    },  # sinks
+    "mixtral": {**GROUPED, "num_local_experts": 4},
+}
+
+
+def build(name: str, **changes: Any) -> nn.Module:
+    """The same weights at every call, large enough that logits differ; attention as plain as transformers has it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(name, **{**SIZES[name], **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.08)
+    return model
