@@ -45,11 +45,19 @@ SHAPE = {
     "pad_token_id": 2,
 }
 TIMES_PER_EPOCH = {"topic": 4, "builtin": 2, "prose": 3, "code": 1}
+# It has read documentation and code, never a conversation: a message is a paragraph, an answer what may come next.
+CHAT_TEMPLATE = """\
+{{ bos_token }}
+{%- for message in messages %}
+    {{- message.content | trim + '\\n\\n' }}
+{%- endfor %}
+"""
+RECOMMENDED = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
 SAMPLE_BYTES, LONGEST_SAMPLE = 40_000, 4_000
 
 
 def checkpoint_folder() -> Path:
-    """The Hugging Face folder: config.json, model.safetensors (float16), tokenizer.json, samples.txt."""
+    """The Hugging Face folder: config, model.safetensors (float16), tokenizer, chat template, samples.txt."""
     return FOLDER
 
 
@@ -189,7 +197,9 @@ def save(model: nn.Module) -> None:
     """Write the weights in float16, with the config and tokenizer files transformers wants."""
     from transformers import PreTrainedTokenizerFast
 
-    copy.deepcopy(model).to(torch.float16).eval().save_pretrained(FOLDER)
+    half = copy.deepcopy(model).to(torch.float16).eval()
+    half.generation_config.update(**RECOMMENDED)
+    half.save_pretrained(FOLDER)
     PreTrainedTokenizerFast(
         tokenizer_file=str(FOLDER / "tokenizer.json"),
         bos_token=BOS,
@@ -197,6 +207,7 @@ def save(model: nn.Module) -> None:
         pad_token=PAD,
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
     ).save_pretrained(FOLDER)
 
 
