@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from .engine import Engine
+from .requests import Output, Request, Sampling, TokenLogprob
+from .scheduler import EngineLimits
+from .stats import EngineStats
 from .step import StepShape, capture_step, probe
 from .windows import Windows, is_step, window_outputs
 
-__all__ = ["StepShape", "Windows", "capture_step", "is_step", "probe", "window_outputs"]
+__all__ = [
+    "Engine",
+    "EngineLimits",
+    "EngineStats",
+    "Output",
+    "Request",
+    "Sampling",
+    "StepShape",
+    "TokenLogprob",
+    "Windows",
+    "capture_step",
+    "is_step",
+    "probe",
+    "window_outputs",
+]

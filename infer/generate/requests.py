@@ -35,6 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop: bool = False  # keep the stop string in the text
+    skip_special_tokens: bool = True  # in the text
     n: int = 1
 
     def check(self, vocab_size: int) -> None:
@@ -86,6 +87,7 @@ class Request(msgspec.Struct, kw_only=True):
     sampling: Sampling = Sampling()
     priority: int = 0  # smaller goes first
     adapter: str | None = None
+    salt: str = ""  # pages of the prefix cache are shared only among requests of the same salt
     grammar: dict[str, Any] | None = (
         None  # {"json_schema": …} | {"regex": …} | {"choice": […]} | {"json_object": true}
     )

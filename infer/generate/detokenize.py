@@ -1,0 +1,131 @@
+"""Token ids → text, a token at a time: what comes out joined is what the tokenizer decodes at once.
+
+The text of a completion goes on from its prompt: `decode(prompt + output)` without `decode(prompt)`, so that a
+tokenizer that drops the first space of a text drops none in the middle.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 4  # tokens of the prompt that decide how the next one is written
+
+
+class Detokenizer(Protocol):
+    def push(self, token: int) -> str:
+        """The text that is certain now; it never ends within a character."""
+
+    def flush(self) -> str:
+        """What is left at the end; what never became a character is U+FFFD."""
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's alphabet of byte-level tokens: the 188 printable bytes, then the others from U+0100 on."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(kept)]
+    return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class Pieces:
+    """What is known of the tokens of one tokenizer; shared by all completions."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        from tokenizers import decoders
+
+        self.tokenizer = tokenizer
+        self.special = frozenset(
+            token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
+        )
+        self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._alphabet = _bytes_of_characters()
+        self._bytes: dict[int, bytes] = {}
+
+    def start(self, prompt: Sequence[int], *, skip_special: bool = True) -> Detokenizer:
+        """For the completion of `prompt`."""
+        stream: _ByteLevel | _Window = (
+            _ByteLevel(self, skip_special) if self.byte_level else _Window(self, skip_special)
+        )
+        stream.begin(prompt)
+        return stream
+
+    def bytes_of(self, token: int) -> bytes:
+        """Of a token of a byte-level tokenizer; none for an id without a token."""
+        found = self._bytes.get(token)
+        if found is None:
+            text = self.tokenizer.id_to_token(token) or ""
+            codes = [self._alphabet.get(character, -1) for character in text]
+            found = self._bytes[token] = text.encode() if -1 in codes else bytes(codes)
+        return found
+
+
+class _ByteLevel:
+    """Each token stands for bytes, whatever is around it."""
+
+    def __init__(self, pieces: Pieces, skip_special: bool) -> None:
+        self._pieces = pieces
+        self._skipped = pieces.special if skip_special else frozenset()
+        self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for token in prompt[-_CONTEXT:]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        return "" if token in self._skipped else self._decoder.decode(self._pieces.bytes_of(token))
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        return text
+
+
+class _Window:
+    """Decodes the tokens since the last one that was shown, with that one before them for spaces and the like.
+
+    A run of byte tokens is shown when it has ended: one byte that fits no character turns the whole run into U+FFFD.
+    """
+
+    def __init__(self, pieces: Pieces, skip_special: bool) -> None:
+        self._pieces, self._skip = pieces, skip_special
+        self._skipped = pieces.special if skip_special else frozenset()
+        self._before: list[int] = []
+        self._new: list[int] = []
+        self._shown = ""  # the text of `_before` alone
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """An unfinished run of bytes of the prompt goes on, as it does in the text of both."""
+        for token in prompt[-4 * _CONTEXT :]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        name = self._pieces.tokenizer.id_to_token(token)
+        if name is None or token in self._skipped:
+            return ""
+        self._new.append(token)
+        return "" if _BYTE.fullmatch(name) else self._show()
+
+    def _show(self) -> str:
+        text = self._decode(self._before + self._new)
+        if text.endswith(_REPLACEMENT) or not text.startswith(self._shown):
+            return ""
+        new = text[len(self._shown) :]
+        self._before, self._new = self._new[-1:], []
+        self._shown = self._decode(self._before)
+        return new
+
+    def flush(self) -> str:
+        text = self._decode(self._before + self._new)
+        new = text[len(self._shown) :] if self._new else ""
+        self._before, self._new, self._shown = [], [], ""
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._pieces.tokenizer.decode(tokens, skip_special_tokens=self._skip)

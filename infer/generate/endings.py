@@ -1,0 +1,94 @@
+"""What a completion does with the tokens that were drawn for it, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from .requests import FinishReason, Output, TokenLogprob
+from .sampling import Picked
+from .sequence import Sequence as Completion
+
+
+def take(completion: Completion, picked: Sequence[Picked], eos_ids: Collection[int], context: int) -> Output:
+    """Add tokens until one ends the completion, or differs from the draft that the next ones were drawn after."""
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    text, draft = "", completion.draft
+    for place, (token, logprob) in enumerate(picked):
+        if token < 0:
+            reason = "the logits are not finite"
+            if completion.grammar is not None:
+                reason = "no token fits the grammar, or the logits are not finite"
+            return _output(completion, tokens, logprobs, text, "error", reason)
+        completion.tokens.append(token)
+        completion.outputs += 1
+        tokens.append(token)
+        if logprob is not None:
+            logprobs.append(logprob)
+        shown, finish, by = _add(completion, token, eos_ids, context)
+        text += shown
+        if finish is not None:
+            return _output(completion, tokens, logprobs, text, finish, by)
+        if place < len(draft) and draft[place] != token:
+            break
+    return _output(completion, tokens, logprobs, text)
+
+
+def ended(completion: Completion, finish: FinishReason, by: str | None = None) -> Output:
+    """Without a new token."""
+    return _output(completion, [], [], "", finish, by)
+
+
+def _add(
+    completion: Completion, token: int, eos_ids: Collection[int], context: int
+) -> tuple[str, FinishReason | None, str | int | None]:
+    """The text that became certain, and why it ends with this token, if it does."""
+    sampling = completion.job.sampling
+    if completion.counts is not None:
+        completion.counts.add(token)
+    grammar = completion.grammar
+    if grammar is not None and not grammar.accept(token):
+        return "", "error", f"the grammar refuses token {token}, which it had allowed"
+    free = completion.outputs > sampling.min_tokens or not sampling.min_tokens
+    is_eos = token in eos_ids and not sampling.ignore_eos
+    stream = completion.text
+    if free and (is_eos or token in sampling.stop_token_ids):
+        text = stream.push(token, stops=False)[0] if stream is not None and sampling.include_stop else ""
+        return text, "stop", token
+    text, met = stream.push(token, stops=free) if stream is not None else ("", None)
+    if met is not None:
+        return text, "stop", met
+    if grammar is not None and grammar.finished:
+        return text, "stop", None
+    if completion.outputs >= sampling.max_tokens or len(completion.tokens) >= context:
+        return text, "length", None
+    return text, None, None
+
+
+def _output(
+    completion: Completion,
+    tokens: list[int],
+    logprobs: list[TokenLogprob],
+    text: str,
+    finish: FinishReason | None = None,
+    by: str | int | None = None,
+) -> Output:
+    job = completion.job
+    if finish is not None and completion.text is not None and not (finish == "stop" and isinstance(by, str)):
+        rest, met = completion.text.finish()
+        text += rest
+        if met is not None:
+            finish, by = "stop", met
+    first = completion.outputs == len(tokens)
+    scores = tuple(job.scores) if first and job.scores is not None else ()
+    return Output(
+        id=job.request.id,
+        index=completion.index,
+        token_ids=tuple(tokens),
+        text=text,
+        logprobs=tuple(logprobs),
+        finish=finish,
+        stopped_by=by,
+        prompt_logprobs=scores,
+        cached_tokens=job.sequences[0].cached if first else 0,
+    )

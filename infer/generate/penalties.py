@@ -1,0 +1,53 @@
+"""Which tokens a sequence has had, and what that changes in the logits of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .requests import Sampling
+
+
+class Counts:
+    """Distinct tokens of prompt and output, and how often each is in the output; grows by one token at a time."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        tokens = list(dict.fromkeys(prompt))
+        self._place = {token: i for i, token in enumerate(tokens)}
+        self._of_prompt = len(tokens)
+        self._tokens = np.array([*tokens, *[0] * 64], dtype=np.int64)
+        self._counts = np.zeros(len(self._tokens), dtype=np.int64)
+
+    def add(self, token: int) -> None:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._tokens):
+            self._tokens, self._counts = (
+                np.concatenate([x, np.zeros_like(x)]) for x in (self._tokens, self._counts)
+            )
+        self._tokens[place] = token
+        self._counts[place] += 1
+
+    def take_back(self, tokens: Sequence[int]) -> None:
+        """Undo `add` of these tokens, the last ones added."""
+        for token in reversed(tokens):
+            place = self._place[token]
+            self._counts[place] -= 1
+            if self._counts[place] == 0 and place >= self._of_prompt:
+                del self._place[token]
+
+    def apply(self, row: Tensor, sampling: Sampling) -> None:
+        """Change logits float32 [vocab] in place: repetition (prompt and output; Keskar et al. 2019, CTRL), then
+        frequency and presence (output alone; OpenAI)."""
+        size = len(self._place)
+        index = torch.from_numpy(self._tokens[:size])
+        counts = torch.from_numpy(self._counts[:size]).to(row.device, row.dtype)
+        index = index.to(row.device)
+        values = row[index]
+        factor = sampling.repetition_penalty
+        if factor != 1:
+            values = torch.where(values > 0, values / factor, values * factor)
+        values -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+        row[index] = values

@@ -1,0 +1,313 @@
+"""Which tokens run in the next step: decode first, then pieces of prompts, within a budget of tokens and pages.
+
+Requests are ordered by rank (arrival, moved by priority; see `Job`), which never changes, so that nobody starves and
+two sequences never push each other out in turns. The first in rank can take the pages of all others, and what is
+admitted fits alone: there is always somebody who goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import UsageError
+from .pages import PagePool
+from .sequence import Sequence
+from .step import MAX_SEQUENCES, MAX_TOKENS
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """`batch_invariant`: a sequence runs in calls of its own and its prompt in fixed pieces, so that its tokens depend
+    on nothing else that runs, with any kernel that repeats itself; slower, as nothing is batched."""
+
+    step_tokens: int = 512  # of one step
+    mixed_tokens: int = (
+        128  # of prompts, in a step in which somebody decodes: bounds the wait between two tokens
+    )
+    max_running: int = 64  # sequences that hold pages
+    max_prefills: int = 8  # prompts that are under way together
+    max_queued: int = 1024  # requests waiting
+    max_queued_tokens: int = 1 << 20  # of their prompts
+    max_draft: int = 16  # guessed tokens of one sequence in one step
+    aging: float = 30.0  # seconds of waiting that are worth one step of priority
+    watermark: float = 0.01  # share of pages that stays free when a sequence is admitted beside others
+    prefix_cache: bool = True
+    batch_invariant: bool = False
+
+    def check(self, page: int) -> None:
+        """Raise `UsageError` for limits that contradict each other; `page`: tokens of one."""
+        for name in ("step_tokens", "mixed_tokens", "max_running", "max_prefills"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if self.max_running > self.step_tokens:
+            raise UsageError(
+                f"{self.max_running} sequences can't decode in steps of {self.step_tokens} tokens",
+                hint="Raise step_tokens or lower max_running",
+            )
+        if self.step_tokens > MAX_TOKENS or self.max_running > MAX_SEQUENCES:
+            raise UsageError(f"a step has at most {MAX_TOKENS} tokens of {MAX_SEQUENCES} sequences")
+        if self.batch_invariant and self.step_tokens % page:
+            raise UsageError(f"batch_invariant needs step_tokens divisible by the page of {page} tokens")
+
+
+class Work(NamedTuple):
+    """The next `size` tokens of a sequence, counted from `sequence.computed`; drafts stand after its tokens."""
+
+    sequence: Sequence
+    size: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it goes on with an output, as opposed to reading a prompt or what was computed before."""
+        sequence = self.sequence
+        return sequence.outputs > 0 and sequence.computed + 1 == len(sequence.tokens)
+
+
+class Scheduler:
+    def __init__(self, pool: PagePool, limits: EngineLimits) -> None:
+        self.pool, self.limits = pool, limits
+        self.waiting: list[Sequence] = []  # both in order of rank
+        self.running: list[Sequence] = []
+        self.preemptions = self.prefix_queries = self.prefix_hits = 0
+        self.free_slots = list(range(limits.max_running - 1, -1, -1))
+        self._turn = 0
+        self._reserve = max(1, int(pool.total * limits.watermark))
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is over, wherever it is; its pages are free at once."""
+        if sequence.slot >= 0:
+            self._leave(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` goes on where `parent` is, on the same pages; with no place for it, it waits and recomputes."""
+        if not self.free_slots:
+            self.add(child)
+            return
+        child.computed, child.names = parent.computed, list(parent.names)
+        child.pages = list(parent.pages)
+        for page in child.pages:
+            self.pool.share(page)
+        self._enter(child)
+
+    def plan(self) -> list[Work]:
+        """What to run next, pages taken for it; empty when there is nothing."""
+        self._make_way()
+        if self.limits.batch_invariant:
+            return self._plan_alone()
+        work = self._decodes()
+        budget = self.limits.step_tokens - sum(item.size for item in work)
+        if work:
+            budget = min(budget, self.limits.mixed_tokens)
+        if budget > 0:
+            work += self._prefills(budget)
+        return work
+
+    def _decodes(self) -> list[Work]:
+        work: list[Work] = []
+        decoding = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        budget = self.limits.step_tokens
+        spare = budget - len(decoding)
+        for sequence in decoding[:budget]:
+            if sequence.slot < 0:
+                continue  # lost its pages to one before it
+            draft = len(sequence.draft)
+            if draft and (draft > spare or not self._has_room(sequence, sequence.computed + 1 + draft)):
+                del sequence.draft[max(spare, 0) :]
+                if not self._has_room(sequence, sequence.computed + 1 + len(sequence.draft)):
+                    sequence.draft = []
+            if self._make_room(sequence, sequence.computed + 1 + len(sequence.draft)):
+                work.append(Work(sequence, 1 + len(sequence.draft)))
+                spare -= len(sequence.draft)
+        return work
+
+    def _prefills(self, budget: int) -> list[Work]:
+        """The one that has waited longest gets a quarter of the budget, the shortest the rest."""
+        waiting = self._prefilling()
+        if not waiting:
+            return []
+        counts: dict[int, int] = {}
+        order = [waiting[0]]
+        if len(waiting) > 1:
+            order += sorted(
+                waiting, key=lambda s: (s.job.request.priority, len(s.tokens) - s.computed, s.rank)
+            )
+        for i, sequence in enumerate(order):
+            self._adopt(sequence)
+            left = len(sequence.tokens) - sequence.computed - counts.get(sequence.slot, 0)
+            limit = budget if i or len(order) == 1 else max(budget // 4, 1)
+            count = min(left, limit, budget)
+            counts[sequence.slot] = counts.get(sequence.slot, 0) + count
+            budget -= count
+        return [Work(s, counts[s.slot]) for s in waiting if counts.get(s.slot)]
+
+    def _prefilling(self) -> list[Sequence]:
+        """In order of rank, those just admitted included."""
+        found = [s for s in self.running if len(s.tokens) - s.computed > 1]
+        while self.waiting and len(found) < self.limits.max_prefills:
+            first = self.waiting[0]
+            if not self._fits(first, hits := self._match(first)):
+                break
+            self._admit(first, hits)
+            insort(found, first, key=_rank)
+        return found
+
+    def _make_way(self) -> None:
+        """The first of the waiting takes the places of running ones of less priority, while it lacks its own."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], self.running[-1]
+            if first.job.request.priority >= last.job.request.priority or first.rank > last.rank:
+                return
+            if self._fits(first, self._match(first)):
+                return
+            self.preempt(last)
+
+    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
+        needed = -(-len(sequence.tokens) // self.pool.page) - len(hits) + sum(map(self.pool.is_idle, hits))
+        reserve = self._reserve if self.running else 0
+        return bool(self.free_slots) and self.pool.available >= needed + reserve
+
+    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
+        """Give the first of the waiting a slot, and pages for all its tokens."""
+        pool, page = self.pool, self.pool.page
+        blocks = -(-len(sequence.tokens) // page)
+        for hit in hits:
+            pool.share(hit)
+        sequence.pages = [*hits, *(pool.take() for _ in range(blocks - len(hits)))]
+        sequence.computed = sequence.cached = len(hits) * page
+        self.prefix_queries += len(sequence.tokens)
+        self.prefix_hits += sequence.cached
+        del self.waiting[0]
+        self._enter(sequence)
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        """Known pages of its beginning, one token at least left over to compute."""
+        page, step = self.pool.page, self.limits.step_tokens
+        if not self.pool.caching or sequence.job.scoring:
+            return []
+        full = (len(sequence.tokens) - 1) // page
+        hits = self.pool.match(sequence.page_name(block, page) for block in range(full))
+        if self.limits.batch_invariant:
+            del hits[len(hits) * page // step * step // page :]
+        return hits
+
+    def _adopt(self, sequence: Sequence) -> None:
+        """Take over pages that another with the same beginning has computed meanwhile."""
+        pool, page = self.pool, self.pool.page
+        if not pool.caching or sequence.job.scoring or sequence.computed % page:
+            return
+        while sequence.computed + page < len(sequence.tokens):
+            block = sequence.computed // page
+            known = pool.find(sequence.page_name(block, page))
+            if known is None:
+                return
+            if known != sequence.pages[block]:
+                pool.share(known)
+                pool.release(sequence.pages[block])
+                sequence.pages[block] = known
+                sequence.synced = min(sequence.synced, block)
+            sequence.computed += page
+            sequence.cached += page
+            self.prefix_hits += page
+
+    def _has_room(self, sequence: Sequence, length: int) -> bool:
+        return self._missing(sequence, length) <= self.pool.available
+
+    def _missing(self, sequence: Sequence, length: int) -> int:
+        """Pages to take so that `length` tokens fit and the next one is written to a page of its own."""
+        pages, page = sequence.pages, self.pool.page
+        block = sequence.computed // page
+        shared = block < len(pages) and self.pool.refs[pages[block]] > 1
+        return -(-length // page) - len(pages) + shared
+
+    def _make_room(self, sequence: Sequence, length: int) -> bool:
+        """False when its own pages were taken from it, since all others rank before it."""
+        pool, page = self.pool, self.pool.page
+        block = sequence.computed // page
+        pages = sequence.pages
+        if block < len(pages) and length <= len(pages) * page and pool.refs[pages[block]] == 1:
+            return True
+        while self._missing(sequence, length) > pool.available:
+            last = self.running[-1]
+            self.preempt(last)
+            if last is sequence:
+                return False
+        if block < len(pages):
+            owned = pool.own(pages[block])
+            if owned != pages[block]:
+                pages[block] = owned
+                sequence.synced = min(sequence.synced, block)
+        while len(pages) * page < length:
+            pages.append(pool.take())
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Its pages go; it waits in its place by rank, and what it had is computed again."""
+        self._leave(sequence)
+        sequence.computed = 0
+        sequence.draft = []
+        self.add(sequence)
+        self.preemptions += 1
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """`count` more tokens are in its pages; pages taken for drafts that failed go back."""
+        pool, page = self.pool, self.pool.page
+        before = sequence.computed // page
+        sequence.computed += count
+        after = sequence.computed // page
+        if after > before and pool.caching:
+            end = sequence.computed
+            if self.limits.batch_invariant:  # of whole pieces only: other cuts may differ in the last bit
+                step = self.limits.step_tokens
+                end = min(sequence.computed, sequence.job.prompt_length // step * step)
+            for block in range(before, end // page):
+                pool.name(sequence.pages[block], sequence.page_name(block, page))
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back pages beyond the computed tokens."""
+        keep = -(-sequence.computed // self.pool.page)
+        while len(sequence.pages) > keep:
+            self.pool.release(sequence.pages.pop())
+        sequence.synced = min(sequence.synced, keep)
+
+    def _plan_alone(self) -> list[Work]:
+        """A piece of one prompt, in turns the shortest and the one that waited longest, and every decoding one."""
+        work: list[Work] = []
+        piece = self.limits.step_tokens
+        decoding = [
+            s for s in self.running if s.computed >= s.job.prompt_length or s.computed + 1 == len(s.tokens)
+        ]
+        for sequence in decoding:
+            if sequence.slot >= 0 and self._make_room(sequence, sequence.computed + 1):
+                work.append(Work(sequence, 1))
+        busy = {id(s) for s in decoding}
+        waiting = [s for s in self._prefilling() if id(s) not in busy]
+        if waiting:
+            self._turn += 1
+            shortest = min(
+                waiting, key=lambda s: (s.job.request.priority, len(s.tokens) - s.computed, s.rank)
+            )
+            sequence = waiting[0] if self._turn % 4 == 0 else shortest
+            end = min((sequence.computed // piece + 1) * piece, sequence.job.prompt_length)
+            work.append(Work(sequence, end - sequence.computed))
+        return work
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.slot, sequence.synced = self.free_slots.pop(), 0
+        insort(self.running, sequence, key=_rank)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.free_slots.append(sequence.slot)
+        sequence.slot = -1
+        self.pool.release_all(sequence.pages)
+
+
+def _rank(sequence: Sequence) -> tuple[float, int, int]:
+    return sequence.rank

@@ -1,0 +1,70 @@
+"""The text of one completion as it grows: stop strings are found across token borders, and what may be the beginning
+of one is held back until it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .detokenize import Detokenizer
+
+
+class StopStrings:
+    """Text goes in in pieces of any size; the same text comes out whatever the pieces were.
+
+    The stop string that is complete first ends the text; of two that end together the longer one.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self.stops, self.include = tuple(stops), include
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """What may be shown now, and the stop string that was met."""
+        if not self.stops:
+            return text, None
+        held = self._held + text
+        met = min(
+            ((at + len(stop), at, stop) for stop in self.stops if (at := held.find(stop)) >= 0), default=None
+        )
+        if met is not None:
+            end, start, stop = met
+            self._held = ""
+            return held[: end if self.include else start], stop
+        keep = len(held) - self._may_begin(held)
+        self._held = held[keep:]
+        return held[:keep], None
+
+    def skip(self, text: str) -> str:
+        """Show text in which no stop string is looked for."""
+        held, self._held = self._held + text, ""
+        return held
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _may_begin(self, text: str) -> int:
+        """Length of the longest end of `text` that is the beginning of a stop string."""
+        best = 0
+        for stop in self.stops:
+            for size in range(min(len(stop) - 1, len(text)), best, -1):
+                if text.endswith(stop[:size]):
+                    best = size
+                    break
+        return best
+
+
+class TextStream:
+    """Tokens in, text out that ends with a whole character and holds no part of a stop string."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
+        self._detokenizer, self._stops = detokenizer, stops
+
+    def push(self, token: int, *, stops: bool = True) -> tuple[str, str | None]:
+        text = self._detokenizer.push(token)
+        return self._stops.push(text) if stops else (self._stops.skip(text), None)
+
+    def finish(self) -> tuple[str, str | None]:
+        """What was held back: half characters come out as U+FFFD. They can't complete a stop string but may."""
+        text, met = self._stops.push(self._detokenizer.flush())
+        return text + self._stops.flush(), met

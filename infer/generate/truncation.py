@@ -1,0 +1,95 @@
+"""Draws from a distribution, whole or cut by top-k, top-p (Holtzman et al. 2020) and min-p (Nguyen et al. 2024).
+
+Rows of logits come with their largest at 0. What a row draws depends on that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .requests import Sampling
+
+BLOCK = 256
+CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole row is sorted
+
+
+def choose_all(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """From all of float32 [rows, vocab]; blocks are summed first, so that only one is walked through."""
+    weights = _weights(values, samplings)
+    rows, vocab = weights.shape
+    short = -vocab % BLOCK
+    blocks = torch.nn.functional.pad(weights, (0, short)).view(rows, -1, BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    goal = sums[:, -1] * torch.tensor(draws, dtype=torch.float64, device=values.device)
+    block = _first_above(sums, goal)
+    own = blocks[torch.arange(rows, device=values.device), block].double().cumsum(-1)
+    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp_min(0)[:, None])[:, 0], 0.0)
+    place = _first_above(own, goal - before)
+    # Rounding may lead past the last token that has weight: then that one is meant.
+    last = (own < own[:, -1:]).sum(-1)
+    return (block * BLOCK + torch.minimum(place, last)).tolist()
+
+
+def choose_cut(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """From what top_k, then top_p, then min_p leave of float32 [rows, vocab], most likely first."""
+    vocab = values.shape[1]
+    tokens = [0] * len(samplings)
+    groups: dict[
+        int, list[int]
+    ] = {}  # by how many candidates are looked at: equal ones then always come in one order
+    for i, sampling in enumerate(samplings):
+        width = sampling.top_k if 0 < sampling.top_k < vocab else min(CANDIDATES, vocab)
+        groups.setdefault(width, []).append(i)
+    for width, rows in groups.items():
+        whole = len(rows) == len(samplings)
+        part = values if whole else values[rows]
+        found, enough = _cut(part, width, [samplings[i] for i in rows], [draws[i] for i in rows])
+        wide = [at for at, is_enough in enumerate(enough) if not is_enough]
+        if wide:
+            named = [rows[at] for at in wide]
+            again, _ = _cut(part[wide], vocab, [samplings[i] for i in named], [draws[i] for i in named])
+            for at, token in zip(wide, again, strict=True):
+                found[at] = token
+        for i, token in zip(rows, found, strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def _cut(
+    values: Tensor, width: int, samplings: Sequence[Sampling], draws: Sequence[float]
+) -> tuple[list[int], list[bool]]:
+    """Tokens, and of each row whether its `width` most likely ones were enough to know it."""
+    vocab, device = values.shape[1], values.device
+    best = values.topk(width, -1) if width < vocab else values.sort(stable=True, dim=-1, descending=True)
+    table = [(s.top_k or vocab, s.top_p, s.min_p, draw) for s, draw in zip(samplings, draws, strict=True)]
+    columns = torch.tensor(table, dtype=torch.float64, device=device)
+    top_k, top_p, min_p, draw = (column[:, None] for column in columns.unbind(1))
+    weights = _weights(best[0], samplings).double()
+    weights = torch.where(torch.arange(width, device=device) < top_k, weights, 0.0)
+    reached = weights.cumsum(-1)
+    mass = reached[:, -1:]
+    if width < vocab and any(s.top_p < 1 and not 0 < s.top_k <= width for s in samplings):
+        mass = torch.where(
+            top_k <= width, mass, _weights(values, samplings).sum(-1, True, dtype=torch.float64)
+        )
+    kept = (reached - weights < top_p * mass) | (top_p >= 1)
+    kept &= (weights > 0) & (weights >= min_p)
+    kept[:, 0] = True
+    enough = (top_k <= width) | ~kept[:, -1:] | (width == vocab)
+    reached = torch.where(kept, weights, 0.0).cumsum(-1)
+    place = _first_above(reached, (reached[:, -1:] * draw)[:, 0])
+    place = torch.minimum(place, kept.sum(-1) - 1)
+    return best[1].gather(1, place[:, None])[:, 0].tolist(), enough[:, 0].tolist()
+
+
+def _weights(values: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    heat = torch.tensor([[s.temperature] for s in samplings], device=values.device, dtype=values.dtype)
+    return (values / heat).exp_()
+
+
+def _first_above(sums: Tensor, goal: Tensor) -> Tensor:
+    """Per row of ascending sums the first place whose sum exceeds the goal."""
+    return torch.searchsorted(sums, goal[:, None].contiguous(), right=True)[:, 0].clamp_max(sums.shape[1] - 1)
