@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infer.errors import InputError, OverloadedError
 from infer.generate.engine import Engine
 from infer.generate.requests import Output, Request, Sampling
 from infer.generate.scheduler import EngineLimits
