@@ -15,7 +15,7 @@ import torch
 
 from ..errors import NotUsableError, unknown
 from ..spec import Choice
-from .memory import memory_available, peak_rss, reset_peak, resident_split, rss
+from .memory import memory_available, peak_rss, reset_peak, resident_split, rss, without_holes
 from .speed import last_level_cache, peak_flops, read_bandwidth, sync
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -208,4 +208,5 @@ __all__ = [
     "rss",
     "sync",
     "versions",
+    "without_holes",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import torch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _SMAPS = Path("/proc/self/smaps_rollup")
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit and use, cgroup v2 then v1.
@@ -84,3 +88,21 @@ def resident_split() -> tuple[int, int] | None:
         return None
     anonymous = int(fields["Anonymous"]) * 1024
     return anonymous, max(0, int(fields["Rss"]) * 1024 - anonymous)
+
+
+@contextmanager
+def without_holes() -> Iterator[None]:
+    """Give every block of a mebibyte and more its own mapping, which goes back to the system when it is freed.
+
+    glibc raises that limit to 32 MiB as large blocks come and go; from then on what is kept between temporaries holds
+    the heap open. Afterwards the limit stands where glibc's own rule would have put it. Nothing happens elsewhere.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)

@@ -8,12 +8,14 @@ was packed once, for callers that try one assignment of formats after another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from .. import device as hardware
 from ..errors import NotUsableError, SourceError, UsageError
 from ..spec import Finding, Plan
 from ..weights import WeightReader, check_finite
@@ -131,7 +133,8 @@ def quantize_model(
         if progress:
             progress(done, len(accepted), weight.name)
         origin = origin_of(weight, reader, renames or {})
-        packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
+        with hardware.without_holes() if weight.tensor.is_meta else nullcontext():
+            packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
         findings += _swap(weight, origin, format, packing, totals)
     if progress:
         progress(len(accepted), len(accepted), "")
