@@ -6,7 +6,6 @@ process (`test_in_the_interpreter`). In this one the kernels are compiled for tw
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from infer.kernels import gpu, packing
 from infer.kernels.linear_packed import lut4_twin
+from tests.triton_ahead import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -242,42 +242,6 @@ def test_in_the_interpreter() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-
-
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
-
-
-def assembly(captured: list[tuple], capability: int) -> list[str]:
-    """PTX of captured launches, compiled ahead of time as Triton would for these arguments; no GPU is asked."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    texts = []
-    for kernel, args, options in captured:
-        signature, constants, hints = {}, {}, {}
-        for i, (parameter, argument) in enumerate(itertools.zip_longest(kernel.params, args, fillvalue=None)):
-            name = parameter.name
-            plain = not parameter.do_not_specialize
-            if parameter.is_constexpr:
-                signature[name], constants[name] = "constexpr", options[name]
-            elif isinstance(argument, Tensor):
-                signature[name], hints[(i,)] = "*" + NAMES[argument.dtype], [["tt.divisibility", 16]]
-            elif argument == 1 and plain:
-                signature[name], constants[name] = "constexpr", 1
-            else:
-                signature[name] = "i32"
-                if argument % 16 == 0 and plain:
-                    hints[(i,)] = [["tt.divisibility", 16]]
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
-        chosen = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
-        compiled = triton.compile(
-            source,
-            target=GPUTarget("cuda", capability, 32),
-            options={**chosen, "enable_fp_fusion": options.get("fused", True)},
-        )
-        texts.append(compiled.asm["ptx"])
-    return texts
 
 
 @pytest.fixture

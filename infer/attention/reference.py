@@ -19,7 +19,7 @@ def refuses(args: Args) -> str | None:
 
 def attend(args: Args) -> Tensor:
     _portable.write(args)
-    out = torch.empty_like(args.query)
+    out = args.query.new_empty(args.query.shape)  # dense, as the operator's shape function says
     starts, lengths = args.query_start.tolist(), args.seq_lens.tolist()
     for row, length in enumerate(lengths):
         part = slice(starts[row], starts[row + 1])

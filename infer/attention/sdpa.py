@@ -5,7 +5,6 @@ Never `enable_gqa`, which reads keys and values once for each query head. No sof
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,7 +24,7 @@ def refuses(args: Args) -> str | None:
 
 def attend(args: Args) -> Tensor:
     _portable.write(args)
-    out = torch.empty_like(args.query)
+    out = args.query.new_empty(args.query.shape)  # dense, as the operator's shape function says
     starts, lengths = args.query_start.tolist(), args.seq_lens.tolist()
     for row, length in enumerate(lengths):
         part = slice(starts[row], starts[row + 1])

@@ -1,0 +1,214 @@
+"""Tiles of queries over pieces of their past.
+
+The rows of a tile are the query heads of one key head, of a few tokens of one sequence; sequences share no tile. Tile
+number `query_start[b] // tokens + b` is the first of sequence b: that is known without counting, and leaves some tiles
+without work. Logits are kept times log2(e), so that exponentials are powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..kernels.gpu.launch import launch
+from ._args import Args
+from ._triton_merge import merge, with_sink
+from ._triton_write import views
+
+if TYPE_CHECKING:
+    from .triton import Tiling
+
+LOG2E = math.log2(math.e)
+
+
+@triton.jit
+def _sequence(start_ptr: tl.tensor, tile: tl.tensor, batch: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
+    """The last sequence whose first tile is not after `tile`."""
+    found = 0
+    for first in range(0, batch, 128):
+        b = first + tl.arange(0, 128)
+        start = tl.load(start_ptr + b, mask=b < batch, other=0)
+        found += tl.sum(((b < batch) & (start // TOKENS + b <= tile)).to(tl.int32), 0)
+    return found - 1
+
+
+@triton.jit
+def _logits(scores: tl.tensor, scale: tl.tensor, cap: tl.tensor, SOFTCAP: tl.constexpr) -> tl.tensor:
+    if SOFTCAP:  # cap * tanh(scores * scale / 2), by one exponential that may overflow
+        return cap - 2 * cap / (tl.exp2(scores * scale) + 1)
+    return scores * scale
+
+
+@triton.jit(do_not_specialize=["batch", "blocks", "tokens"])
+def _attend(
+    query_ptr: tl.tensor,
+    cache_ptr: tl.tensor,  # of one layer, in the type of the cache
+    step_ptr: tl.tensor,  # the same bytes as float32
+    table_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    sink_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [T, Hq, D], or of each piece [splits, T, Hq, D] float32
+    most_ptr: tl.tensor,  # float32 [splits, T, Hq]
+    sum_ptr: tl.tensor,
+    query_token: tl.tensor,  # strides
+    query_head: tl.tensor,
+    page_stride: tl.tensor,  # of cache_ptr
+    step_stride: tl.tensor,  # of step_ptr
+    batch: tl.tensor,
+    blocks: tl.tensor,
+    tokens: tl.tensor,  # T
+    width: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    PAGE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+    WHOLE: tl.constexpr,  # one piece: the result is stored
+    LOCAL: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+) -> None:
+    kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
+    split, splits = tl.program_id(2), tl.num_programs(2)
+    sequence = _sequence(start_ptr, tl.program_id(0), batch, TOKENS)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    begin = (tl.program_id(0) - first // TOKENS - sequence) * TOKENS
+    if begin >= count:
+        return
+    past = tl.load(length_ptr + sequence) - count
+    row = tl.arange(0, ROWS)
+    token, head = begin + row // GROUP, kv_head * GROUP + row % GROUP
+    real = (token < count) & (row < TOKENS * GROUP)
+    column = tl.arange(0, WIDTH)
+    filled = column < width
+    from_query = (first + token).to(tl.int64) * query_token + head * query_head
+    kept = real[:, None] & filled[None]
+    query = tl.load(query_ptr + from_query[:, None] + column[None], mask=kept, other=0.0)
+    position = past + token
+
+    stop = past + tl.minimum(begin + TOKENS, count)
+    low = 0
+    if LOCAL:
+        low = tl.maximum(past + begin + 1 - window, 0)
+    each = tl.cdiv(tl.cdiv(stop - low, splits), KEYS) * KEYS
+    low += split * tl.maximum(each, LEAST)
+    stop = tl.minimum(stop, low + tl.maximum(each, LEAST))
+
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    half = kv_heads * PAGE * width
+    for start in range(low, stop, KEYS):
+        j = start + tl.arange(0, KEYS)
+        inside = j < stop
+        page = tl.load(table_ptr + sequence.to(tl.int64) * blocks + j // PAGE, mask=inside, other=0)
+        page, place = page.to(tl.int64), kv_head * PAGE + j % PAGE
+        at = cache_ptr + (page * page_stride + place * width)[:, None] + column[None]
+        taken = inside[:, None] & filled[None]
+        key = tl.load(at, mask=taken, other=0).to(query_ptr.dtype.element_ty)
+        value = tl.load(at + half, mask=taken, other=0).to(query_ptr.dtype.element_ty)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        steps = step_ptr + page * step_stride + half // 2 + place
+        if QUANTIZED:
+            scores *= tl.load(steps, mask=inside, other=0.0)[None]
+        seen = inside[None] & (j[None] <= position[:, None])
+        if LOCAL:
+            seen &= j[None] > position[:, None] - window
+        scores = tl.where(seen, _logits(scores, scale, cap, SOFTCAP), float("-inf"))
+        highest = tl.maximum(most, tl.max(scores, 1))
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(scores - finite[:, None])
+        rescale = tl.exp2(most - finite)
+        total = total * rescale + tl.sum(weight, 1)
+        acc *= rescale[:, None]
+        if QUANTIZED:  # steps relative to the largest, so that float16 weights do not vanish
+            value_step = tl.load(steps + kv_heads * PAGE, mask=inside, other=0.0)
+            largest = tl.maximum(tl.max(value_step, 0), 1e-30)
+            weight *= (value_step / largest)[None]
+            acc += tl.dot(weight.to(value.dtype), value, input_precision="ieee") * largest
+        else:
+            acc += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        most = highest
+
+    to = (first + token).to(tl.int64) * (kv_heads * GROUP) + head
+    at = out_ptr + to[:, None] * width + column[None]
+    if WHOLE:
+        if SINKS:
+            most, total, acc = with_sink(most, total, acc, tl.load(sink_ptr + head).to(tl.float32))
+        acc /= tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=kept)
+    else:
+        piece = split * tokens.to(tl.int64) * (kv_heads * GROUP)
+        tl.store(most_ptr + piece + to, most, mask=real)
+        if low < stop:  # the merge reads nothing else of a piece without keys
+            tl.store(sum_ptr + piece + to, total, mask=real)
+            tl.store(at + piece * width, acc, mask=kept)
+
+
+def attend_tiles(args: Args, tile: Tiling, splits: int, least: int) -> Tensor:
+    """The output [T, Hq, D]; keys and values of the new tokens are in the cache already."""
+    query = args.query if args.query.stride(2) == 1 else args.query.contiguous()
+    cache, steps = views(args)
+    tokens, heads, width = query.shape
+    batch, blocks = args.block_table.shape
+    out = query.new_empty(query.shape)
+    whole = splits == 1
+    pieces = out if whole else query.new_empty((splits, *query.shape), dtype=torch.float32)
+    most, total = (query.new_empty((splits, tokens, heads), dtype=torch.float32) for _ in range(2))
+    scale, cap = args.scale * LOG2E, 0.0
+    if args.softcap:
+        scale, cap = 2 * scale / args.softcap, args.softcap * LOG2E
+    launch(
+        _attend,
+        (tokens // tile.tokens + batch, args.layout.kv_heads, splits),
+        query,
+        cache,
+        steps,
+        args.block_table,
+        args.query_start,
+        args.seq_lens,
+        args.seq_lens if args.sinks is None else args.sinks,
+        pieces,
+        most,
+        total,
+        *query.stride()[:2],
+        cache.stride(0),
+        steps.stride(0),
+        batch,
+        blocks,
+        tokens,
+        width,
+        args.window,
+        scale,
+        cap,
+        PAGE=args.page,
+        GROUP=heads // args.layout.kv_heads,
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        KEYS=tile.keys,
+        WIDTH=triton.next_power_of_2(width),
+        LEAST=least,
+        WHOLE=whole,
+        LOCAL=args.window > 0,
+        SOFTCAP=args.softcap > 0,
+        SINKS=args.sinks is not None,
+        QUANTIZED=args.layout.dtype == "int8",
+        num_warps=tile.warps,
+        num_stages=2,
+    )
+    if not whole:
+        merge(pieces, most, total, args.sinks, out)
+    return out

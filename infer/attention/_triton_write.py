@@ -1,0 +1,112 @@
+"""Put new keys and values into their slots of the cache: one program for each token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..kernels.gpu.launch import cdiv, launch
+from ._args import Args
+from ._portable import LEVELS, TINY
+
+_LEVELS = tl.constexpr(float(LEVELS))
+_TINY = tl.constexpr(TINY)
+# Adding and taking away 1.5 * 2**23 rounds a float32 below 2**22 to an integer, halves to even.
+_ROUNDER = tl.constexpr(1.5 * 2**23)
+_MOST = 4096  # numbers of one program
+
+
+@triton.jit
+def _put(
+    source_ptr: tl.tensor,
+    target_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    head: tl.tensor,
+    kept: tl.tensor,
+    QUANTIZED: tl.constexpr,
+) -> None:
+    x = tl.load(source_ptr, mask=kept, other=0.0)
+    if QUANTIZED:
+        values = x.to(tl.float32)
+        largest = tl.max(tl.abs(values), 1)
+        step = tl.maximum(tl.div_rn(largest, tl.zeros_like(largest) + _LEVELS), _TINY)
+        ratio = tl.div_rn(values, tl.broadcast_to(step[:, None], values.shape))
+        tl.store(target_ptr, ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8), mask=kept)
+        tl.store(step_ptr, step, mask=head)
+    else:
+        tl.store(target_ptr, x.to(tl.float32).to(target_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _write(
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    cache_ptr: tl.tensor,  # of one layer, in the type of the cache
+    step_ptr: tl.tensor,  # the same bytes as float32
+    slot_ptr: tl.tensor,
+    key_token: tl.tensor,  # strides
+    key_head: tl.tensor,
+    value_token: tl.tensor,
+    value_head: tl.tensor,
+    page_stride: tl.tensor,  # of cache_ptr
+    step_stride: tl.tensor,  # of step_ptr
+    heads: tl.tensor,
+    width: tl.tensor,
+    PAGE: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_ptr + token)
+    if slot < 0:
+        return
+    page, place = slot // PAGE, slot % PAGE
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, WIDTH)
+    kept = (head < heads)[:, None] & (column < width)[None]
+    row = head * PAGE + place
+    to = cache_ptr + page * page_stride + row[:, None] * width + column[None]
+    steps = step_ptr + page * step_stride + heads * PAGE * width // 2 + row
+    key = key_ptr + token * key_token + head[:, None] * key_head + column[None]
+    value = value_ptr + token * value_token + head[:, None] * value_head + column[None]
+    half = heads * PAGE * width
+    _put(key, to, steps, head < heads, kept, QUANTIZED)
+    _put(value, to + half, steps + heads * PAGE, head < heads, kept, QUANTIZED)
+
+
+def views(args: Args) -> tuple[Tensor, Tensor]:
+    """The layer's pages as numbers of the cache's type and as float32, both [pages, …]."""
+    layer = args.kv_cache[args.layer]
+    kind = getattr(torch, args.layout.dtype)
+    return layer.view(kind), layer.view(torch.float32)
+
+
+def write(args: Args) -> None:
+    key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (args.key, args.value))
+    cache, steps = views(args)
+    tokens, heads, width = key.shape
+    padded = triton.next_power_of_2(width)
+    together = min(triton.next_power_of_2(heads), max(_MOST // padded, 1))
+    launch(
+        _write,
+        (tokens, cdiv(heads, together)),
+        key,
+        value,
+        cache,
+        steps,
+        args.slot_mapping,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        cache.stride(0),
+        steps.stride(0),
+        heads,
+        width,
+        PAGE=args.page,
+        QUANTIZED=args.layout.dtype == "int8",
+        HEADS=together,
+        WIDTH=padded,
+        num_warps=4,
+    )

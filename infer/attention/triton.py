@@ -1,0 +1,94 @@
+"""Flash-decoding and prefill on NVIDIA GPUs over the portable page layout, in Triton.
+
+Three launches: new keys and values go to their slots, tiles of queries attend to pieces of their past, the pieces are
+merged. Grids and scratch depend on shapes alone; lengths are read on the device. So nothing waits for the GPU, and a
+CUDA graph of a step is good for any lengths that its block table can hold.
+
+(Dao et al., Flash-Decoding for long-context inference, 2023.) Compilers keep `infer::attend_paged` whole, as they keep
+every operator whose number of rows is symbolic: the best tile is known when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import gpu
+from ._args import Args
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+WIDEST = 256  # numbers of a head: more do not fit into the registers of a tile
+LEAST = 256  # tokens of a piece of the past, at least: below that merging costs more than it saves
+MOST_SPLITS = 64
+
+
+class Tiling(NamedTuple):
+    """A program attends with `tokens` new tokens of one sequence, `rows` ≥ tokens * group, to `keys` at a time."""
+
+    rows: int
+    tokens: int
+    keys: int
+    warps: int
+
+
+def missing() -> str | None:
+    return gpu.why_not()
+
+
+def refuses(args: Args) -> str | None:
+    if args.query.device.type != "cuda":
+        return f"the tensors are on {args.query.device.type}"
+    if args.query.dtype not in FLOATS:
+        return f"queries are {args.query.dtype}"
+    if args.layout.head_dim > WIDEST:
+        return f"heads of {args.layout.head_dim} numbers; at most {WIDEST}"
+    return "the bytes of a page are not a multiple of 4" if args.kv_cache.shape[2] % 4 else None
+
+
+def tiling(args: Args) -> Tiling:
+    """From shapes alone: as many rows as a sequence has on average, between those of one tensor-core tile and 128."""
+    count, heads, width = args.query.shape
+    group = heads // args.key.shape[1]
+    padded = _power_above(width)
+    wide = args.query.dtype == torch.float32  # no tensor cores: larger tiles would leave the registers
+    most = 16 if wide else 128 if padded <= 128 else 64
+    mean = -(-count // max(len(args.seq_lens), 1))
+    rows = max(min(_power_above(mean * group), most), 16, _power_above(group))
+    size = getattr(torch, args.layout.dtype).itemsize
+    keys = min(max(16384 // (padded * max(size, 2)), 16), 32 if wide else 64)
+    return Tiling(rows, rows // group, keys, 8 if rows >= 128 else 4)
+
+
+def splits_of(args: Args, tile: Tiling, processors: int) -> int:
+    """Into how many pieces the past is cut, so that each multiprocessor has two programs; fixed in a CUDA graph."""
+    batch, blocks = args.block_table.shape
+    tiles = (args.query.shape[0] + batch * (tile.tokens - 1)) // tile.tokens  # at most so many have work
+    reach = blocks * args.page
+    if args.window:
+        reach = min(reach, args.window + tile.tokens)
+    wanted = -(-2 * processors // max(tiles * args.layout.kv_heads, 1))
+    return max(1, min(wanted, -(-reach // LEAST), MOST_SPLITS))
+
+
+def attend(args: Args) -> Tensor:
+    from ..kernels.gpu.launch import processors
+
+    tile = tiling(args)
+    return run(args, tile, splits_of(args, tile, processors(args.query.device)))
+
+
+def run(args: Args, tile: Tiling, splits: int, least: int = LEAST) -> Tensor:
+    """`attend` with a given tile and number of pieces; `least`: tokens of a piece."""
+    from ._triton_attend import attend_tiles
+    from ._triton_write import write
+
+    if not args.query.numel():
+        return args.query.new_empty(args.query.shape)
+    write(args)
+    return attend_tiles(args, tile, splits, least)
+
+
+def _power_above(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,46 @@
+"""Triton kernels compiled ahead of time for a GPU that needn't be here."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
+
+
+def assembly(captured: list[tuple], capability: int) -> list[str]:
+    """PTX of captured launches (kernel, arguments, options), as Triton would compile them; no GPU is asked."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    texts = []
+    for kernel, args, options in captured:
+        signature, constants, hints = {}, {}, {}
+        for i, (parameter, argument) in enumerate(itertools.zip_longest(kernel.params, args, fillvalue=None)):
+            name = parameter.name
+            plain = not parameter.do_not_specialize
+            if parameter.is_constexpr:
+                signature[name], constants[name] = "constexpr", options[name]
+            elif isinstance(argument, Tensor):
+                signature[name], hints[(i,)] = "*" + NAMES[argument.dtype], [["tt.divisibility", 16]]
+            elif isinstance(argument, float):
+                signature[name] = "fp32"
+            elif argument == 1 and plain:
+                signature[name], constants[name] = "constexpr", 1
+            else:
+                signature[name] = "i32"
+                if argument % 16 == 0 and plain:
+                    hints[(i,)] = [["tt.divisibility", 16]]
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
+        chosen = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
+        compiled = triton.compile(
+            source,
+            target=GPUTarget("cuda", capability, 32),
+            options={**chosen, "enable_fp_fusion": options.get("fused", True)},
+        )
+        texts.append(compiled.asm["ptx"])
+    return texts
