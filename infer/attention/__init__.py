@@ -88,3 +88,4 @@ ARGUMENTS = (
     "float softcap"
 )
 _library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
+_library.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only

@@ -1,7 +1,8 @@
 """Portable operators → packed native ones, in a captured program that is lowered for the CPU.
 
 `plan_packing` rewrites the program; which tensors it then wants, and from which weights they are made, is a list of
-`Packing`. Layers that read the same input (q, k and v; gate and up) become one call.
+`Packing`. Layers that read the same input (q, k and v; gate and up) become one call. Attention over a paged cache
+takes the same arguments natively, but another page layout: all of a program's or none.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _KINDS = {
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
 }
+ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks among the arguments
 
 
 def usable(program: ExportedProgram) -> bool:
-    """Whether the program has layers for the native kernels, and they work here."""
-    return _wanted(program) > 0 and native.why_not() is None
+    """Whether the program has layers or attention for the native kernels, and they work here."""
+    return _wanted(program) + _attentions(program) > 0 and native.why_not() is None
 
 
 def _wanted(program: ExportedProgram) -> int:
@@ -37,15 +39,22 @@ def _wanted(program: ExportedProgram) -> int:
     return sum(str(node.target) in _KINDS or fusable(node) for node in nodes)
 
 
+def _attentions(program: ExportedProgram) -> int:
+    return sum(str(node.target) == ATTENTION for node in program.graph.nodes if node.op == "call_function")
+
+
 def findings(program: ExportedProgram) -> list[Finding]:
-    """Which kernels compute the quantized layers of a program on the CPU, and why."""
-    count = _wanted(program)
-    if not count:
+    """Which kernels compute the quantized layers and the attention of a program on the CPU, and why."""
+    counts = {"native layers": _wanted(program), "native attention": _attentions(program)}
+    if not any(counts.values()):
         return []
     reason = native.why_not()
-    if reason:
-        return [Finding("lower", "native layers", 0, "layers", f"portable operators, slower: {reason}")]
-    return [Finding("lower", "native layers", count, "layers", f"own kernels for {native.isa()}")]
+    why = f"portable operators, slower: {reason}" if reason else f"own kernels for {native.isa()}"
+    return [
+        Finding("lower", what, 0 if reason else count, "layers", why)
+        for what, count in counts.items()
+        if count
+    ]
 
 
 def packed(program: ExportedProgram) -> ExportedProgram:
@@ -61,6 +70,7 @@ def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[AnyPac
     program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)
     rewriter.run()
+    rewriter.attend()
     return rewriter.program(), [*convolutions, *rewriter.packings]
 
 
@@ -81,6 +91,17 @@ class _Rewriter(Rewriter):
         for key, members in groups.items():
             self._replace(str(key[0]), members)
         self._drop_unused()
+
+    def attend(self) -> None:
+        """The native attention in place of the portable one."""
+        for node in self._graph.nodes:
+            if str(node.target) != ATTENTION:
+                continue
+            node.target = torch.ops.infer.attend_native.default
+            sinks = node.args[SINKS]
+            if isinstance(sinks, fx.Node):
+                with self._graph.inserting_before(node):
+                    node.update_arg(SINKS, self._cast(sinks, torch.float32))
 
     def _layer(self, node: fx.Node) -> tuple[str, Layer] | None:
         """What to pack for this node, or None: another operator, device or dtype, or operands that are computed."""

@@ -1,0 +1,31 @@
+// AVX2: 16 tokens are two registers.
+#include <immintrin.h>
+
+#include "attend_kernel.h"
+
+namespace infer_native {
+namespace {
+
+struct Lane {
+  static constexpr int COUNT = 8, ROWS = 6, GROUPS = 1, SUMS = 12, TILE_ROWS = 6, TILE_VECTORS = 2;
+
+  static __m256 fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+  static __m256 max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+  static __m256 load_half(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+  static __m256 load_bytes(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+  }
+  static uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+};
+
+}  // namespace
+}  // namespace infer_native
+
+#include "attend_decode.h"
+#include "attend_tile.h"
+#include "attend_write.h"
+
+namespace infer_native {
+const AttendKernel ATTEND_AVX2 = {decodes, write_cache, decode, merge, attend_tile, 16 * Lane::TILE_ROWS};
+}

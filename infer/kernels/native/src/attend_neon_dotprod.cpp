@@ -1,0 +1,48 @@
+// ARM: 16 tokens are four registers.
+#include <arm_neon.h>
+
+#include <cstring>
+
+#include "attend_kernel.h"
+
+namespace infer_native {
+namespace {
+
+struct Lane {
+  static constexpr int COUNT = 4, ROWS = 5, GROUPS = 1, SUMS = 20, TILE_ROWS = 5, TILE_VECTORS = 4;
+
+  static float32x4_t fma(float32x4_t a, float32x4_t b, float32x4_t c) { return vfmaq_f32(c, a, b); }
+  static float32x4_t max(float32x4_t a, float32x4_t b) { return vmaxq_f32(a, b); }
+  static float32x4_t load_half(const void* p) {
+    float16x4_t halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return vcvt_f32_f16(halves);
+  }
+  static float32x4_t load_bytes(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof four);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(static_cast<uint32_t>(four))))));
+  }
+  static uint16_t float_to_half(float value) {
+    const __fp16 half = static_cast<__fp16>(value);
+    uint16_t bits;
+    std::memcpy(&bits, &half, sizeof bits);
+    return bits;
+  }
+  static float half_to_float(uint16_t bits) {
+    __fp16 half;
+    std::memcpy(&half, &bits, sizeof half);
+    return half;
+  }
+};
+
+}  // namespace
+}  // namespace infer_native
+
+#include "attend_decode.h"
+#include "attend_tile.h"
+#include "attend_write.h"
+
+namespace infer_native {
+const AttendKernel ATTEND_NEON_DOTPROD = {decodes, write_cache, decode, merge, attend_tile, 18 * Lane::TILE_ROWS};
+}

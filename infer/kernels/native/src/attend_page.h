@@ -1,0 +1,270 @@
+// Numbers of the cache as registers of floats, and where they lie in a page. Included by each instruction set after its
+// `Lane`, which says how wide a register is.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "attend_kernel.h"
+
+namespace infer_native {
+namespace {
+
+constexpr int LANES = Lane::COUNT;
+constexpr int GROUP_VECTORS = KEY_GROUP / LANES;
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+// function(0), …, function(N - 1) with constant arguments: arrays indexed by them stay in registers.
+template <class Function, int... I>
+inline __attribute__((always_inline)) void unroll(Function function, std::integer_sequence<int, I...>) {
+  (function(std::integral_constant<int, I>()), ...);
+}
+
+template <int N, class Function>
+inline __attribute__((always_inline)) void unroll(Function function) {
+  unroll(function, std::make_integer_sequence<int, N>());
+}
+
+template <class T>
+inline T load_as(const void* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline Floats load(const void* p) { return load_as<Floats>(p); }
+inline void store(void* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+inline Floats broadcast(float v) { return v - Floats{}; }
+
+inline float reduce_max(Floats v) {
+  float most = v[0];
+  for (int i = 1; i < LANES; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+inline float reduce_add(Floats v) {
+  float part[LANES];
+  store(part, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  return part[0];
+}
+
+template <Number T>
+constexpr int64_t SIZE = T == Number::FLOAT32 ? 4 : T == Number::INT8 ? 1 : 2;
+
+inline int64_t size_of(Number type) { return type == Number::FLOAT32 ? 4 : type == Number::INT8 ? 1 : 2; }
+
+template <Number T>
+inline Floats load_numbers(const uint8_t* p) {
+  if constexpr (T == Number::FLOAT32) return load(p);
+  if constexpr (T == Number::FLOAT16) return Lane::load_half(p);
+  if constexpr (T == Number::BFLOAT16)
+    return (Floats)(__builtin_convertvector(load_as<Halves>(p), Unsigned) << 16);
+  if constexpr (T == Number::INT8) return Lane::load_bytes(p);
+}
+
+// function(constant) for the type at hand.
+template <class Function>
+inline void with_type(Number type, Function function) {
+  switch (type) {
+    case Number::FLOAT32: return function(std::integral_constant<Number, Number::FLOAT32>());
+    case Number::FLOAT16: return function(std::integral_constant<Number, Number::FLOAT16>());
+    case Number::BFLOAT16: return function(std::integral_constant<Number, Number::BFLOAT16>());
+    case Number::INT8: return function(std::integral_constant<Number, Number::INT8>());
+  }
+}
+
+template <int MAX, class Function>
+inline void with_height(int height, Function function) {
+  if constexpr (MAX > 1) {
+    if (height < MAX) return with_height<MAX - 1>(height, function);
+  }
+  function(std::integral_constant<int, MAX>());
+}
+
+inline uint16_t bfloat_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float number_at(const uint8_t* p, Number type) {
+  switch (type) {
+    case Number::FLOAT32: return load_as<float>(p);
+    case Number::FLOAT16: return Lane::half_to_float(load_as<uint16_t>(p));
+    case Number::BFLOAT16: {
+      const uint32_t bits = static_cast<uint32_t>(load_as<uint16_t>(p)) << 16;
+      return load_as<float>(&bits);
+    }
+    case Number::INT8: break;
+  }
+  return static_cast<int8_t>(*p);
+}
+
+// Of INT8 the code, which is given as a float.
+inline void put_number(uint8_t* p, Number type, float value) {
+  switch (type) {
+    case Number::FLOAT32: std::memcpy(p, &value, 4); return;
+    case Number::FLOAT16: {
+      const uint16_t half = Lane::float_to_half(value);
+      std::memcpy(p, &half, 2);
+      return;
+    }
+    case Number::BFLOAT16: {
+      const uint16_t half = bfloat_of(value);
+      std::memcpy(p, &half, 2);
+      return;
+    }
+    case Number::INT8: *p = static_cast<uint8_t>(static_cast<int8_t>(value));
+  }
+}
+
+inline void read_row(const Heads& heads, Number type, int64_t token, int64_t head, int64_t dim, float* out) {
+  const auto* row = static_cast<const uint8_t*>(heads.data) +
+                    (token * heads.token_stride + head * heads.head_stride) * size_of(type);
+  with_type(type, [&](auto kind) {
+    constexpr Number T = decltype(kind)::value;
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store(out + i, load_numbers<T>(row + i * SIZE<T>));
+    for (; i < dim; ++i) out[i] = number_at(row + i * SIZE<T>, T);
+  });
+}
+
+inline void write_row(const Heads& heads, Number type, int64_t token, int64_t head, int64_t dim, const float* row) {
+  const int64_t at = token * heads.token_stride + head * heads.head_stride;
+  auto* out = static_cast<uint8_t*>(heads.data) + at * size_of(type);
+  if (type == Number::FLOAT32) {
+    std::memcpy(out, row, static_cast<size_t>(dim) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < dim; ++i) put_number(out + i * size_of(type), type, row[i]);
+}
+
+inline void rotate(const AttendArgs& args, int64_t token, float* row) {
+  if (args.cos == nullptr) return;
+  const float *cos = args.cos + token * args.rotary_dim, *sin = args.sin + token * args.rotary_dim;
+  const int64_t half = args.rotary_dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = row[i], b = row[i + half];
+    row[i] = a * cos[i] - b * sin[i];
+    row[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// One KV head of a page.
+struct PageHead {
+  uint8_t *keys, *values;
+  uint8_t *key_steps, *value_steps;  // floats, perhaps not aligned; of INT8 only
+
+  PageHead() = default;
+  PageHead(const AttendArgs& args, int64_t page, int64_t head) {
+    const int64_t half = args.page * args.head_dim * size_of(args.cache_type), steps = args.page * 4;
+    const bool stepped = args.cache_type == Number::INT8;
+    keys = args.pages + page * args.page_bytes + head * 2 * (half + (stepped ? steps : 0));
+    values = keys + half;
+    key_steps = values + half;
+    value_steps = key_steps + steps;
+  }
+};
+
+inline bool grouped(const AttendArgs& args) { return args.page % KEY_GROUP == 0; }
+
+// Where number 0 of a token's key is, in numbers, and how far apart the others are.
+struct KeyPlace {
+  int64_t start, stride;
+
+  KeyPlace(const AttendArgs& args, int64_t place)
+      : start(place * args.head_dim), stride(1) {
+    if (!grouped(args)) return;
+    start = place / KEY_GROUP * KEY_GROUP * args.head_dim + place % KEY_GROUP;
+    stride = KEY_GROUP;
+  }
+};
+
+// e^x for x <= 0: Cody and Waite's reduction, a polynomial of degree 6 (Cephes expf), 1 ulp; 0 below -87.
+inline Floats exponential(Floats x) {
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Floats shifted = Lane::fma(x, broadcast(1.44269504088896341f), magic);
+  const Floats n = shifted - magic;
+  Floats r = Lane::fma(n, broadcast(-0.693359375f), x);
+  r = Lane::fma(n, broadcast(2.12194440e-4f), r);
+  Floats p = broadcast(1.9875691500e-4f);
+  p = Lane::fma(p, r, broadcast(1.3981999507e-3f));
+  p = Lane::fma(p, r, broadcast(8.3334519073e-3f));
+  p = Lane::fma(p, r, broadcast(4.1665795894e-2f));
+  p = Lane::fma(p, r, broadcast(1.6666665459e-1f));
+  p = Lane::fma(p, r, broadcast(5.0000001201e-1f));
+  p = Lane::fma(p * r, r, r) + broadcast(1.0f);
+  const Ints power = ((Ints)shifted << 23) + (Ints)broadcast(1.0f);
+  return x < broadcast(-87.0f) ? Floats{} : p * (Floats)power;
+}
+
+inline float exponential(float x) { return exponential(broadcast(x))[0]; }
+
+// cap * tanh(x / cap), by e^-2|x/cap|.
+inline Floats capped(Floats x, float cap) {
+  const Floats y = x * broadcast(1 / cap), size = y < Floats{} ? -y : y;
+  const Floats e = exponential(size * broadcast(-2.0f));
+  const Floats t = (broadcast(1.0f) - e) / (broadcast(1.0f) + e) * broadcast(cap);
+  return y < Floats{} ? -t : t;
+}
+
+// Places in the cache that a new token sees.
+struct Seen {
+  int64_t low, high;
+
+  Seen(const AttendArgs& args, const Span& span, int64_t token) {
+    high = span.position(token) + 1;
+    low = args.window && high > args.window ? high - args.window : 0;
+    if (high < low) high = low;
+  }
+};
+
+// The exponentials of logits [begin, end), multiples of LANES, less `most`, in place; their sum is returned.
+inline float exponentials(float* logits, int64_t begin, int64_t end, float most) {
+  Floats sum = {};
+  for (int64_t t = begin; t < end; t += LANES) {
+    const Floats e = exponential(load(logits + t) - broadcast(most));
+    store(logits + t, e);
+    sum += e;
+  }
+  return reduce_add(sum);
+}
+
+// Caps the logits of a row at [begin, end), hides those outside `seen`, counted from `origin`, and gives the largest.
+inline float finish_logits(const AttendArgs& args, float* logits, int64_t begin, int64_t end, Seen seen, int64_t origin) {
+  if (args.softcap != 0)
+    for (int64_t t = begin; t < end; t += LANES) store(logits + t, capped(load(logits + t), args.softcap));
+  const int64_t low = seen.low - origin, high = seen.high - origin;
+  for (int64_t t = begin; t < end && t < low; ++t) logits[t] = NONE;
+  for (int64_t t = high > begin ? high : begin; t < end; ++t) logits[t] = NONE;
+  Floats most = broadcast(NONE);
+  for (int64_t t = begin; t < end; t += LANES) most = Lane::max(most, load(logits + t));
+  return reduce_max(most);
+}
+
+// The weighted values of a row become its result: divided by the sum, in which the sink takes part.
+inline void write_result(const AttendArgs& args, int64_t token, int64_t head, float most, float sum, float* row) {
+  float scale = 1;
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[head], top = most > sink ? most : sink;
+    scale = most == NONE ? 0 : exponential(most - top);
+    sum = sum * scale + exponential(sink - top);
+  }
+  const float factor = sum == 0 ? 0 : scale / sum;  // a NaN stays
+  for (int64_t i = 0; i < args.head_dim; i += LANES) store(row + i, load(row + i) * broadcast(factor));
+  write_row(args.out, args.type, token, head, args.head_dim, row);
+}
+
+}  // namespace
+}  // namespace infer_native

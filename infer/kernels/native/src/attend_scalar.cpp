@@ -1,0 +1,68 @@
+// Any CPU: four numbers at a time, as the compiler sees fit, with one rounding more where there is no fused product.
+#include <cstring>
+
+#include "attend_kernel.h"
+
+namespace infer_native {
+namespace {
+
+struct Lane {
+  static constexpr int COUNT = 4, ROWS = 3, GROUPS = 1, SUMS = 8, TILE_ROWS = 3, TILE_VECTORS = 4;
+  typedef float Four __attribute__((vector_size(16)));
+
+  static Four fma(Four a, Four b, Four c) { return a * b + c; }
+  static Four max(Four a, Four b) { return a > b ? a : b; }
+  static Four load_half(const void* p) {
+    uint16_t halves[4];
+    std::memcpy(halves, p, sizeof halves);
+    return Four{half_to_float(halves[0]), half_to_float(halves[1]), half_to_float(halves[2]), half_to_float(halves[3])};
+  }
+  static Four load_bytes(const void* p) {
+    int8_t codes[4];
+    std::memcpy(codes, p, sizeof codes);
+    return Four{float(codes[0]), float(codes[1]), float(codes[2]), float(codes[3])};
+  }
+  // IEEE 754 binary16, halves to even; too large becomes infinite.
+  static uint16_t float_to_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+    if (size >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
+    if (size < 0x38800000) {  // below 2^-14: adding 0.5 puts multiples of 2^-24 into the low bits
+      float small;
+      std::memcpy(&small, &size, 4);
+      small += 0.5f;
+      std::memcpy(&bits, &small, 4);
+      return static_cast<uint16_t>(sign | (bits - 0x3f000000));
+    }
+    return static_cast<uint16_t>(sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13));
+  }
+  static float half_to_float(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, size = static_cast<uint32_t>(half & 0x7fff) << 13;
+    float value;
+    if (size >= 0x0f800000) {  // infinite or NaN
+      const uint32_t bits = size | 0x70000000;
+      std::memcpy(&value, &bits, 4);
+    } else {
+      std::memcpy(&value, &size, 4);
+      value *= 5.192296858534828e33f;  // 2^112
+    }
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    bits |= sign;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  }
+};
+
+}  // namespace
+}  // namespace infer_native
+
+#include "attend_decode.h"
+#include "attend_tile.h"
+#include "attend_write.h"
+
+namespace infer_native {
+const AttendKernel ATTEND_SCALAR = {decodes, write_cache, decode, merge, attend_tile, 16 * Lane::TILE_ROWS};
+}
