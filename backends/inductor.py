@@ -92,7 +92,11 @@ class Runner:
             packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[packed.AnyPacking])
             self._weights |= packed.pack(packings, self._weights)
         with quiet():
-            self._model = torch._inductor.aoti_load_package(str(folder / PACKAGE))
+            # One thread at a time calls it (the lock below); the events by which it would tell threads apart can't
+            # be asked while a CUDA graph is recorded.
+            self._model = torch._inductor.aoti_load_package(
+                str(folder / PACKAGE), run_single_threaded=device.startswith("cuda")
+            )
         wanted = self._model.get_constant_fqns()
         absent = [name for name in wanted if name not in self._weights]
         if absent:

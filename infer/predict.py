@@ -19,7 +19,7 @@ from torch import Tensor
 from . import artifact, capture, fidelity, folders, plugins
 from . import device as hardware
 from .errors import ArtifactError, InputError, NotUsableError, UsageError
-from .generate import StepShape, Windows
+from .generate import StepShape, Windows, cuda_graphs
 from .spec import LIMITS, Finding, precision_class
 from .text import Tokenizer
 
@@ -72,7 +72,7 @@ class Predictor:
         )
         runner = backend.open(opened, place)
         if (shape := generation_shape(manifest)) is not None:
-            runner = Windows(runner, shape, place)
+            runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
         predictor = cls(folder, manifest, runner, notes)
         try:
             predictor.self_test(exact=not differs)

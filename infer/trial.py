@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import capture, fidelity, plugins
+from .generate import cuda_graphs
 from .generate.step import StepShape
 from .generate.windows import Windows
 from .report import latency
@@ -139,7 +140,7 @@ def run_trial(
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
     """The runner, of a step as one of whole windows."""
-    return runner if shape is None else Windows(runner, shape, device)
+    return runner if shape is None else Windows(cuda_graphs.wrap(runner, device), shape, device)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
