@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from .detokenize import Pieces
 from .endings import ended, take
 from .hooks import Grammars, Speculation
 from .pages import PagePool, default_budget, new_cache, pages_for
-from .requests import Output, Request
+from .requests import FinishReason, Output, Request
 from .sampling import Pick, Picked, Sampler
 from .scheduler import EngineLimits, Scheduler, Work
 from .scoring import rows_to_score, score_prompts
@@ -236,7 +237,7 @@ class Engine:
         self.scheduler.advance(sequence, count)
         if not picks:
             if sequence.computed == len(sequence.tokens):
-                self._close(sequence, ended(sequence, "length"))
+                self._end_all(sequence, "length")
             return 0
         family = [pick.sequence for pick in picks]
         for child in family[1:]:
@@ -282,13 +283,13 @@ class Engine:
             for item in work:
                 self._run([item])
             return
-        sequence = work[0].sequence
-        job, reason = sequence.job, f"{type(error).__name__}: {error}"
         self.statistics.failed += 1
-        if not job.forked:  # none of its completions can begin
+        self._end_all(work[0].sequence, "error", f"{type(error).__name__}: {error}")
+
+    def _end_all(self, sequence: Sequence, finish: FinishReason, by: str | None = None) -> None:
+        """Without a token; with those completions that were to be forked from it."""
+        job, output = sequence.job, ended(sequence, finish, by)
+        if not job.forked:
             job.unfinished = 1
-            rest = range(1, job.sampling.n)
-            self._outputs += [
-                Output(id=job.request.id, index=i, finish="error", stopped_by=reason) for i in rest
-            ]
-        self._close(sequence, ended(sequence, "error", reason))
+            self._outputs += [msgspec.structs.replace(output, index=i) for i in range(1, job.sampling.n)]
+        self._close(sequence, output)

@@ -65,10 +65,9 @@ class Sampler:
         if any(pick.row != i for i, pick in enumerate(picks)) or len(picks) != len(logits):
             logits = logits[[pick.row for pick in picks]]
         if all(pick.sequence.plain for pick in picks):
-            top, ids = logits.max(-1)
             return [
-                Picked(token) if finite else Picked(-1)
-                for token, finite in zip(ids.tolist(), top.isfinite().tolist(), strict=True)
+                Picked(token) if value - value == 0 else Picked(-1)
+                for token, value in zip(*_best(logits), strict=True)
             ]
         wanted = [i for i, pick in enumerate(picks) if pick.sequence.job.sampling.logprobs is not None]
         raw = logits[wanted] if wanted else None
@@ -138,9 +137,7 @@ class Sampler:
             if s.temperature > 0 and (0 < s.top_k < self.vocab_size or s.top_p < 1 or s.min_p > 0)
         ]
         rest = sorted(set(range(len(picks))) - set(greedy) - set(cut))
-        top, ids = logits.max(-1)
-        finite = top.isfinite().tolist()
-        best = ids.tolist()
+        best, top = _best(logits)
         for i in greedy:
             tokens[i] = best[i]
         for rows, choose in ((cut, choose_cut), (rest, choose_all)):
@@ -150,7 +147,17 @@ class Sampler:
             draws = [
                 uniform(p.sequence.job.seed, p.sequence.index, p.sequence.outputs + p.ahead) for p in named
             ]
-            values = (logits if len(rows) == len(logits) else logits[rows]) - top[rows, None]
+            values = logits if len(rows) == len(logits) else logits[rows]
             for i, token in zip(rows, choose(values, [samplings[i] for i in rows], draws), strict=True):
                 tokens[i] = token
-        return [token if ok else -1 for token, ok in zip(tokens, finite, strict=True)]
+        return [token if value - value == 0 else -1 for token, value in zip(tokens, top, strict=True)]
+
+
+def _best(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Of each row the most likely token and its logit; a row with NaN gives NaN."""
+    if logits.device.type != "cpu":
+        top, ids = logits.max(-1)
+        return ids.tolist(), top.tolist()
+    rows = logits.numpy()  # whose argmax is twenty times as fast as torch's on a CPU
+    best = rows.argmax(-1)
+    return best.tolist(), rows[np.arange(len(rows)), best].tolist()

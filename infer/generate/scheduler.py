@@ -14,8 +14,10 @@ import msgspec
 
 from ..errors import UsageError
 from .pages import PagePool
-from .sequence import Sequence
+from .sequence import Rank, Sequence
 from .step import MAX_SEQUENCES, MAX_TOKENS
+
+OLDEST = 4  # one part in so many of the reading goes to the prompt that has waited longest
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,13 +137,11 @@ class Scheduler:
         counts: dict[int, int] = {}
         order = [waiting[0]]
         if len(waiting) > 1:
-            order += sorted(
-                waiting, key=lambda s: (s.job.request.priority, len(s.tokens) - s.computed, s.rank)
-            )
+            order += sorted(waiting, key=_shortest)
         for i, sequence in enumerate(order):
             self._adopt(sequence)
             left = len(sequence.tokens) - sequence.computed - counts.get(sequence.slot, 0)
-            limit = budget if i or len(order) == 1 else max(budget // 4, 1)
+            limit = budget if i or len(order) == 1 else max(budget // OLDEST, 1)
             count = min(left, limit, budget)
             counts[sequence.slot] = counts.get(sequence.slot, 0) + count
             budget -= count
@@ -277,23 +277,25 @@ class Scheduler:
         sequence.synced = min(sequence.synced, keep)
 
     def _plan_alone(self) -> list[Work]:
-        """A piece of one prompt, in turns the shortest and the one that waited longest, and every decoding one."""
+        """Every sequence that decodes, and a piece of one prompt: of the shortest, now and then of the oldest.
+
+        Outputs that are computed again after a preemption run one by one, as they did the first time.
+        """
+        self._prefilling()  # admits
         work: list[Work] = []
-        piece = self.limits.step_tokens
-        decoding = [
-            s for s in self.running if s.computed >= s.job.prompt_length or s.computed + 1 == len(s.tokens)
-        ]
-        for sequence in decoding:
-            if sequence.slot >= 0 and self._make_room(sequence, sequence.computed + 1):
+        reading: list[Sequence] = []
+        for sequence in list(self.running):
+            if sequence.computed < sequence.job.prompt_length and sequence.computed + 1 < len(
+                sequence.tokens
+            ):
+                reading.append(sequence)
+            elif sequence.slot >= 0 and self._make_room(sequence, sequence.computed + 1):
                 work.append(Work(sequence, 1))
-        busy = {id(s) for s in decoding}
-        waiting = [s for s in self._prefilling() if id(s) not in busy]
-        if waiting:
+        reading = [sequence for sequence in reading if sequence.slot >= 0]
+        if reading:
             self._turn += 1
-            shortest = min(
-                waiting, key=lambda s: (s.job.request.priority, len(s.tokens) - s.computed, s.rank)
-            )
-            sequence = waiting[0] if self._turn % 4 == 0 else shortest
+            sequence = reading[0] if self._turn % OLDEST == 0 else min(reading, key=_shortest)
+            piece = self.limits.step_tokens
             end = min((sequence.computed // piece + 1) * piece, sequence.job.prompt_length)
             work.append(Work(sequence, end - sequence.computed))
         return work
@@ -309,5 +311,9 @@ class Scheduler:
         self.pool.release_all(sequence.pages)
 
 
-def _rank(sequence: Sequence) -> tuple[float, int, int]:
+def _shortest(sequence: Sequence) -> tuple[int, int, Rank]:
+    return sequence.job.request.priority, len(sequence.tokens) - sequence.computed, sequence.rank
+
+
+def _rank(sequence: Sequence) -> Rank:
     return sequence.rank

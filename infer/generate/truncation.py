@@ -1,6 +1,6 @@
 """Draws from a distribution, whole or cut by top-k, top-p (Holtzman et al. 2020) and min-p (Nguyen et al. 2024).
 
-Rows of logits come with their largest at 0. What a row draws depends on that row alone.
+What a row draws depends on that row alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole 
 
 def choose_all(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
     """From all of float32 [rows, vocab]; blocks are summed first, so that only one is walked through."""
-    weights = _weights(values, samplings)
+    weights = _weights(values, samplings, values.amax(-1, keepdim=True))
     rows, vocab = weights.shape
     short = -vocab % BLOCK
     blocks = torch.nn.functional.pad(weights, (0, short)).view(rows, -1, BLOCK)
@@ -67,13 +67,14 @@ def _cut(
     table = [(s.top_k or vocab, s.top_p, s.min_p, draw) for s, draw in zip(samplings, draws, strict=True)]
     columns = torch.tensor(table, dtype=torch.float64, device=device)
     top_k, top_p, min_p, draw = (column[:, None] for column in columns.unbind(1))
-    weights = _weights(best[0], samplings).double()
+    top = best[0][:, :1]
+    weights = _weights(best[0], samplings, top).double()
     weights = torch.where(torch.arange(width, device=device) < top_k, weights, 0.0)
     reached = weights.cumsum(-1)
     mass = reached[:, -1:]
     if width < vocab and any(s.top_p < 1 and not 0 < s.top_k <= width for s in samplings):
         mass = torch.where(
-            top_k <= width, mass, _weights(values, samplings).sum(-1, True, dtype=torch.float64)
+            top_k <= width, mass, _weights(values, samplings, top).sum(-1, True, dtype=torch.float64)
         )
     kept = (reached - weights < top_p * mass) | (top_p >= 1)
     kept &= (weights > 0) & (weights >= min_p)
@@ -85,9 +86,10 @@ def _cut(
     return best[1].gather(1, place[:, None])[:, 0].tolist(), enough[:, 0].tolist()
 
 
-def _weights(values: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _weights(values: Tensor, samplings: Sequence[Sampling], top: Tensor) -> Tensor:
+    """Probabilities over that of the most likely token, whose logit is `top` [rows, 1]."""
     heat = torch.tensor([[s.temperature] for s in samplings], device=values.device, dtype=values.dtype)
-    return (values / heat).exp_()
+    return ((values - top) / heat).exp_()
 
 
 def _first_above(sums: Tensor, goal: Tensor) -> Tensor:
