@@ -25,6 +25,7 @@ class Echo:
         self.threads: set[int] = set()
         self.gate = threading.Event()
         self.gate.set()
+        self.most = 1000
         self.broken: Exception | None = None
 
     @property
@@ -39,6 +40,8 @@ class Echo:
 
     def submit(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
+        if len(self.left) >= self.most:
+            raise OverloadedError("full")
         if request.prompt == [666]:
             raise InputError("not this one")
         self.left[request.id], self.n[request.id] = list(request.prompt), request.sampling.n
@@ -179,6 +182,17 @@ def test_what_only_the_engine_notices_ends_the_request(driver: Driver) -> None:
     (output,) = box.wait()
     assert (output.finish, output.stopped_by) == ("error", "not this one")
     assert driver.failure is None
+
+
+def test_requests_that_came_together_wait_until_the_engine_takes_them(driver: Driver, engine: Echo) -> None:
+    engine.most, box = 2, Box()
+    engine.gate.clear()
+    for i in range(10):
+        driver.submit(request(str(i), i, i), box.put)
+    driver.cancel("7")
+    engine.gate.set()
+    ends = {o.id: o.finish for o in box.wait(10) if o.finish}
+    assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
 
 
 def test_a_name_that_runs_is_taken(driver: Driver, engine: Echo) -> None:

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..errors import InferError, InputError, NotReadyError
+from ..errors import InferError, InputError, NotReadyError, OverloadedError
 from .requests import Output, Request
 
 log = logging.getLogger("infer.generate")
 Deliver = Callable[[list[Output]], None]
 BEAT_SECONDS = 0.5  # between two signs of life of an idle driver
 CLOSE_SECONDS = 30.0
+MAX_MAIL = 1024  # requests that came since the last step began
 
 
 class Engine(Protocol):
@@ -59,6 +60,7 @@ class Driver:
         self.beat, self.steps = time.monotonic(), 0
         self._changed = threading.Condition()
         self._mail: deque[tuple[str, _Ticket | None]] = deque()  # (id, None): cancel it
+        self._late: deque[_Ticket] = deque()
         self._known: set[str] = set()  # submitted and not finished
         self._running: dict[str, _Ticket] = {}  # of the loop's own
         self._draining = self._closing = False
@@ -73,6 +75,8 @@ class Driver:
                 raise NotReadyError(f"the engine died: {self.failure}") from self.failure
             if self._draining:
                 raise NotReadyError("the engine is stopping")
+            if len(self._mail) >= MAX_MAIL:
+                raise OverloadedError(f"{len(self._mail)} requests came at once")
             if request.id in self._known:
                 raise InputError(f"a request named {request.id!r} is running", where="id")
             self._known.add(request.id)
@@ -127,7 +131,7 @@ class Driver:
     def _read_mail(self) -> bool:
         """Wait until there is something to do, apply what came; False when closing."""
         with self._changed:
-            while not self._mail and self.engine.idle and not self._closing:
+            while not (self._mail or self._late or self._closing) and self.engine.idle:
                 self.beat = time.monotonic()
                 self._changed.wait(BEAT_SECONDS)
             mail, self._mail = self._mail, deque()
@@ -138,19 +142,28 @@ class Driver:
         for id, ticket in mail:
             if ticket is not None:
                 self._running[id] = ticket
-                ended += self._admit(ticket)
+                self._late.append(ticket)
             elif id in self._running:
                 self.engine.cancel(id)
                 ended += _endings(self._running[id], "cancelled", None)
         self._send(ended)
+        self._send(self._admit())
         return True
 
-    def _admit(self, ticket: _Ticket) -> list[Output]:
-        try:
-            self.engine.submit(ticket.request)
-        except InferError as error:  # what `check` could not know
-            return _endings(ticket, "error", str(error))
-        return []
+    def _admit(self) -> list[Output]:
+        """Hand requests to the engine; those that came together and are too many for it wait for the next turn."""
+        ended: list[Output] = []
+        while self._late:
+            request = self._late[0].request
+            if self._running.get(request.id) is self._late[0]:
+                try:
+                    self.engine.submit(request)
+                except OverloadedError:
+                    break
+                except InferError as error:  # what `check` could not know
+                    ended += _endings(self._late[0], "error", str(error))
+            self._late.popleft()
+        return ended
 
     def _send(self, outputs: list[Output]) -> None:
         """Outputs of running requests, one call for each `deliver`."""

@@ -95,14 +95,18 @@ class Engine:
         """
         if request.id in self._jobs:
             raise InputError(f"a request {request.id!r} is already running", where="id")
-        self._admission.check(request, self.scheduler.waiting, self.statistics.tokens_per_second)
-        if request.grammar is not None and self._grammars is None:
-            raise InputError("this model was opened without structured output", where="grammar")
+        self.check(request)
         job = Job(request, self._number, self._clock(), self.limits.aging)
         job.sequences.append(self._open(job, 0))
         self._number += 1
         self._jobs[request.id] = job
         self.scheduler.add(job.sequences[0])
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would; changes nothing, and may be called from any thread."""
+        self._admission.check(request, list(self.scheduler.waiting), self.statistics.tokens_per_second)
+        if request.grammar is not None and self._grammars is None:
+            raise InputError("this model was opened without structured output", where="grammar")
 
     def cancel(self, request_id: str) -> None:
         """End a request; its pages are free at once, the next `step()` tells so. Unknown ids are no error."""

@@ -1,0 +1,199 @@
+"""A language model of an artifact, opened: its step, its tokenizer and chat template, its engine and the thread."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, NotUsableError, UsageError
+from ..text import Text
+from .chat import ChatTemplate, no_template
+from .config import GenerationConfig
+from .driver import Driver
+from .engine import Engine
+from .grammar import Grammars
+from .requests import Sampling
+from .scheduler import EngineLimits
+from .step import StepShape
+
+DEFAULT_TOKENS = Sampling().max_tokens
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)
+
+
+class Language:
+    """`step` runs the graph of `generate.step` over a cache of `shape`; `folder` holds the artifact's text files.
+
+    Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        shape: StepShape,
+        folder: Path,
+        *,
+        name: str = "the model",
+        device: str = "cpu",
+        kv_bytes: int | None = None,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self.step, self.shape, self.folder, self.name, self.device = step, shape, folder, name, device
+        self.vocab_size = shape.vocab_size
+        self._kv_bytes, self._limits = kv_bytes, limits
+        self._made: tuple[Engine, Driver] | None = None
+        self._closed, self._making = False, threading.Lock()
+
+    @cached_property
+    def text_or_none(self) -> Text | None:
+        path = self.folder / "tokenizer.json"
+        return Text(path) if path.is_file() else None
+
+    @property
+    def text(self) -> Text:
+        """Raises `UsageError` for an artifact without a tokenizer."""
+        if self.text_or_none is None:
+            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
+        return self.text_or_none
+
+    @cached_property
+    def config(self) -> GenerationConfig:
+        ids = self.text_or_none.tokenizer.get_vocab(True) if self.text_or_none is not None else {}
+        return GenerationConfig.open(self.folder, ids)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.open(self.folder)
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """None without a tokenizer or the package that constrains; `check_grammar` says which."""
+        if self.text_or_none is None or find_spec("llguidance") is None:
+            return None
+        return Grammars(self.text.tokenizer, self.vocab_size, self.eos_ids)
+
+    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
+        """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced."""
+        if self.grammars is None:
+            _ = self.text
+            raise NotUsableError(
+                "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
+            )
+        self.grammars.check(constraint)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
+
+    @property
+    def engine(self) -> Engine:
+        """Of the driver: only its thread may step it."""
+        return self._running[0]
+
+    @property
+    def driver(self) -> Driver:
+        return self._running[1]
+
+    @property
+    def _running(self) -> tuple[Engine, Driver]:
+        with self._making:
+            if self._closed:
+                raise UsageError(f"{self.name} is closed", hint="Open the artifact again")
+            if self._made is None:
+                engine = self.new_engine()
+                self._made = engine, Driver(engine, name=self.name)
+            return self._made
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together that there is room for."""
+        return self.engine.context
+
+    def new_engine(self, *, kv_bytes: int | None = None, limits: EngineLimits | None = None) -> Engine:
+        """One more engine over the same step, with a cache of its own; whoever asks for it steps it."""
+        text = self.text_or_none
+        return Engine(
+            self.step,
+            self.shape,
+            tokenizer=None if text is None else text.tokenizer,
+            eos_ids=self.eos_ids,
+            grammars=self.grammars,
+            kv_bytes=kv_bytes or self._kv_bytes,
+            limits=limits or self._limits,
+            device=self.device,
+        )
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return self.text.encode(text, special)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.text.decode(ids, skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.text.token_bytes(token_id)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, special tokens in it; raises `UsageError` for a model without a template."""
+        if self.template is None:
+            raise no_template(self.name)
+        return self.template.render(messages, tools=tools, **kwargs)
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        return self.encode(self.render_chat(messages, tools, **kwargs), special=False)
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Of text, or token ids as they are; raises `InputError` for anything else, and for nothing."""
+        given: Any = prompt
+        if isinstance(given, str):
+            ids = self.encode(given)
+        elif isinstance(given, Sequence) and not isinstance(given, bytes):
+            ids = list(given)
+        else:
+            raise InputError(f"expected text or token ids, got {type(prompt).__name__}", where="prompt")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise InputError("expected token ids", where="prompt")
+        if not ids:
+            raise InputError("the prompt is empty", where="prompt")
+        return ids
+
+    def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
+        """`given`, completed by what the model's makers recommend; without `max_tokens` at most 256, or what fits."""
+        made = dict(given)
+        if made.get("max_tokens") is None:
+            made["max_tokens"] = max(1, min(DEFAULT_TOKENS, self.context - prompt_tokens))
+        return self.config.complete(made)
+
+    def close(self) -> None:
+        with self._making:
+            self._closed, made = True, self._made
+        if made is not None:
+            made[1].close()
+
+
+def parse_size(text: str | int | None, where: str) -> int | None:
+    """`2GiB`, `500MB`, `1048576` → bytes."""
+    if text is None or isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    try:
+        size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    except (ValueError, KeyError):
+        size = 0
+    if size <= 0:
+        raise UsageError(f"expected a size like 2GiB or 500MB, got {text!r}", where=where)
+    return size

@@ -1,0 +1,110 @@
+"""Predictor: an opened artifact. Numpy in, numpy out; torch in, torch out; safe to call from many threads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file
+
+from .. import artifact, fidelity, plugins
+from .. import device as hardware
+from ..errors import ArtifactError, NotUsableError
+from ..generate import Windows, cuda_graphs
+from ..generate.language import parse_size
+from ..spec import LIMITS, Finding, precision_class
+from .generation import Generation, Options
+from .opening import differences, generation_shape, lower_again
+from .tensors import Array
+
+__all__ = ["Array", "Options", "Predictor", "generation_shape"]
+
+
+class Predictor(Generation):
+    """`with Predictor.load("model.infer") as p: p.predict({"image": array})`.
+
+    `inputs`, `outputs`: tuples of `TensorSpec`; `sizes`: symbolic size → (smallest, largest); `report`: the dict of
+    report.json; `notes`: what was noticed while opening (lowered again for this machine, …).
+    """
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        trust_code: bool = False,
+        kv_memory: str | int | None = None,
+        max_tokens_per_step: int | None = None,
+    ) -> Self:
+        """Verify hashes and trust, open (lowering again where the machine differs), run the golden inputs.
+
+        Of a language model, `kv_memory` is for its KV cache ("2GiB" or bytes; default: a share of what is free), and
+        `max_tokens_per_step` bounds how long others wait for a prompt that is read (default 512).
+
+        Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code nobody trusts),
+        `NotUsableError` (its backend can't run here).
+        """
+        parse_size(kv_memory, "kv_memory")
+        folder = Path(path)
+        manifest = artifact.read_manifest(folder)
+        artifact.verify(folder, manifest)
+        backend = plugins.get("backends", manifest.backend)
+        if reason := backend.missing():
+            raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
+        if threads:
+            torch.set_num_threads(threads)
+        place = hardware.resolve(manifest.device if device == "auto" else device).value
+        hardware.use_tf32(manifest.plan.dtype, place)
+        if backend.EXECUTES_CODE and not trust_code:
+            artifact.require_trust(folder, f"backend {manifest.backend}")
+        notes: list[Finding] = []
+        differs = differences(manifest.target, backend.target(place))
+        opened = (
+            lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
+        )
+        runner = backend.open(opened, place)
+        if (shape := generation_shape(manifest)) is not None:
+            runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
+        predictor = cls(folder, manifest, runner, notes)
+        predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
+        try:
+            predictor.self_test(exact=not differs)
+        except ArtifactError:
+            predictor.close()
+            raise
+        return predictor
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.path / "report.json").read_text())
+
+    def warmup(self) -> None:
+        """Run the golden inputs at batch 1 and at the largest batch, so that the first request pays for nothing."""
+        golden = load_file(self.path / "golden/inputs.safetensors")
+        for rows in {1, self.max_batch}:
+            self._run({spec.name: spec.with_rows(golden[spec.name], rows) for spec in self.inputs})
+
+    def self_test(self, *, exact: bool = True) -> None:
+        """Golden inputs through the runner: equal to what it gave when it was made, and near the float original."""
+        inputs = load_file(self.path / "golden/inputs.safetensors")
+        outputs = self._run(inputs)
+        made = load_file(self.path / "golden/outputs.safetensors")
+        plan = self.manifest.plan
+        limits = LIMITS["float32"] if exact else LIMITS[precision_class(plan.quant, plan.dtype)]
+        reason = fidelity.judge(fidelity.compare(made, outputs, task="tensors"), limits, None)
+        if reason:
+            raise ArtifactError(
+                f"the self-test failed: {reason}",
+                where=str(self.path),
+                hint="This machine computes other numbers than the one that made it; make the artifact again here",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

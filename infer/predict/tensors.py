@@ -1,0 +1,123 @@
+"""Tensors in, tensors out: what comes is checked against the specs, run in pieces that fit, and put together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import artifact
+from ..errors import InputError, UsageError
+from ..spec import Finding
+
+Array = np.ndarray | Tensor
+
+
+class Tensors:
+    def __init__(self, folder: Path, manifest: artifact.Manifest, runner: Any, notes: list[Finding]) -> None:
+        self.path, self.manifest, self.notes = folder, manifest, notes
+        self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
+        self.inputs, self.outputs, self.sizes = manifest.inputs, manifest.outputs, manifest.sizes
+        self.max_batch = self.sizes.get("batch", (1, 1))[1]
+        self._runner, self._lock = runner, threading.Lock()
+
+    def predict(self, inputs: Any) -> Any:
+        """Run one batch; more rows than `max_batch` run in pieces.
+
+        A mapping of arrays gives a mapping; a bare array, for a model of one input, a bare array when there is one
+        output; a list of such requests the list of their answers, batched together where shapes allow.
+        Raises `InputError` naming the input, what was expected and what came.
+        """
+        if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
+            return (
+                self._predict_rows(inputs) if self._stackable(inputs) else [self.predict(i) for i in inputs]
+            )
+        bare = not isinstance(inputs, Mapping)
+        if bare and len(self.inputs) != 1:
+            raise InputError(f"expected a mapping with {self._names()}, got {type(inputs).__name__}")
+        named: Mapping[str, Array] = {self.inputs[0].name: inputs} if bare else inputs
+        as_torch = any(isinstance(value, Tensor) for value in named.values())
+        outputs = self._run_pieces(self._check(named))
+        answer = {name: value if as_torch else value.numpy() for name, value in outputs.items()}
+        return next(iter(answer.values())) if bare and len(answer) == 1 else answer
+
+    def _stackable(self, requests: Sequence[Any]) -> bool:
+        shapes = {tuple(sorted((k, np.shape(v)[1:]) for k, v in self._named(r).items())) for r in requests}
+        return self._batched and len(requests) > 1 and len(shapes) == 1
+
+    def _named(self, request: Any) -> Mapping[str, Any]:
+        return request if isinstance(request, Mapping) else {self.inputs[0].name: request}
+
+    def _predict_rows(self, requests: Sequence[Any]) -> list[Any]:
+        checked = [self._check(self._named(request)) for request in requests]
+        joined = {name: torch.cat([one[name] for one in checked]) for name in checked[0]}
+        outputs, answers, start = self._run_pieces(joined), [], 0
+        for request, one in zip(requests, checked, strict=True):
+            stop = start + len(next(iter(one.values())))
+            rows = {name: value[start:stop] for name, value in outputs.items()}
+            as_torch = any(isinstance(value, Tensor) for value in self._named(request).values())
+            answer = {name: value if as_torch else value.numpy() for name, value in rows.items()}
+            bare = not isinstance(request, Mapping) and len(answer) == 1
+            answers.append(next(iter(answer.values())) if bare else answer)
+            start = stop
+        return answers
+
+    def _names(self) -> str:
+        return ", ".join(str(spec) for spec in self.inputs)
+
+    def _check(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        if surplus := sorted(set(named) - {s.name for s in self.inputs}):
+            raise InputError(
+                f"no input named {surplus[0]!r}; expected {self._names()}", where="request.inputs"
+            )
+        bound: dict[str, int] = {}
+        checked: dict[str, Tensor] = {}
+        for index, spec in enumerate(self.inputs):
+            where = f"request.inputs[{index}]"
+            if spec.name not in named:
+                raise InputError(f"missing input {spec}", where=where)
+            value = named[spec.name]
+            value = value if isinstance(value, np.ndarray | Tensor) else np.asarray(value)
+            spec.check(value, where, bound)
+            checked[spec.name] = (
+                value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+            )
+        for size, actual in bound.items():
+            low, high = self.sizes.get(size, (0, actual))
+            if not low <= actual <= high and not (size == "batch" and actual > high and self._batched):
+                raise InputError(
+                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
+                )
+        return checked
+
+    @property
+    def _batched(self) -> bool:
+        return all(s.batched for s in (*self.inputs, *self.outputs))
+
+    def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows = len(next(iter(inputs.values()))) if self._batched else 1
+        if rows <= self.max_batch:
+            return self._run(inputs)
+        starts = range(0, rows, self.max_batch)
+        parts = [self._run({n: v[i : i + self.max_batch] for n, v in inputs.items()}) for i in starts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with self._lock:
+            if self._runner is None:
+                raise UsageError(
+                    "this Predictor is closed", hint="Open the artifact again with Predictor.load"
+                )
+            outputs = self._runner.run(inputs)
+        return {name: value.detach().cpu() for name, value in outputs.items()}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None

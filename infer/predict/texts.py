@@ -1,0 +1,54 @@
+"""Text in for models of tensors that carry a tokenizer: token ids in rows, and embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..text import Tokenizer
+from .tensors import Tensors
+
+
+class Texts(Tensors):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.padding: dict[str, int] = {}
+        self._tokenizer: Tokenizer | None = None
+        if (self.path / "tokenizer.json").exists():
+            self.padding = {"input_ids": int(self.manifest.meta.get("pad_id") or 0), "attention_mask": 0}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The artifact's tokenizer; raises `UsageError` when it carries none."""
+        if self._tokenizer is None:
+            path = self.path / "tokenizer.json"
+            if not path.exists():
+                raise UsageError(f"{self.name} takes tensors, not text", hint=f"It expects {self._names()}")
+            longest = min(
+                int(self.manifest.meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1]
+            )
+            self._tokenizer = Tokenizer(path, max_length=longest, pad_id=self.padding["input_ids"])
+        return self._tokenizer
+
+    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask`: int64 [len(texts), longest], only those the model takes."""
+        wanted = {spec.name for spec in self.inputs}
+        return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
+
+    def count_tokens(self, texts: list[str]) -> int:
+        return sum(len(ids) for ids in self.tokenizer.encode(texts))
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """float32 [len(texts), dim]; texts of similar length run together, at most `max_batch` at a time."""
+        if self.task != "embedding":
+            raise UsageError(f"{self.name} is a {self.task} model, not an embedding model")
+        rows = self.tokenizer.encode(texts)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        width = self.outputs[0].shape[-1]
+        result = np.zeros((len(rows), int(width)), dtype=np.float32)
+        for start in range(0, len(order), self.max_batch):
+            chosen = order[start : start + self.max_batch]
+            result[chosen] = self.predict(self.tokenizer.pad([rows[i] for i in chosen]))[self.outputs[0].name]
+        return result
