@@ -122,7 +122,7 @@ class Live(SimpleNamespace):
 
 
 @contextlib.contextmanager
-def live(*predictors: Fake, limits: ServeLimits | None = None, api_key: str | None = None) -> Iterator[Live]:
+def live(*predictors: Any, limits: ServeLimits | None = None, api_key: str | None = None) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own."""
     service = Service(predictors, limits, api_key=api_key)
     config = uvicorn.Config(build(service), timeout_graceful_shutdown=1, **wire.options(service.limits))
@@ -150,9 +150,12 @@ def live(*predictors: Fake, limits: ServeLimits | None = None, api_key: str | No
         finally:
             server.should_exit = True
             thread.join(10)
-            for engine in service.engines.values():
-                engine.stop(NotReadyError("over"))
+            for model in service.models.values():
+                model.stop(NotReadyError("over"))
             service.pool.shutdown()
+            service.grammars.shutdown()
+            for predictor in predictors:
+                predictor.close()
     assert not failures, failures
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -20,11 +20,10 @@ from ..errors import InferError, NotFoundError, OverloadedError, ServeError
 from .body import ClientGoneError, discard, read_body
 from .routing import Call, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
 from .service import Service
+from .streaming import Receive, Send, send_pieces, watched
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -88,7 +87,7 @@ class Endpoint:
             self._admit(call)
             if call.route.method == "POST":
                 call.body = await read_body(receive, call.headers, self.service.limits)
-                return await _watched(call, receive)
+                return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
             return _reply(await call.route.handler(call), call.route)
         except InferError as error:
             return error_reply(error, dialect)
@@ -112,43 +111,14 @@ class Endpoint:
 
     def _nearest(self, path: str) -> Route:
         first = path.split("/")[1]
-        return next((r for r in self.routes if r.path.split("/")[1] == first), self.routes[0])
+        home = next((r for r in self.routes if r.path == "/"), self.routes[0])
+        return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
     def _count(self, call: Call, status: int, began: float) -> None:
-        engine = self.service.engines.get(call.model)
-        name, version = (call.model, engine.predictor.version) if engine else ("", "")
+        model = self.service.models.get(call.model)
+        name, version = (call.model, model.predictor.version) if model else ("", "")
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
-
-
-async def _watched(call: Call, receive: Receive) -> Reply:
-    """Run the handler; a client that hangs up cancels it. Nobody watches during the first milliseconds."""
-    loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
-    watcher: asyncio.Task[None] | None = None
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        if current is not None:
-            current.cancel()
-
-    def begin() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(watch())
-
-    timer = loop.call_later(PATIENCE, begin)
-    try:
-        return _reply(await call.route.handler(call), call.route)
-    except asyncio.CancelledError:
-        if gone:
-            raise ClientGoneError from None
-        raise
-    finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
 
 
 def _reply(value: Any, route: Route) -> Reply:
@@ -182,12 +152,15 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
 async def _send(call: Call, reply: Reply, receive: Receive, send: Send) -> None:
     headers = [
         (b"content-type", reply.media.encode()),
-        (b"content-length", b"%d" % len(reply.body)),
         (b"x-request-id", call.request_id.encode()),
         *reply.headers,
     ]
     if call.service.state == "draining" and (b"connection", b"close") not in headers:
         headers.append((b"connection", b"close"))
+    if reply.pieces is not None:
+        await send_pieces(reply, headers, receive, send)
+        return
+    headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     unread = reply.status in (413, 415) and not call.body
     await send({"type": "http.response.body", "body": reply.body, "more_body": unread})

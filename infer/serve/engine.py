@@ -82,6 +82,14 @@ class Engine:
             alarm.cancel()
 
     @property
+    def waiting(self) -> int:
+        return self.batcher.requests
+
+    def warmup(self) -> None:
+        """So that the first request pays for nothing. To be called before `start`."""
+        self.predictor.warmup()
+
+    @property
     def healthy(self) -> bool:
         """The thread lives, and its current batch is not stuck."""
         stuck = self.running and self.clock() - self.beat > self.limits.wedged_seconds

@@ -31,6 +31,9 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_requests: int = 1024
     max_queue_rows: int = 16384
     max_queue_bytes: int = 512 << 20
+    max_queue_tokens: int = 1 << 20  # of prompts without a first token
+    max_start_seconds: float = 60.0  # predicted wait for a first token beyond which prompts are turned away
+    generation_seconds: float = 600.0  # of a request for text that names no time
     max_wait_seconds: float = 5.0  # predicted wait beyond which new work is turned away
     wedged_seconds: float = 60.0  # a batch that runs longer makes the server not ready
     drain_seconds: float = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .routing import BINARY, JSON, Route
+from .routing import BINARY, EVENTS, JSON, Route
 
 PARAMETER = re.compile(r"{(\w+)}")
 REF = "#/components/schemas/{name}"
@@ -30,7 +30,10 @@ def statuses(route: Route, *, api_key: bool) -> list[int]:
 def document(routes: list[Route], version: str, *, api_key: bool = False) -> dict[str, Any]:
     """OpenAPI 3.1, ready for JSON."""
     types = {
-        t for r in routes for t in (r.In, r.Out, r.dialect.error) if t is not None and not isinstance(t, str)
+        t
+        for r in routes
+        for t in (r.In, r.Out, r.chunk, r.dialect.error)
+        if t is not None and not isinstance(t, str)
     }
     ordered = sorted(types, key=lambda t: t.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
@@ -52,9 +55,10 @@ def document(routes: list[Route], version: str, *, api_key: bool = False) -> dic
 def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str, Any]:
     name = f"{route.method.lower()}{re.sub(r'[^A-Za-z0-9]+', '_', route.path)}".rstrip("_")
     error = {JSON: {"schema": schema[route.dialect.error]}}
-    responses: dict[str, Any] = {
-        "200": {"description": "Done", "content": _content(route.Out, schema, route.binary)}
-    }
+    done = _content(route.Out, schema, route.binary)
+    if route.chunk is not None:
+        done[EVENTS] = {"schema": schema[route.chunk]}
+    responses: dict[str, Any] = {"200": {"description": "Done", "content": done}}
     for status in statuses(route, api_key=api_key):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
     operation: dict[str, Any] = {"operationId": name, "summary": route.summary, "responses": responses}

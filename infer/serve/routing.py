@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JSON = "application/json"
 BINARY = "application/octet-stream"
+EVENTS = "text/event-stream"
 
 
 class MethodError(ServeError):
@@ -37,14 +38,23 @@ class UnauthorizedError(ServeError):
     status, code = 401, "unauthorized"
 
 
+class Pieces(Protocol):
+    """A body that comes bit by bit; `close` frees what makes it, read to the end or not."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Reply:
-    """What goes back. `body` is sent as it is."""
+    """What goes back. `body` is sent as it is; with `pieces` they are the body."""
 
     body: bytes = b""
     status: int = 200
     media: str = JSON
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,15 @@ class Call:
         whole = self.body if part is None else part
         return strict.decode(whole, to, max_depth=self.service.limits.max_json_depth)
 
-    def timeout(self) -> float:
-        """Seconds this request may take: header X-Request-Timeout-Ms, else the server's default."""
+    def value(self) -> Any:
+        """The body as plain values, for `strict.convert`; raises `InputError`."""
+        return strict.parse(self.body, max_depth=self.service.limits.max_json_depth)
+
+    def timeout(self, default: float | None = None) -> float:
+        """Seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
         text = self.headers.get(b"x-request-timeout-ms")
         if text is None:
-            return self.service.limits.timeout_seconds
+            return default or self.service.limits.timeout_seconds
         if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
             raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
         return int(text) / 1000
@@ -86,7 +100,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Route:
-    """One row of the table. `In`: struct of the body, None without one; `Out`: struct, or a media type.
+    """One row of the table. `In`: struct of the body, None without one; `Out`: struct, or a media type;
+    `chunk`: struct of one event, where the answer may be a stream of them.
 
     `errors`: statuses that the handler adds to those every route can give. `work`: it runs a model, and is
     refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key.
@@ -103,3 +118,4 @@ class Route:
     work: bool = False
     binary: bool = False
     open: bool = False
+    chunk: type[Any] | None = None

@@ -108,10 +108,10 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
 
 def serve(service: Service, listener: socket.socket, *, say: Callable[[str], None] | None = None) -> int:
     """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it."""
-    for engine in service.engines.values():
+    for model in service.models.values():
         began = time.perf_counter()
-        engine.predictor.warmup()
-        name, version = engine.predictor.name, engine.predictor.version
+        model.warmup()
+        name, version = model.predictor.name, model.predictor.version
         service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
@@ -194,11 +194,13 @@ class _Signals:
 def greeting(service: Service, listener: socket.socket) -> str:
     """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
     host, port = listener.getsockname()[:2]
-    names = list(service.engines)
-    embeds = any(engine.predictor.task == "embedding" for engine in service.engines.values())
-    what = f"tensors at /v2/models/{names[0]}/infer" + (", embeddings at /v1/embeddings" if embeds else "")
+    what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
+    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
+        what.append("embeddings at /v1/embeddings")
+    if service.generators:
+        what.append("OpenAI clients at /v1")
     place = f"[{host}]" if ":" in host else host
-    return f"serving {', '.join(names)} at http://{place}:{port} - {what}, docs at /docs"
+    return f"serving {', '.join(service.models)} at http://{place}:{port} - {', '.join(what)}, docs at /docs"
 
 
 def _print(line: str) -> None:

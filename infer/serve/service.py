@@ -10,6 +10,8 @@ from typing import Any
 from .. import __version__
 from ..errors import NotFoundError, NotReadyError, UsageError
 from .engine import Engine
+from .generation import Generator
+from .generation_metrics import EngineCollector, GenerationMetrics, Shared
 from .limits import ServeLimits, check_model_name
 from .metrics import Metrics
 from .routing import Route
@@ -28,30 +30,49 @@ class Service:
         self.state = "starting"
         self.active = 0  # requests being answered
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
-        self.engines: dict[str, Engine] = {}
+        self.grammars = ThreadPoolExecutor(2, thread_name_prefix="infer-grammar")  # may take seconds
+        self.models: dict[str, Engine | Generator] = {}  # of every kind
+        self.engines: dict[str, Engine] = {}  # those that take tensors
+        self.generators: dict[str, Generator] = {}  # those that make text
+        self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
+        self.metrics.registry.register(self.collector)
         self.routes: list[Route] = []  # the table, once the app is built
         for predictor in predictors:
             self._add(predictor)
 
     def _add(self, predictor: Any) -> None:
         name, version = check_model_name(predictor.name), predictor.version
-        if name in self.engines:
+        if name in self.models:
             raise UsageError(
                 f"two models are named {name!r}",
                 hint="Serve one of them, or make it again under another name",
             )
-        engine = self.engines[name] = Engine(predictor, self.limits, self.metrics.model(name, version))
+        model = self._generator(predictor) if _generates(predictor) else self._engine(predictor)
+        self.models[name] = model
         watch = self.metrics.watch
-        watch("requests_running", "Rows in the batch that runs now", name, version, lambda: engine.running)
-        watch("requests_waiting", "Requests in the queue", name, version, lambda: engine.batcher.requests)
+        watch("requests_running", "Rows of the batch that runs now", name, version, lambda: model.running)
+        watch("requests_waiting", "Requests in the queue", name, version, lambda: model.waiting)
         age = "engine_heartbeat_age_seconds"
-        watch(age, "Since the engine last looked", name, version, lambda: engine.clock() - engine.beat)
+        watch(age, "Since the engine last looked", name, version, lambda: model.clock() - model.beat)
+
+    def _engine(self, predictor: Any) -> Engine:
+        name, version = predictor.name, predictor.version
+        engine = Engine(predictor, self.limits, self.metrics.model(name, version))
+        self.engines[name] = engine
+        return engine
+
+    def _generator(self, predictor: Any) -> Generator:
+        name, version = predictor.name, predictor.version
+        counters = GenerationMetrics(self.metrics, self.generation, name, version)
+        generator = self.generators[name] = Generator(predictor, self.limits, counters)
+        self.collector.stats[name, version] = generator.driver.stats
+        return generator
 
     def start(self) -> None:
         """On the running event loop, after the models are warm."""
         home = asyncio.get_running_loop()
-        for engine in self.engines.values():
-            engine.start(home)
+        for model in self.models.values():
+            model.start(home)
         self.state = "ready"
 
     @property
@@ -60,16 +81,18 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        return all(engine.healthy for engine in self.engines.values()) or self.state == "starting"
+        return all(model.healthy for model in self.models.values()) or self.state == "starting"
 
     @property
     def died(self) -> bool:
         """An engine ended for a reason of its own; the process is of no more use."""
-        return any(engine.failure is not None for engine in self.engines.values())
+        return any(model.failure is not None for model in self.models.values())
 
     def engine(self, name: str, version: str | None = None) -> Engine:
         """Raises `NotFoundError` for a name or version that is not served."""
         engine = self.engines.get(name)
+        if engine is None and name in self.generators:
+            raise NotFoundError(f"{name} makes text", hint="It is served at /v1/completions")
         if engine is None:
             raise NotFoundError("no such model is served", hint=f"Served: {', '.join(self.engines)}")
         if version is not None and version != engine.predictor.version:
@@ -85,16 +108,22 @@ class Service:
     def drain(self) -> None:
         """Admit nothing more; `idle` becomes true when all that was admitted is answered."""
         self.state = "draining"
-        for engine in self.engines.values():
-            engine.drain()
+        for model in self.models.values():
+            model.drain()
 
     @property
     def idle(self) -> bool:
-        return self.active == 0 and all(engine.idle for engine in self.engines.values())
+        return self.active == 0 and all(model.idle for model in self.models.values())
 
     def stop(self) -> None:
         """End the engines; what still waits is refused."""
         self.state = "draining"
-        for engine in self.engines.values():
-            engine.stop(NotReadyError("the server is stopping"))
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        for model in self.models.values():
+            model.stop(NotReadyError("the server is stopping"))
+        for pool in (self.pool, self.grammars):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _generates(predictor: Any) -> bool:
+    """Whether the artifact holds the step of a language model; else it is served as tensors."""
+    return (getattr(predictor.manifest, "meta", None) or {}).get("generation") is not None

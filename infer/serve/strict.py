@@ -13,7 +13,21 @@ T = TypeVar("T")
 
 
 def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int = 64) -> T:
-    """The JSON document as a `to`; raises `InputError` naming the place.
+    """The JSON document as a `to`; raises `InputError` naming the place."""
+    return convert(parse(text, max_depth=max_depth), to)
+
+
+def convert(value: Any, to: type[T]) -> T:
+    """What `parse` gave, as a `to`; raises `InputError` naming the place."""
+    try:
+        return msgspec.convert(value, to)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `")
+        raise InputError(message, where=where.rstrip("`")) from error
+
+
+def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:
+    """The JSON document as plain values; raises `InputError`.
 
     msgspec refuses malformed text, but keeps the last of two equal names: colons are counted against names.
     """
@@ -25,14 +39,11 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
         held = _colons(value, max_depth) if isinstance(value, dict | list) else 0
         if held != document.count(b":") or b"\\u" in document:
             _refuse_duplicates(document)
-        return msgspec.convert(value, to)
+        return value
     except UnicodeDecodeError as error:
         raise InputError("the body is not valid UTF-8") from error
     except RecursionError as error:
         raise InputError(f"JSON nested deeper than {max_depth}") from error
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `")
-        raise InputError(message, where=where.rstrip("`")) from error
     except msgspec.DecodeError as error:
         if str(error) == "Input data was truncated":
             wrong = "the JSON is cut short" + (", or holds a lone surrogate" if b"\\u" in document else "")

@@ -9,33 +9,27 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
+from ...errors import InputError
 from .. import texts
 from ..engine import Engine
-from ..routing import Call, Dialect, Route
+from ..generation import Generator
+from ..openai_dialect import DIALECT, find, require_json
+from ..routing import Call, Route
 from ..service import Service
 from ..tensors import to_json
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class OpenAIError(msgspec.Struct):
-    error: ErrorBody
-
-
 class Model(msgspec.Struct):
+    """`max_model_len`: tokens that prompt and completion may have together; null where nothing is generated."""
+
     id: str
     task: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "infer"
+    max_model_len: int | None = None
 
 
 class ModelList(msgspec.Struct):
@@ -61,7 +55,7 @@ class Embedding(msgspec.Struct):
     object: Literal["embedding"] = "embedding"
 
 
-class Usage(msgspec.Struct):
+class EmbeddingsUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
@@ -69,28 +63,8 @@ class Usage(msgspec.Struct):
 class Embeddings(msgspec.Struct):
     data: list[Embedding]
     model: str
-    usage: Usage
+    usage: EmbeddingsUsage
     object: Literal["list"] = "list"
-
-
-def _status(error: InferError) -> int:
-    return 429 if isinstance(error, OverloadedError) else error.status
-
-
-def _body(error: InferError) -> OpenAIError:
-    status = _status(error)
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
-        status, "invalid_request_error" if status < 500 else "server_error"
-    )
-    param = error.where.removeprefix("$.") if isinstance(error, InputError) and error.where else None
-    return OpenAIError(ErrorBody(str(error), kind, param, error.code))
-
-
-DIALECT = Dialect("openai", _status, _body, OpenAIError)
-
-
-class ModelNotFoundError(NotFoundError):
-    code = "model_not_found"
 
 
 def routes(service: Service) -> list[Route]:
@@ -112,21 +86,23 @@ def routes(service: Service) -> list[Route]:
 
 
 async def models(call: Call) -> ModelList:
-    return ModelList([Model(name, engine.predictor.task) for name, engine in call.service.engines.items()])
+    return ModelList([_described(name, served) for name, served in call.service.models.items()])
 
 
 async def model(call: Call) -> Model:
-    return Model(call.path["model"], _engine(call, call.path["model"]).predictor.task)
+    return _described(call.path["model"], find(call, call.path["model"]))
+
+
+def _described(name: str, served: Engine | Generator) -> Model:
+    context = served.context if isinstance(served, Generator) else None
+    return Model(name, served.predictor.task, max_model_len=context)
 
 
 async def embeddings(call: Call) -> Embeddings:
-    media = call.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
-    if media != b"application/json":
-        raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
+    require_json(call)
     request = call.json(EmbeddingsRequest)
-    engine = _engine(call, request.model)
-    call.model = request.model
-    if engine.predictor.task != "embedding":
+    engine = find(call, request.model)
+    if not isinstance(engine, Engine) or engine.predictor.task != "embedding":
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
@@ -140,14 +116,7 @@ async def embeddings(call: Call) -> Embeddings:
     engine.metrics.prompt_tokens.inc(used := texts.count(arrays))
     encode = _base64 if request.encoding_format == "base64" else _numbers(engine)
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
-    return Embeddings(data, request.model, Usage(used, used))
-
-
-def _engine(call: Call, name: str) -> Engine:
-    try:
-        return call.service.engine(name)
-    except NotFoundError as error:
-        raise ModelNotFoundError(error.message, hint=error.hint) from error
+    return Embeddings(data, request.model, EmbeddingsUsage(used, used))
 
 
 async def _tokens(call: Call, engine: Engine, given: str | list[Any]) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def home(call: Call) -> Home:
-    return Home("infer", call.service.version, list(call.service.engines), LINKS)
+    return Home("infer", call.service.version, list(call.service.models), LINKS)
 
 
 async def health(call: Call) -> Status:

@@ -1,0 +1,60 @@
+"""OpenAI's /v1/chat/completions: a conversation goes on, whole or as events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InputError
+from .. import answers, asked
+from ..chat_reply import Reply
+from ..openai_dialect import DIALECT, generator
+from ..openai_types import ChatChunk, ChatCompletion, ChatRequest
+from ..routing import Call, Route
+from ..service import Service
+from ..tool_calls import Tools
+
+
+def routes(service: Service) -> list[Route]:
+    return [
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            ChatRequest,
+            ChatCompletion,
+            chat,
+            "The next message of a conversation",
+            DIALECT,
+            (422, 429),
+            work=True,
+            chunk=ChatChunk,
+        )
+    ]
+
+
+async def chat(call: Call) -> Any:
+    request, unknown = asked.read(call, ChatRequest)
+    model = generator(call, request.model)
+    _refuse(request)
+    tools = Tools(request, model.template)
+    grammar = tools.constraint(asked.grammar(request))
+    shown = request.tools if tools.active else None
+    options = request.chat_template_kwargs or {}
+    prompt = await asked.chat_prompt(call, model, request.messages, shown, options)
+    reply = Reply(model, request, prompt, tools, grammar)
+    await asked.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
+    model.metrics.unknown_fields.inc(unknown)
+    stream = model.open([reply.request], timeout=asked.timeout(call, request), stepwise=bool(request.stream))
+    reply.read(stream)
+    if request.stream:
+        return answers.Events(stream, reply.events, reply.end).reply(model.headers())
+    try:
+        return reply.whole(await stream.rest())
+    finally:
+        stream.close()
+
+
+def _refuse(request: ChatRequest) -> None:
+    if request.chat_template is not None:
+        raise InputError("chat templates come with the model, not with a request", where="chat_template")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InputError("expected logprobs to be true with top_logprobs", where="top_logprobs")

@@ -1,0 +1,129 @@
+"""Text to token ids and back, for clients that count or score: /tokenize, /detokenize, /tokenizer_info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import InputError, NotFoundError
+from ...generate.chat import special_tokens
+from .. import asked
+from ..generation import Generator
+from ..openai_dialect import DIALECT, generator
+from ..openai_types import Message, Token, Tool
+from ..routing import Call, Route
+from ..service import Service
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`prompt`, or `messages` as a chat would have them. `model` may be left out where one alone is served."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokens(msgspec.Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[Token]
+    model: str | None = None
+
+
+class Prompt(msgspec.Struct):
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    """Special tokens by their names as text, null where the model has none."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
+def routes(service: Service) -> list[Route]:
+    def post(path: str, In: type[Any], out: type[Any], handler: Any, summary: str) -> Route:
+        return Route("POST", path, In, out, handler, summary, DIALECT, work=True)
+
+    return [
+        post("/tokenize", TokenizeRequest, Tokens, tokenize, "Token ids of a text or a chat"),
+        post("/detokenize", DetokenizeRequest, Prompt, detokenize, "The text of token ids"),
+        Route(
+            "GET",
+            "/tokenizer_info",
+            None,
+            TokenizerInfo,
+            tokenizer_info,
+            "Special tokens and chat template",
+            DIALECT,
+            (404,),
+        ),
+    ]
+
+
+async def tokenize(call: Call) -> Tokens:
+    request, _ = asked.read(call, TokenizeRequest)
+    model = _model(call, request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise InputError("expected either prompt or messages", where="prompt")
+    if request.messages is not None:
+        options = dict(request.chat_template_kwargs or {})
+        if request.add_generation_prompt is not None:
+            options["add_generation_prompt"] = request.add_generation_prompt
+        row = await asked.chat_prompt(call, model, request.messages, request.tools, options)
+    else:
+        text, special = request.prompt or "", request.add_special_tokens is not False
+        row = await asked.off_loop(call, len(text), lambda: model.text.encode(text, special))
+    words = [model.text.piece(token) or "" for token in row] if request.return_token_strs else None
+    return Tokens(row, len(row), model.context, words)
+
+
+async def detokenize(call: Call) -> Prompt:
+    request, _ = asked.read(call, DetokenizeRequest)
+    model = _model(call, request.model)
+    if request.tokens:
+        asked.check_ids(model, request.tokens, "tokens")
+    return Prompt(model.text.decode(request.tokens, skip_special=False))
+
+
+async def tokenizer_info(call: Call) -> TokenizerInfo:
+    model = _model(call, None)
+    named = special_tokens(model.language.folder)
+    return TokenizerInfo(
+        model=model.predictor.name,
+        vocab_size=model.vocab_size,
+        max_model_len=model.context,
+        bos_token=named.get("bos_token"),
+        eos_token=named.get("eos_token"),
+        pad_token=named.get("pad_token"),
+        unk_token=named.get("unk_token"),
+        chat_template=model.template.sources.get("default") if model.template else None,
+    )
+
+
+def _model(call: Call, name: str | None) -> Generator:
+    if name is not None:
+        return generator(call, name)
+    names = list(call.service.generators)
+    if not names:
+        raise NotFoundError("no language model is served")
+    if len(names) > 1:
+        raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
+    return generator(call, names[0])

@@ -1,0 +1,92 @@
+"""Sending a body that comes piece by piece, and noticing at once that nobody is left to read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
+
+from .body import ClientGoneError
+from .routing import Reply
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+READ_SECONDS = 30.0  # a client that reads nothing for so long, with its buffers full, is gone
+
+
+async def watched(work: Awaitable[T], receive: Receive, patience: float) -> T:
+    """`work`, cancelled with `ClientGoneError` when the client hangs up. Nobody looks before `patience` seconds."""
+    loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
+    watcher: asyncio.Task[None] | None = None
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if current is not None:
+            current.cancel()
+
+    def begin() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    timer = loop.call_later(patience, begin)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone:
+            raise ClientGoneError from None
+        raise
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def send_pieces(reply: Reply, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send) -> None:
+    """One write per piece. Raises `ClientGoneError` for a client that hung up or reads no more."""
+    pieces = reply.pieces
+    if pieces is None:
+        return
+
+    reader = _Reader()
+
+    async def pump() -> None:
+        async for piece in pieces:
+            reader.since = reader.time()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            reader.since = None
+
+    try:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await watched(pump(), receive, 0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except asyncio.CancelledError:
+        if reader.gone:
+            raise ClientGoneError from None
+        raise
+    finally:
+        reader.timer.cancel()
+        pieces.close()
+
+
+class _Reader:
+    """Cancels the task that made it when one write takes too long. `since`: when the write under way began.
+
+    Looks now and then: a timer per write would cost as much as the write.
+    """
+
+    def __init__(self) -> None:
+        self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
+        self.time, self.gone = self.loop.time, False
+        self.since: float | None = None
+        self.timer = self.loop.call_later(READ_SECONDS / 4, self._look)
+
+    def _look(self) -> None:
+        if self.since is not None and self.time() - self.since > READ_SECONDS and self.task is not None:
+            self.gone = True
+            self.task.cancel()
+        else:
+            self.timer = self.loop.call_later(READ_SECONDS / 4, self._look)
