@@ -42,7 +42,7 @@ class Admission:
         self._queue(request, waiting, tokens_per_second)
 
     def _queue(self, request: Request, waiting: Many[Sequence], rate: float) -> None:
-        tokens = sum(len(sequence.tokens) for sequence in waiting)
+        tokens = sum([len(sequence.tokens) for sequence in tuple(waiting)])
         limits = self.limits
         many = len(waiting) >= limits.max_queued
         if not many and (not waiting or tokens + len(request.prompt) <= limits.max_queued_tokens):

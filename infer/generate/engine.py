@@ -88,6 +88,14 @@ class Engine:
         """Whether `step()` has nothing to do and nothing to tell."""
         return not self._jobs and not self._outputs
 
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would raise, and change nothing; may be called from any thread."""
+        self._admission.check(request, self.scheduler.waiting, self.statistics.tokens_per_second)
+        if request.grammar is not None:
+            if self._grammars is None:
+                raise InputError("this model was opened without structured output", where="grammar")
+            self._grammars.check(request.grammar)
+
     def submit(self, request: Request) -> None:
         """Take a request; its outputs come from `step()`.
 

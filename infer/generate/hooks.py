@@ -31,6 +31,9 @@ class Grammar(Protocol):
 
 
 class Grammars(Protocol):
+    def check(self, constraint: Mapping[str, Any]) -> None:
+        """Raise `InputError` for what `open` would refuse; from any thread."""
+
     def open(self, constraint: Mapping[str, Any]) -> Grammar:
         """A fresh state of `Request.grammar`; called once for each completion. Raises `InputError`."""
 
