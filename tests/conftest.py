@@ -48,6 +48,15 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For many tiny operations, which gain nothing from a team of threads and wait for it where others compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def run_python() -> Callable[[str], str]:
     """Run a piece of Python in a fresh process and return what it prints."""
 

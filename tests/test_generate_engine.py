@@ -15,7 +15,7 @@ from infer.generate.scheduler import EngineLimits
 from infer.generate.step import Step, paged, probe
 from tests.tiny_decoders import VOCABULARY, build
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 
 
@@ -98,3 +98,80 @@ def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     prompts = prompts_of(1, 5, 13, 32, 40)
     expected = [by_transformers(step.model, prompt, 24) for prompt in prompts]
     assert run(engine(step), prompts) == expected
+
+
+def test_pieces_of_prompts_change_nothing(llama: Eager) -> None:
+    prompts = prompts_of(1, 5, 13, 32, 40)
+    whole = run(engine(llama), prompts)
+    assert run(engine(llama, step_tokens=8, mixed_tokens=3, max_running=4), prompts) == whole
+
+
+def test_a_prefix_that_is_known_is_not_read_again_and_changes_nothing(llama: Eager) -> None:
+    (first, tail, other) = prompts_of(30, 6, 9)
+    cold = run(engine(llama), [first + tail, first + other])
+    warm = engine(llama)
+    assert run(warm, [first]) == run(engine(llama), [first])
+    llama.calls.clear()
+    assert run(warm, [first + tail, first + other]) == cold
+    assert max(tokens for tokens, _ in llama.calls) < 30
+    assert warm.stats().prefix_hits == 2 * 28  # seven full pages each
+
+
+def test_the_prefix_cache_knows_outputs_too(llama: Eager) -> None:
+    running = engine(llama)
+    (prompt,) = prompts_of(10)
+    answer = run(running, [prompt])[0]
+    turn = [*prompt, *answer, 7, 8]
+    assert run(running, [turn]) == run(engine(llama), [turn])
+    assert running.stats().prefix_hits == 32  # of 36 tokens, the last of which was never run
+
+
+def test_prompts_of_another_salt_or_adapter_share_no_pages(llama: Eager) -> None:
+    running = engine(llama)
+    (prompt,) = prompts_of(20)
+    for i, named in enumerate(({}, {"salt": "b"})):
+        running.submit(Request(id=str(i), prompt=prompt, sampling=GREEDY, **named))
+        finish(running)
+    assert running.stats().prefix_hits == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_preemption_changes_nothing(name: str) -> None:
+    step = Eager(build(name))
+    prompts = prompts_of(9, 14, 17, 11, 20)
+    roomy = run(engine(step), prompts)
+    small = engine(step, room=16, prefix_cache=False)
+    assert run(small, prompts) == roomy
+    assert small.stats().preemptions > 0
+
+
+def test_completions_of_one_prompt_are_those_of_the_same_seed_alone(llama: Eager) -> None:
+    (prompt,) = prompts_of(14)  # ends within a page: the copies must not write to one another's
+    sampling = Sampling(temperature=1.0, max_tokens=16, seed=5, n=4, ignore_eos=True)
+    together = engine(llama)
+    llama.calls.clear()
+    together.submit(Request(id="a", prompt=prompt, sampling=sampling))
+    found = finish(together)
+    assert sum(tokens for tokens, _ in llama.calls) == 14 + 4 * 15  # the prompt once
+    texts = [tuple(tokens(found["a", i])) for i in range(4)]
+    assert len(set(texts)) == 4
+    narrow = engine(llama, max_running=1)  # no place for copies: they wait and are read again
+    narrow.submit(Request(id="a", prompt=prompt, sampling=sampling))
+    again = finish(narrow)
+    assert [tuple(tokens(again["a", i])) for i in range(4)] == texts
+
+
+def test_logprobs_of_a_prompt_are_those_of_the_model(llama: Eager) -> None:
+    (prompt,) = prompts_of(23)
+    running = engine(llama, step_tokens=8, max_running=4)
+    running.submit(Request(id="a", prompt=prompt, sampling=Sampling(max_tokens=0, prompt_logprobs=2)))
+    (output,) = finish(running)["a", 0]
+    with torch.no_grad():
+        own = llama.model(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert output.finish == "length"
+    assert output.prompt_logprobs[0] is None
+    for i, given in enumerate(output.prompt_logprobs[1:]):
+        assert given is not None
+        assert given.token_id == prompt[i + 1]
+        assert given.logprob == pytest.approx(float(own[i, prompt[i + 1]]), abs=1e-4)
+        assert [t for t, _ in given.top] == own[i].topk(2).indices.tolist()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from infer.generate.engine import Engine
 from infer.generate.requests import Output, Request, Sampling
@@ -16,6 +14,7 @@ from infer.generate.sampling import Sampler
 from infer.generate.scheduler import EngineLimits
 from tests.generate_fakes import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = 4
 COUNT = 2000
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -28,14 +27,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "limits": {"step_tokens": 16, "max_running": 8, "batch_invariant": True},
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Visitors:
