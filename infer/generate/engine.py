@@ -110,12 +110,6 @@ class Engine:
         self._jobs[request.id] = job
         self.scheduler.add(job.sequences[0])
 
-    def check(self, request: Request) -> None:
-        """Raise what `submit` would; changes nothing, and may be called from any thread."""
-        self._admission.check(request, list(self.scheduler.waiting), self.statistics.tokens_per_second)
-        if request.grammar is not None and self._grammars is None:
-            raise InputError("this model was opened without structured output", where="grammar")
-
     def cancel(self, request_id: str) -> None:
         """End a request; its pages are free at once, the next `step()` tells so. Unknown ids are no error."""
         job = self._jobs.get(request_id)
