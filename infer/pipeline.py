@@ -14,7 +14,8 @@ from pathlib import Path
 from torch import nn
 
 from . import artifact, capture, generate, mixed, quant, sources
-from .errors import NotUsableError
+from .errors import NotUsableError, UsageError
+from .generate import chat
 from .kernels import native
 from .publishing import Outcome, publish
 from .report import roofline
@@ -58,11 +59,27 @@ def prepare_kernels(street: Street) -> None:
 
 def load(street: Street) -> sources.LoadedModel:
     loaded = sources.load(street.plan)
+    if loaded.task == "text-generation":
+        loaded.files, found = chat.carry(street.plan.chat_template, loaded.files)
+        street.found(found)
+    else:
+        _without_cache(street, loaded.task)
     street.found(loaded.findings)
     street.found([Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)])
     if loaded.module is not None:
         street.found(sources.fill(loaded))
     return loaded
+
+
+def _without_cache(street: Street, task: str) -> None:
+    """Only language models have a KV cache; what was asked of one is refused, what "auto" became forgotten."""
+    asked = street.plan.kv_dtype != "auto" and "kv_dtype" not in {c.what for c in street.choices}
+    if asked or street.plan.chat_template is not None:
+        raise UsageError(
+            f"--kv-dtype and --chat-template are for language models, the task of this one is {task}"
+        )
+    street.choices = [c for c in street.choices if c.what != "kv_dtype"]
+    street.plan = street.plan.with_(kv_dtype="auto")
 
 
 def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:

@@ -145,6 +145,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: str = "auto"  # how quantizers use real inputs: `CALIBRATIONS`
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of the KV cache of a language model: `KV_DTYPES` of `infer.attention`
+    chat_template: str | None = None  # a Jinja file, for a language model
     device: str = "auto"
     inputs: tuple[str, ...] = ()
     model: str | None = None
@@ -209,7 +210,14 @@ def precision_class(quant: str, dtype: str) -> str:
 
 
 def precision(plan: Plan) -> str:
-    """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype."""
+    """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype; the KV
+    cache of a language model counts where it is coarser."""
+    weights = _precision_of_weights(plan)
+    cache = plan.kv_dtype if plan.kv_dtype in ("bfloat16", "int8") else weights
+    return max(weights, cache, key=list(LIMITS).index)
+
+
+def _precision_of_weights(plan: Plan) -> str:
     if plan.bits is None:
         return precision_class(plan.quant, plan.dtype)
     return next(

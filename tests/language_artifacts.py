@@ -25,10 +25,12 @@ def pydoc(folder: Path, **changes: object) -> Path:
     return optimize(plan.with_(**changes), folder / "pydoc.infer").path
 
 
-def tiny(folder: Path, **changes: object) -> Path:
-    """A random llama of 320 tokens and 256 positions, without tokenizer and chat template."""
+def tiny(folder: Path, *, speaks: bool = False, **changes: object) -> Path:
+    """A random llama of 320 tokens and 256 positions; one that `speaks` has a token for each byte and a template."""
     source = folder / "tiny"
     build("llama").save_pretrained(source)
+    if speaks:
+        _bytes_as_tokens(source)
     plan = Plan(
         source=str(source),
         backend="eager",
@@ -38,3 +40,19 @@ def tiny(folder: Path, **changes: object) -> Path:
         allow_slower=True,
     )
     return optimize(plan.with_(**changes), folder / "tiny.infer").path
+
+
+def _bytes_as_tokens(folder: Path) -> None:
+    """Tokens 0, 1, 2 are padding, begin and end; then the bytes; a chat is `<role>text` after `<role>text`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<pad>", "<s>", "</s>"]
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')

@@ -12,6 +12,7 @@ import typer
 
 from infer import Plan, optimize
 from infer.cli import app, main
+from tests.language_artifacts import pydoc
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -35,10 +36,22 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         source=f"{models}/digits.pt", model=f"{models}/digits.py:build", backend="eager", batches=(1,)
     )
     optimize(plan, Path("model.infer"))
-    (code,) = [text for language, text in BLOCKS if language == "python"]
+    code = next(text for language, text in BLOCKS if language == "python")
     space = {"array": np.zeros((1, 1, 8, 8), "float32")}
     exec(compile(code, "README.md", "exec"), space)  # noqa: S102
     assert space["answer"].shape == (1, 10)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
+def test_the_python_of_language_models_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    pydoc(tmp_path).rename(tmp_path / "pydoc_lm.infer")
+    _, code = [text for language, text in BLOCKS if language == "python"]
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    assert len(capsys.readouterr().out.splitlines()) >= 4
 
 
 def test_every_command_that_is_shown_parses() -> None:

@@ -10,7 +10,9 @@ from infer import artifact, errors, plugins
 from infer.cli import app
 from infer.spec import Plan
 
-COMMANDS = ["optimize", "predict", "bench", "serve", "inspect", "verify", "doctor", "report"]
+COMMANDS = [
+    "optimize", "predict", "generate", "chat", "bench", "serve", "inspect", "verify", "doctor", "report",
+]  # fmt: skip
 
 
 def test_public_names() -> None:
@@ -32,9 +34,10 @@ def test_flags_of_optimize() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--allow-slower", "--backend", "--batch", "--bits", "--calibrate", "--data", "--device", "--dtype", "--force",
-        "--input", "--json", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
-        "--output", "--plan", "--profile", "--quant", "--threads", "--trust-code",
+        "--allow-slower", "--backend", "--batch", "--bits", "--calibrate", "--chat-template", "--data", "--device",
+        "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop",
+        "--max-error", "--max-length", "--model", "--output", "--plan", "--profile", "--quant", "--threads",
+        "--trust-code",
     ]  # fmt: skip
 
 

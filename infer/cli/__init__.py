@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ..errors import InferError, ResourceError
 from ..spec import Plan
+from . import language
 
 INTERRUPTED = 130
 
@@ -64,6 +65,13 @@ def optimize(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16, tf32")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="KV cache of a language model: auto, fp32, fp16, bf16, int8")
+    ] = "auto",
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="Jinja file for a language model whose folder has none, or another one"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     inputs: Annotated[list[str] | None, typer.Option("--input", help="NAME=DTYPE[DIMS], repeatable")] = None,
     model: Annotated[
@@ -111,6 +119,8 @@ def optimize(
         layers=layers or (),
         calibrate=calibrate,
         dtype=dtype,
+        kv_dtype=kv_dtype,
+        chat_template=None if chat_template is None else str(chat_template),
         device=device,
         inputs=tuple(inputs or ()),
         model=model,
@@ -149,6 +159,10 @@ def predict(
 
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
         files.write(files.answer(predictor, input), output)
+
+
+app.command()(language.generate)
+app.command()(language.chat)
 
 
 @app.command()

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from ..attention import KV_DTYPES
 from ..errors import UsageError, unknown
 from ..spec import ALIASES, CALIBRATIONS, Plan
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
+KV = ("auto", *KV_DTYPES)
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -22,6 +24,7 @@ def to_plan(
     device: str,
     batches: str,
     max_batch: int,
+    kv_dtype: str = "auto",
     calibrate: str = "auto",
     layers: Sequence[str] = (),
     max_drop: str | None = None,
@@ -33,6 +36,9 @@ def to_plan(
         raise UsageError(f"no compute dtype named {dtype!r}", hint=f"Known: {', '.join(DTYPES)}")
     if device not in DEVICES:
         raise UsageError(f"no device named {device!r}", hint=f"Known: {', '.join(DEVICES)}")
+    kv_dtype = ALIASES.get(kv_dtype, kv_dtype)
+    if kv_dtype not in KV:
+        raise UsageError(f"no dtype of the KV cache named {kv_dtype!r}", hint=f"Known: {', '.join(KV)}")
     if calibrate not in CALIBRATIONS:
         raise unknown("--calibrate", calibrate, CALIBRATIONS)
     sizes = parse_batches(batches)
@@ -40,7 +46,13 @@ def to_plan(
         raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
     drop = None if max_drop is None else parse_share(max_drop)
     pins = parse_layers(layers)
-    own: dict[str, Any] = {"dtype": dtype, "device": device, "batches": sizes, "max_batch": max_batch}
+    own: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "device": device,
+        "batches": sizes,
+        "max_batch": max_batch,
+    }
     return Plan(**own, calibrate=calibrate, layers=pins, max_drop=drop, **rest)
 
 

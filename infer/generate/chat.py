@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, InputError, NotUsableError, UsageError
+from ..spec import Finding
 from .messages import Message, plain, read
 
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -116,6 +117,24 @@ class ChatTemplate:
         from .jinja import environment
 
         return environment()
+
+
+def carry(given: str | None, files: Mapping[str, Path]) -> tuple[dict[str, Path], list[Finding]]:
+    """The files, by name, that an artifact takes along, with the template: that of its folder, or the one `given`.
+
+    Raises `UsageError` or `ArtifactError` for a file that is no template.
+    """
+    config = files.get("tokenizer_config.json")
+    if given is not None:
+        try:
+            ChatTemplate({"default": Path(given).read_text(encoding="utf-8")}, {}, given).check()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the chat template can't be read: {error}", where="--chat-template") from error
+        return {**files, FILE: Path(given)}, []
+    if FILE not in files and not (config is not None and "chat_template" in read_json(config)):
+        why = "the folder holds none: completions work, chat needs --chat-template FILE"
+        return dict(files), [Finding("load", "chat template", False, why=why)]
+    return dict(files), []
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from .. import device as hardware
 from ..errors import ArtifactError, NotUsableError
 from ..generate import Windows, cuda_graphs
 from ..generate.language import parse_size
-from ..spec import LIMITS, Finding, precision_class
+from ..spec import LIMITS, Finding, precision
 from .generation import Generation, Options
 from .opening import differences, generation_shape, lower_again
 from .tensors import Array
@@ -94,7 +94,7 @@ class Predictor(Generation):
         outputs = self._run(inputs)
         made = load_file(self.path / "golden/outputs.safetensors")
         plan = self.manifest.plan
-        limits = LIMITS["float32"] if exact else LIMITS[precision_class(plan.quant, plan.dtype)]
+        limits = LIMITS["float32"] if exact else LIMITS[precision(plan)]
         reason = fidelity.judge(fidelity.compare(made, outputs, task="tensors"), limits, None)
         if reason:
             raise ArtifactError(

@@ -16,6 +16,7 @@ _OPTIONS: dict[str, object] = {
     "max_drop": None,
     "calibrate": "auto",
     "dtype": "auto",
+    "chat_template": None,
     "device": "auto",
     "model": None,
     "data": None,
@@ -128,6 +129,8 @@ def command(plan: Plan, output: str) -> str:
         value = getattr(plan, name)
         if value != default:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if plan.kv_dtype not in ("auto", "bfloat16" if plan.dtype == "bfloat16" else "float16"):
+        words += ["--kv-dtype", plan.kv_dtype]
     for name, format in plan.layers.items():
         words += ["--layer", f"{name}={format}"]
     for spec in plan.inputs:

@@ -1,0 +1,157 @@
+"""A conversation in the terminal: the answer as it is made, what it cost, and a few commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import InputError
+from ..generate.completion import Completion
+from ..predict import Predictor
+
+LONGEST_ANSWER = 1024
+ROOM = 64  # tokens that an answer is given at least, before old turns are left out
+HELP = """\
+/reset          forget the conversation
+/system TEXT    what the model is told first; without a text: nothing
+/stats          tokens and times so far, and the memory of the conversation
+/exit           leave; so does the end of input (Ctrl-D)
+Ctrl-C          stops an answer; a line that ends with \\ goes on in the next"""
+
+
+class Chat:
+    """`options` of `Predictor.generate`. On a pipe answers alone go to stdout, one for each line that comes."""
+
+    def __init__(self, predictor: Predictor, system: str | None, options: dict[str, Any]) -> None:
+        self.predictor, self.options = predictor, options
+        self.system, self.turns = system, list[dict[str, str]]()
+        self.answers: list[Completion] = []
+        self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def run(self) -> None:
+        """Until the end of input; raises `UsageError` for a model without a chat template."""
+        language = self.predictor.language
+        language.render_chat([{"role": "user", "content": "?"}])
+        if self.terminal:
+            if find_spec("readline"):
+                import readline  # noqa: F401, PLC0415 - makes `input` edit lines
+
+            self._say(
+                f"{self.predictor.name}: {language.context} tokens of context. /help shows what else there is"
+            )
+        while (line := self._read()) is not None:
+            if line.startswith("/") and self._command(line):
+                continue
+            if line == "/exit":
+                return
+            if line:
+                self._answer(line)
+
+    def _read(self) -> str | None:
+        """The next message without its line ends; None at the end of input."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = input(("… " if lines else "> ") if self.terminal else "")
+            except EOFError:
+                return "\n".join(lines).strip() if lines else None
+            except KeyboardInterrupt:
+                self.console.print()
+                return ""
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line]).strip()
+            lines.append(line[:-1])
+
+    def _command(self, line: str) -> bool:
+        """Whether it was one; /exit is left to the caller, unknown ones are said to be unknown."""
+        name, _, rest = line.partition(" ")
+        if name == "/exit":
+            return False
+        if name == "/help":
+            self._say(HELP)
+        elif name == "/reset":
+            self.turns.clear()
+            self._say("the conversation is forgotten")
+        elif name == "/system":
+            self.system = rest.strip() or None
+            self._say(f"told first: {self.system}" if self.system else "nothing is told first")
+        elif name == "/stats":
+            self._say(self._statistics())
+        else:
+            self._say(f"no command {name}; /help shows them")
+        return True
+
+    def _answer(self, line: str) -> None:
+        self.turns.append({"role": "user", "content": line})
+        try:
+            options = {**self.options, "max_tokens": self._room()}
+            stream = self.predictor.stream_chat(self._messages(), **options)
+        except InputError as error:
+            self.turns.pop()
+            self.notes.print(Text(str(error), style="red"))
+            return
+        with stream:
+            try:
+                for piece in stream:
+                    self.console.print(piece.text, end="", markup=False)
+                    self.console.file.flush()
+            except KeyboardInterrupt:
+                stream.close()
+                self.console.print(Text(" (stopped)", style="dim"), end="")
+        self.console.print()
+        made = stream.completion
+        made.text = made.text or self.predictor.language.decode(made.token_ids)
+        self.turns.append({"role": "assistant", "content": made.text})
+        self.answers.append(made)
+        if self.terminal:
+            self.console.print(Text(_cost(made), style="dim"))
+
+    def _messages(self, first: int = 0) -> list[dict[str, str]]:
+        told = [{"role": "system", "content": self.system}] if self.system else []
+        return [*told, *self.turns[first:]]
+
+    def _room(self) -> int:
+        """Tokens for the answer; the oldest turns are left out while there are too few."""
+        language = self.predictor.language
+        wanted = self.options["max_tokens"] or LONGEST_ANSWER
+        for first in range(0, len(self.turns), 2):
+            room = language.context - len(language.chat_ids(self._messages(first)))
+            if room < min(wanted, ROOM) and (first < len(self.turns) - 1 or room < 1):
+                continue
+            if first:
+                del self.turns[:first]
+                full = f"the context of {language.context} tokens is full"
+                self._say(f"{full}: the oldest {first} messages are left out")
+            return min(wanted, room)
+        return 1  # and what is asked for will be refused
+
+    def _statistics(self) -> str:
+        stats = self.predictor.driver.stats()
+        lines = [f"{i}: {_cost(made)}" for i, made in enumerate(self.answers, 1)] or ["no answer yet"]
+        tokens = sum(len(made.token_ids) for made in self.answers)
+        used, total = stats.cached_tokens, stats.pages_total * stats.page
+        lines.append(f"{tokens} tokens answered; the KV cache holds {used} of {total} tokens")
+        return "\n".join(lines)
+
+    def _say(self, text: str) -> None:
+        """To the person, not into the conversation."""
+        with contextlib.suppress(BrokenPipeError):
+            self.notes.print(Text(text, style="dim"))
+
+
+def _cost(made: Completion) -> str:
+    """`42 tokens, the first after 35 ms, then 210 tokens/s; prompt 120 tokens, 96 of them cached`"""
+    parts = [f"{len(made.token_ids)} tokens"]
+    if made.first_token_seconds is not None:
+        parts.append(f"the first after {1e3 * made.first_token_seconds:.0f} ms")
+    if made.tokens_per_second is not None:
+        parts.append(f"then {made.tokens_per_second:.1f} tokens/s")
+    cached = f", {made.cached_tokens} of them cached" if made.cached_tokens else ""
+    return f"{', '.join(parts)}; prompt {made.prompt_tokens} tokens{cached}"
