@@ -216,7 +216,7 @@ def test_the_output_is_the_one_without_drafts(sampling: Sampling, noise: float) 
 
 
 def test_a_repeating_output_takes_fewer_steps() -> None:
-    sampling = Sampling(temperature=0, max_tokens=120)
+    sampling = Sampling(temperature=0, max_tokens=300)
     plain, drafted, speculation = Copier(0.0), Copier(0.0), PromptLookup(prior_cost=0.1)
     speculation.measured = lambda tokens, sequences, seconds: None  # type: ignore[method-assign]
     generate(plain, None, sampling)
