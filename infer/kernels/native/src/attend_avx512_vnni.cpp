@@ -16,6 +16,14 @@ struct Lane {
   static __m512 load_bytes(const void* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
   }
+  static __m512 load_bfloat(const void* p) {
+    const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+  static void store_half(void* p, __m512 v) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static float reduce_max(__m512 v) { return _mm512_reduce_max_ps(v); }
   static uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
 };

@@ -128,16 +128,17 @@ struct Decoder {
     }
   }
 
-  PageHead page_at(int64_t place) const {
-    return PageHead(args, args.block_table[sequence * args.blocks + place / args.page], head);
+  PageHead page_at(int64_t block) const {
+    return PageHead(args, args.block_table[sequence * args.blocks + block], head);
   }
 
   // The pages of places low..high, of which `origin` is logit 0.
   void find(int64_t low, int64_t high, int64_t origin) {
     count = 0;
-    while (low < high) {
-      const int64_t place = low % args.page, left = args.page - place, number = left < high - low ? left : high - low;
-      segments[count++] = Segment{page_at(low), place, low - origin, number};
+    int64_t block = low / args.page, place = low - block * args.page;
+    for (; low < high; ++block, place = 0) {
+      const int64_t left = args.page - place, number = left < high - low ? left : high - low;
+      segments[count++] = Segment{page_at(block), place, low - origin, number};
       low += number;
     }
   }
@@ -197,11 +198,11 @@ struct Decoder {
     for (int64_t r = 0; r < rows; ++r) {
       float* const row = logits + r * CHUNK;
       into.most[r] = finish_logits(args, row, begin, end, Seen(args, span, token_of(r)), origin);
-      into.total[r] = exponentials(row, begin, end, into.most[r] == NONE ? 0 : into.most[r]);
+      into.total[r] = reduce_add(exponentials(row, begin, end, into.most[r] == NONE ? 0 : into.most[r]));
     }
     if (T == Number::INT8) apply_value_steps();
     std::memset(into.sums, 0, static_cast<size_t>(rows * padded) * sizeof(float));
-    const uint8_t* const after = high < span.high ? page_at(high).keys : segments[0].page.values;
+    const uint8_t* const after = high < span.high ? page_at(high / args.page).keys : segments[0].page.values;
     for (int64_t i = 0; i < count; ++i) {
       const Segment& segment = segments[i];
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.values : after;

@@ -23,6 +23,16 @@ struct Lane {
     std::memcpy(&four, p, sizeof four);
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(static_cast<uint32_t>(four))))));
   }
+  static float32x4_t load_bfloat(const void* p) {
+    uint16x4_t halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
+  }
+  static void store_half(void* p, float32x4_t v) {
+    const float16x4_t halves = vcvt_f16_f32(v);
+    std::memcpy(p, &halves, sizeof halves);
+  }
+  static float reduce_max(float32x4_t v) { return vmaxvq_f32(v); }
   static uint16_t float_to_half(float value) {
     const __fp16 half = static_cast<__fp16>(value);
     uint16_t bits;

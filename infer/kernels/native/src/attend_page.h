@@ -18,9 +18,6 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 // function(0), …, function(N - 1) with constant arguments: arrays indexed by them stay in registers.
 template <class Function, int... I>
@@ -44,12 +41,6 @@ inline Floats load(const void* p) { return load_as<Floats>(p); }
 inline void store(void* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 inline Floats broadcast(float v) { return v - Floats{}; }
 
-inline float reduce_max(Floats v) {
-  float most = v[0];
-  for (int i = 1; i < LANES; ++i) most = v[i] > most ? v[i] : most;
-  return most;
-}
-
 inline float reduce_add(Floats v) {
   float part[LANES];
   store(part, v);
@@ -67,8 +58,7 @@ template <Number T>
 inline Floats load_numbers(const uint8_t* p) {
   if constexpr (T == Number::FLOAT32) return load(p);
   if constexpr (T == Number::FLOAT16) return Lane::load_half(p);
-  if constexpr (T == Number::BFLOAT16)
-    return (Floats)(__builtin_convertvector(load_as<Halves>(p), Unsigned) << 16);
+  if constexpr (T == Number::BFLOAT16) return Lane::load_bfloat(p);
   if constexpr (T == Number::INT8) return Lane::load_bytes(p);
 }
 
@@ -230,15 +220,15 @@ struct Seen {
   }
 };
 
-// The exponentials of logits [begin, end), multiples of LANES, less `most`, in place; their sum is returned.
-inline float exponentials(float* logits, int64_t begin, int64_t end, float most) {
+// The exponentials of logits [begin, end), multiples of LANES, less `most`, in place; their sum is returned, by lanes.
+inline Floats exponentials(float* logits, int64_t begin, int64_t end, float most) {
   Floats sum = {};
   for (int64_t t = begin; t < end; t += LANES) {
     const Floats e = exponential(load(logits + t) - broadcast(most));
     store(logits + t, e);
     sum += e;
   }
-  return reduce_add(sum);
+  return sum;
 }
 
 // Caps the logits of a row at [begin, end), hides those outside `seen`, counted from `origin`, and gives the largest.
@@ -250,7 +240,7 @@ inline float finish_logits(const AttendArgs& args, float* logits, int64_t begin,
   for (int64_t t = high > begin ? high : begin; t < end; ++t) logits[t] = NONE;
   Floats most = broadcast(NONE);
   for (int64_t t = begin; t < end; t += LANES) most = Lane::max(most, load(logits + t));
-  return reduce_max(most);
+  return Lane::reduce_max(most);
 }
 
 // The weighted values of a row become its result: divided by the sum, in which the sink takes part.

@@ -22,6 +22,23 @@ struct Lane {
     std::memcpy(codes, p, sizeof codes);
     return Four{float(codes[0]), float(codes[1]), float(codes[2]), float(codes[3])};
   }
+  static Four load_bfloat(const void* p) {
+    uint16_t halves[4];
+    std::memcpy(halves, p, sizeof halves);
+    const uint32_t bits[4] = {uint32_t(halves[0]) << 16, uint32_t(halves[1]) << 16, uint32_t(halves[2]) << 16,
+                              uint32_t(halves[3]) << 16};
+    Four v;
+    std::memcpy(&v, bits, sizeof v);
+    return v;
+  }
+  static void store_half(void* p, Four v) {
+    const uint16_t halves[4] = {float_to_half(v[0]), float_to_half(v[1]), float_to_half(v[2]), float_to_half(v[3])};
+    std::memcpy(p, halves, sizeof halves);
+  }
+  static float reduce_max(Four v) {
+    const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+    return a > b ? a : b;
+  }
   // IEEE 754 binary16, halves to even; too large becomes infinite.
   static uint16_t float_to_half(float value) {
     uint32_t bits;

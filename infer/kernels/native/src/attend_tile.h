@@ -6,7 +6,7 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t BLOCK = 64;  // tokens
+constexpr int64_t BLOCK = 128;  // tokens
 constexpr int TILE_VECTORS = Lane::TILE_VECTORS;
 constexpr int64_t PANEL = TILE_VECTORS * LANES;  // tokens of keys, or columns of values, of one register tile
 static_assert(PANEL % KEY_GROUP == 0 && BLOCK % PANEL == 0, "panels hold whole groups");
@@ -54,7 +54,7 @@ struct Tiler {
   const Span span;
   const int64_t sequence, head, group, first_token, rows, parts, dim, panels, width;
   // keys [BLOCK / PANEL][dim][PANEL], values [panels][BLOCK][PANEL], q by parts [dim][height], logits [rows][BLOCK],
-  // sums [rows][width]; the rest [rows]
+  // sums [rows][width], total [rows][LANES]; most and keep [rows]
   float *keys, *values, *q, *logits, *sums, *most, *total, *keep;
 
   Tiler(const AttendArgs& given, const Piece& piece)
@@ -62,18 +62,19 @@ struct Tiler {
         first_token(piece.begin), rows((piece.end - piece.begin) * group),
         parts((rows + Lane::TILE_ROWS - 1) / Lane::TILE_ROWS), dim(given.head_dim), panels((dim + PANEL - 1) / PANEL),
         width(panels * PANEL) {
-    const int64_t floats = BLOCK * (dim + width) + (rows + 1) * width + rows * (BLOCK + width + 3);
+    const int64_t floats = BLOCK * (dim + width) + (rows + 1) * width + rows * (BLOCK + width + LANES + 2);
     keys = static_cast<float*>(attend_workspace(floats * static_cast<int64_t>(sizeof(float)) + 64));
     values = keys + BLOCK * dim;
     logits = values + BLOCK * width;
     sums = logits + rows * BLOCK;
     q = sums + rows * width;
     most = q + (rows + 1) * width;
-    total = most + rows;
-    keep = total + rows;
+    keep = most + rows;
+    total = keep + rows;
     std::memset(values, 0, static_cast<size_t>(BLOCK * width) * sizeof(float));  // columns beyond the last stay 0
     std::memset(sums, 0, static_cast<size_t>(rows * width) * sizeof(float));
-    for (int64_t r = 0; r < rows; ++r) most[r] = NONE, total[r] = 0;
+    std::memset(total, 0, static_cast<size_t>(rows * LANES) * sizeof(float));
+    for (int64_t r = 0; r < rows; ++r) most[r] = NONE;
   }
 
   int64_t start(int64_t part) const { return rows * part / parts; }
@@ -136,14 +137,18 @@ struct Tiler {
   template <Number T>
   void stage(int64_t origin, int64_t low, int64_t high) const {
     const int32_t* const table = args.block_table + sequence * args.blocks;
-    if (grouped(args)) {
-      for (int64_t t = low / KEY_GROUP * KEY_GROUP; t < high; t += KEY_GROUP)
-        stage_group<T>(PageHead(args, table[t / args.page], head), t % args.page, t - origin);
-    }
-    for (int64_t t = low; t < high; ++t) {
-      const PageHead page(args, table[t / args.page], head);
-      if (!grouped(args)) stage_key(page, t % args.page, t - origin);
-      stage_value<T>(page, t % args.page, t - origin);
+    int64_t block = low / args.page, place = low - block * args.page;
+    for (int64_t at = low - origin; at < high - origin; ++block, place = 0) {
+      const PageHead page(args, table[block], head);
+      const int64_t left = args.page - place, most = high - origin - at, count = left < most ? left : most;
+      if (grouped(args)) {
+        const int64_t before = place % KEY_GROUP;
+        for (int64_t t = -before; t < count; t += KEY_GROUP) stage_group<T>(page, place + t, at + t);
+      } else {
+        for (int64_t t = 0; t < count; ++t) stage_key(page, place + t, at + t);
+      }
+      for (int64_t t = 0; t < count; ++t) stage_value<T>(page, place + t, at + t);
+      at += count;
     }
   }
 
@@ -157,16 +162,28 @@ struct Tiler {
     const int64_t from = begin / PANEL * PANEL, to = (end + PANEL - 1) / PANEL * PANEL;
     float* const rows_logits = logits + first * BLOCK;
     for (int64_t t = from; t < to; t += PANEL) tile_logits<HEIGHT>(q + first * dim, keys + t * dim, dim, rows_logits + t);
+    alignas(64) float before[(HEIGHT + LANES - 1) / LANES * LANES] = {}, shift[HEIGHT];
     for (int r = 0; r < HEIGHT; ++r) {
       const int64_t row = first + r;
       Seen visible = seen(row);
       if (visible.high > origin + end) visible.high = origin + end;  // what was not staged
       if (visible.low < origin + begin) visible.low = origin + begin;
       float* const at = rows_logits + r * BLOCK;
-      const float here = finish_logits(args, at, from, to, visible, origin), top = here > most[row] ? here : most[row];
-      keep[row] = most[row] == NONE ? 0 : exponential(most[row] - top);
-      total[row] = total[row] * keep[row] + exponentials(at, from, to, top == NONE ? 0 : top);
-      most[row] = top;
+      const float here = finish_logits(args, at, from, to, visible, origin);
+      before[r] = most[row];
+      most[row] = here > most[row] ? here : most[row];
+    }
+    for (int r = 0; r < HEIGHT; ++r) {
+      const float top = most[first + r];
+      shift[r] = top == NONE ? 0 : top;
+      before[r] = before[r] == NONE ? NONE : before[r] - top;
+    }
+    for (int r = 0; r < HEIGHT; r += LANES) store(before + r, exponential(load(before + r)));
+    for (int r = 0; r < HEIGHT; ++r) {
+      const int64_t row = first + r;
+      keep[row] = before[r];
+      float* const sum = total + row * LANES;
+      store(sum, Lane::fma(load(sum), broadcast(keep[row]), exponentials(rows_logits + r * BLOCK, from, to, shift[r])));
     }
     for (int64_t p = 0; p < panels; ++p)
       tile_sums<HEIGHT>(rows_logits + begin, values + (p * BLOCK + begin) * PANEL, end - begin, keep + first,
@@ -187,7 +204,7 @@ struct Tiler {
       }
     }
     for (int64_t r = 0; r < rows; ++r)
-      write_result(args, span.first + token_of(r), head_of(r), most[r], total[r], sums + r * width);
+      write_result(args, span.first + token_of(r), head_of(r), most[r], reduce_add(load(total + r * LANES)), sums + r * width);
   }
 };
 

@@ -23,13 +23,22 @@ inline float to_codes(float* row, int64_t dim) {
 }
 
 inline void write_cache(const AttendArgs& args, int64_t begin, int64_t end) {
-  auto* row = static_cast<float*>(attend_workspace(args.head_dim * 4 + 64));
+  auto* const row = static_cast<float*>(attend_workspace(args.head_dim * 6 + 64));
+  auto* const halves = reinterpret_cast<uint16_t*>(row + args.head_dim);
   const int64_t size = size_of(args.cache_type);
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t token = item / args.kv_heads, head = item % args.kv_heads, slot = args.slot_mapping[token];
+  int64_t token = begin / args.kv_heads, head = begin % args.kv_heads, slot = -1, block = 0, place = 0;
+  const auto at_token = [&] {
+    slot = args.slot_mapping[token];
+    block = slot / args.page, place = slot - block * args.page;
+  };
+  if (begin < end) at_token();
+  for (int64_t item = begin; item < end; ++item, ++head) {
+    if (head == args.kv_heads) {
+      head = 0, ++token;
+      at_token();
+    }
     if (slot < 0) continue;
-    const int64_t place = slot % args.page;
-    const PageHead page(args, slot / args.page, head);
+    const PageHead page(args, block, head);
     for (const bool is_key : {true, false}) {
       read_row(is_key ? args.key : args.value, args.type, token, head, args.head_dim, row);
       if (is_key) rotate(args, token, row);
@@ -42,7 +51,17 @@ inline void write_cache(const AttendArgs& args, int64_t begin, int64_t end) {
       const int64_t start = is_key ? at.start : place * args.head_dim, stride = is_key ? at.stride : 1;
       with_type(args.cache_type, [&](auto kind) {
         constexpr Number T = decltype(kind)::value;
-        for (int64_t i = 0; i < args.head_dim; ++i) put_number(numbers + (start + i * stride) * size, T, row[i]);
+        uint8_t* to = numbers + start * size;
+        if (T == Number::FLOAT16 && args.head_dim % LANES == 0) {
+          for (int64_t i = 0; i < args.head_dim; i += LANES) Lane::store_half(halves + i, load(row + i));
+          if (!is_key) {
+            std::memcpy(to, halves, static_cast<size_t>(args.head_dim) * 2);
+            return;
+          }
+          for (int64_t i = 0; i < args.head_dim; ++i, to += stride * 2) std::memcpy(to, halves + i, 2);
+          return;
+        }
+        for (int64_t i = 0; i < args.head_dim; ++i, to += stride * size) put_number(to, T, row[i]);
       });
     }
   }
