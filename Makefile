@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -34,6 +34,15 @@ bench-load: $(STAMP)
 
 bench-serve: $(STAMP)
 	$(RUN) bench/serve.py
+
+# Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch).
+conformance: $(STAMP)
+	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
+	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
+	$(RUN) -m pytest tests/test_serve_conformance.py
+
+bench-stream: $(STAMP)
+	$(RUN) bench/stream.py
 
 bench-kernels: $(STAMP) $(VENV)/.rivals
 	$(RUN) bench/kernels.py

@@ -31,6 +31,14 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session")
+def pydoc_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained language model of models/pydoc_lm, made once; for tests that filter the exporter's warnings."""
+    from tests.language_artifacts import pydoc
+
+    return pydoc(tmp_path_factory.mktemp("pydoc"))
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

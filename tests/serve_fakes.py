@@ -123,7 +123,7 @@ class Live(SimpleNamespace):
 
 @contextlib.contextmanager
 def live(*predictors: Any, limits: ServeLimits | None = None, api_key: str | None = None) -> Iterator[Live]:
-    """A real uvicorn on a free port of 127.0.0.1, in a thread of its own."""
+    """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key)
     config = uvicorn.Config(build(service), timeout_graceful_shutdown=1, **wire.options(service.limits))
     server, failures = uvicorn.Server(config), list[BaseException]()

@@ -46,12 +46,16 @@ class Bytes:
 class Alphabet:
     """An engine that says A, B, C, … to each request, completion `i` from the letter `i` on.
 
-    With a `script` it says that instead, three bytes a step, and stops. `seconds` a step; nothing goes on while
-    `gate` is closed. A prompt that holds a "!" fails at its second letter, one that holds a "#" kills the engine.
+    With a `script` it says that instead, three bytes a step, and stops; with a grammar, `constrained`, where that
+    is given. `seconds` a step; nothing goes on while `gate` is closed. A prompt that holds a "!" fails at its second
+    letter, one that holds a "#" kills the engine.
     """
 
-    def __init__(self, seconds: float = 0.0, script: str | None = None) -> None:
-        self.seconds, self.script, self.gate = seconds, script, threading.Event()
+    def __init__(
+        self, seconds: float = 0.0, script: str | None = None, constrained: str | None = None
+    ) -> None:
+        self.seconds, self.script, self.constrained = seconds, script, constrained
+        self.gate = threading.Event()
         self.gate.set()
         self.jobs: dict[str, list[Any]] = {}  # id → request, letters so far
         self.cancelled: list[str] = []
@@ -62,8 +66,8 @@ class Alphabet:
         return not self.jobs
 
     def check(self, request: Request) -> None:
-        if ord("?") in request.prompt:
-            raise InputError("no questions", where="prompt")
+        if ord("%") in request.prompt:
+            raise InputError("no percentages", where="prompt")
 
     def submit(self, request: Request) -> None:
         self.jobs[request.id] = [request, 0]
@@ -94,7 +98,8 @@ class Alphabet:
             self.cancel(request.id)
             return [Output(id=request.id, index=i, finish="error", stopped_by="boom") for i in range(ask.n)]
         if self.script is not None:
-            return self._read_on(request, made, self.script.encode())
+            script = self.constrained if request.grammar and self.constrained else self.script
+            return self._read_on(request, made, script.encode())
         last = made + 1 >= ask.max_tokens
         self.jobs[request.id][1] += 1
         if last:
@@ -153,6 +158,7 @@ class Speaker:
         name: str = "speaker",
         engine: Alphabet | None = None,
         template: str | None = TEMPLATE,
+        context: int = 64,
     ) -> None:
         tokens = {"bos_token": "<s>", "eos_token": "</s>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
@@ -162,7 +168,7 @@ class Speaker:
             template=ChatTemplate({"default": template}, tokens) if template else None,
             driver=Driver(engine or Alphabet(), name=name),
             config=GenerationConfig(),
-            context=64,
+            context=context,
             check_grammar=check_grammar,
             vocab_size=Bytes.vocab_size,
             folder=folder,

@@ -19,7 +19,7 @@ from infer.errors import InputError, UsageError
 from infer.generate.completion import scored, windows
 from infer.generate.language import parse_size
 from infer.generate.requests import TokenLogprob
-from tests.language_artifacts import pydoc, tiny
+from tests.language_artifacts import tiny
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -36,8 +36,8 @@ def model() -> Iterator[Predictor]:
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
-    with Predictor.load(pydoc(tmp_path_factory.mktemp("lm")), kv_memory="16MiB") as p:
+def lm(pydoc_artifact: Path) -> Iterator[Predictor]:
+    with Predictor.load(pydoc_artifact, kv_memory="16MiB") as p:
         yield p
 
 

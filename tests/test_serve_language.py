@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from infer import Predictor
-from tests.language_artifacts import pydoc
 from tests.serve_fakes import Live, live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter has many to give
@@ -26,9 +26,9 @@ JSON = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
+def predictor(pydoc_artifact: Path) -> Iterator[Predictor]:
     """pydoc_lm, its cache large enough for about ten sequences."""
-    with Predictor.load(pydoc(tmp_path_factory.mktemp("served")), kv_memory="40MiB") as predictor:
+    with Predictor.load(pydoc_artifact, kv_memory="40MiB") as predictor:
         yield predictor
 
 

@@ -214,9 +214,16 @@ def serve(
     anonymous: Annotated[
         bool, typer.Option(help="let anybody in on an address that is not loopback")
     ] = False,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(help="of a language model's KV cache, like 2GiB; default: a share of what is free"),
+    ] = None,
+    max_tokens_per_step: Annotated[
+        int | None, typer.Option(help="of a language model: bounds how long a prompt holds up others", min=1)
+    ] = None,
     trust_code: Trust = False,
 ) -> None:
-    """Serve artifacts over HTTP: KServe v2, OpenAI embeddings, health and metrics."""
+    """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
     from .. import serve as serving
 
     raise typer.Exit(
@@ -229,6 +236,8 @@ def serve(
             anonymous=anonymous,
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,
+            kv_memory=kv_memory,
+            max_tokens_per_step=max_tokens_per_step,
             trust_code=trust_code,
         )
     )

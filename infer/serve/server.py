@@ -39,6 +39,8 @@ def run(
     anonymous: bool = False,
     max_delay_us: int | None = None,
     drain: float | None = None,
+    kv_memory: str | int | None = None,
+    max_tokens_per_step: int | None = None,
     limits: ServeLimits | None = None,
     say: Callable[[str], None] | None = None,
 ) -> int:
@@ -46,7 +48,8 @@ def run(
 
     Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
-    one line that is printed when requests are answered. `max_delay_us` and `drain` outrank `limits`.
+    one line that is printed when requests are answered. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and
+    `max_tokens_per_step` are for each language model (see `Predictor.load`).
     """
     from ..predict import Predictor
 
@@ -58,7 +61,14 @@ def run(
         for path in paths:
             began = time.perf_counter()
             predictor = stack.enter_context(
-                Predictor.load(os.fspath(path), device=device, threads=threads, trust_code=trust_code)
+                Predictor.load(
+                    os.fspath(path),
+                    device=device,
+                    threads=threads,
+                    trust_code=trust_code,
+                    kv_memory=kv_memory,
+                    max_tokens_per_step=max_tokens_per_step,
+                )
             )
             loaded.append((predictor, time.perf_counter() - began))
         own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
