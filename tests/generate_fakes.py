@@ -84,10 +84,10 @@ def expected(request: Request, index: int = 0, sampler: Sampler | None = None) -
     choose = sampler or Sampler(VOCABULARY, [EOS])
     while alone.outputs < sampling.max_tokens:
         row = logits_after(np.array(alone.tokens))
-        if job.plain:
+        if job.simple and sampling.temperature == 0:
             token = int(row.argmax())
         else:
-            token = choose(torch.from_numpy(row.copy())[None], [Pick(alone, 0)])[0].token
+            token = choose(torch.from_numpy(row.copy())[None], [Pick(alone, 0)]).tokens[0]
         alone.tokens.append(token)
         alone.outputs += 1
         if alone.counts is not None:

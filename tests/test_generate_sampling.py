@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer.generate import truncation
+from infer.generate import draws, truncation
 from infer.generate.requests import Request, Sampling
 from infer.generate.sampling import Pick, Sampler, uniform
 from infer.generate.sequence import Job, Sequence
 
-VOCABULARY = 700  # more than truncation.CANDIDATES and no multiple of a block
+VOCABULARY = 700  # more than the candidates and no multiple of a block
+Choose = Callable[[Tensor, list[Sampling], list[float]], list[int]]
 
 
 def sequence(prompt: tuple[int, ...] = (5,), outputs: tuple[int, ...] = (), **sampling: Any) -> Sequence:
@@ -72,25 +74,43 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize("heat", [0.3, 1.0, 5.0])
-@pytest.mark.parametrize("spread", [0.1, 4.0])
-def test_draws_are_those_of_the_slow_twin(heat: float, spread: float) -> None:
-    logits = torch.randn(len(CUTS), VOCABULARY) * spread
-    for number in range(40):
-        rows = [sequence(temperature=heat, seed=number, **cut) for cut in CUTS]
-        picked = Sampler(VOCABULARY, [])(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)])
-        for i, (one, s) in enumerate(zip(picked, rows, strict=True)):
-            token, distance = walk(logits[i].tolist(), s.job.sampling, uniform(number, 0, 0))
-            assert one.token == token or distance < 1e-5
+def by_rows(logits: Tensor, samplings: list[Sampling], places: list[float]) -> list[int]:
+    found = zip(logits.numpy(), samplings, places, strict=True)
+    return [draws.draw(row, float(row.max()), sampling, place) for row, sampling, place in found]
+
+
+@pytest.mark.parametrize("choose", [by_rows, truncation.choose])
+@pytest.mark.parametrize(
+    ("vocabulary", "spread", "heat"),
+    [*((700, s, h) for s in (0.1, 4.0) for h in (0.3, 1.0, 5.0)), (20000, 4.0, 1.0)],
+)
+def test_draws_are_those_of_the_slow_twin(
+    choose: Choose, heat: float, spread: float, vocabulary: int
+) -> None:
+    """40,000: more blocks than candidates."""
+    logits = torch.randn(len(CUTS), vocabulary) * spread
+    samplings = [Sampling(temperature=heat, **cut) for cut in CUTS]
+    for place in torch.rand(20 if vocabulary == 700 else 1, dtype=torch.float64).tolist():
+        found = choose(logits.clone(), samplings, [place] * len(CUTS))
+        for i, (token, sampling) in enumerate(zip(found, samplings, strict=True)):
+            expected, distance = walk(logits[i].tolist(), sampling, place)
+            assert token == expected or distance < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 7, 63, 400])
+def test_candidates_are_the_largest_in_order_with_ties_by_id(count: int) -> None:
+    row = np.random.default_rng(1).integers(0, 300, 40001).astype(np.float32)
+    wanted = sorted(range(len(row)), key=lambda i: (-row[i], i))[:count]
+    assert draws.candidates(row, count)[:count].tolist() == wanted
 
 
 def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
     logits = torch.randn(len(CUTS), VOCABULARY) * 3
     rows = [sequence(temperature=1.0, seed=i, **cut) for i, cut in enumerate(CUTS)]
     sampler = Sampler(VOCABULARY, [])
-    together = sampler(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)])
+    together = sampler(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)]).tokens
     for i, s in enumerate(rows):
-        assert sampler(logits[i : i + 1].clone(), [Pick(s, 0)])[0] == together[i]
+        assert sampler(logits[i : i + 1].clone(), [Pick(s, 0)]).tokens == [together[i]]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -100,7 +120,7 @@ def test_draws_follow_the_distribution() -> None:
     sampler = Sampler(5, [])
     for place in range(4000):
         one.outputs = place
-        counts[sampler(logits.clone(), [Pick(one, 0)])[0].token] += 1
+        counts[sampler(logits.clone(), [Pick(one, 0)]).tokens[0]] += 1
     expected = (logits[0] / 0.7).softmax(0).numpy() * 4000
     assert ((counts - expected) ** 2 / expected).sum() < 23.5  # chi square of 4 degrees: one in ten thousand
 
@@ -119,7 +139,7 @@ def test_random_numbers_are_below_one_and_differ_between_completions(
 def test_the_largest_random_number_takes_a_token_that_has_weight() -> None:
     values = torch.full((1, VOCABULARY), -torch.inf)
     values[0, 3] = 0.0
-    for choose in (truncation.choose_all, truncation.choose_cut):
+    for choose in (by_rows, truncation.choose_all, truncation.choose_cut):
         assert choose(values, [Sampling()], [1 - 2.0**-53]) == [3]
 
 
@@ -176,10 +196,8 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     ]
     picked = Sampler(20, [])(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)])
     own = logits.log_softmax(-1)
-    first, second = picked[0].logprob, picked[1].logprob
-    assert first is not None
-    assert second is not None
-    assert first.token_id == picked[0].token == 4
+    first, second = picked.logprobs[0], picked.logprobs[1]
+    assert first.token_id == picked.tokens[0] == 4
     assert first.logprob == pytest.approx(float(own[0, 4]), abs=1e-5)
     best = own[0].topk(3)
     assert [t for t, _ in first.top] == best.indices.tolist()
@@ -197,4 +215,4 @@ def test_logits_that_are_not_finite_give_no_token_and_spoil_no_neighbour(
     logits[1, 9] = 50.0
     rows = [sequence(temperature=temperature, top_p=0.9), sequence(temperature=temperature)]
     picked = Sampler(600, [])(logits, [Pick(s, i) for i, s in enumerate(rows)])
-    assert [one.token for one in picked] == [-1, 9]
+    assert picked.tokens == [-1, 9]

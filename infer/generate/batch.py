@@ -27,6 +27,31 @@ class Batch:
         self._starts = np.zeros(sequences + 1, dtype=np.int32)
         self._lengths = np.zeros(sequences, dtype=np.int32)
         self._range = np.arange(max(tokens, blocks * page), dtype=np.int64)
+        self._each, self._all = torch.arange(sequences + 1, dtype=torch.int32), torch.arange(sequences)
+
+    def decode(self, sequences: Many[Sequence]) -> dict[str, Tensor]:
+        """What `build` gives for the next token of each, and its logits."""
+        page, count = self.page, len(sequences)
+        for sequence in sequences:
+            if sequence.synced < len(sequence.pages):
+                self._sync(sequence)
+        positions = self._positions[:count]
+        positions[:] = [s.computed for s in sequences]
+        self._ids[:count] = [s.tokens[s.computed] for s in sequences]
+        table = self.tables[[s.slot for s in sequences], : max([len(s.pages) for s in sequences])]
+        blocks, places = np.divmod(positions, page)
+        self._slots[:count] = table[self._range[:count], blocks] * np.int64(page) + places
+        self._lengths[:count] = positions
+        self._lengths[:count] += 1
+        return {
+            "token_ids": torch.from_numpy(self._ids[:count]),
+            "positions": torch.from_numpy(positions),
+            "slot_mapping": torch.from_numpy(self._slots[:count]),
+            "block_table": torch.from_numpy(table),
+            "query_start": self._each[: count + 1],
+            "seq_lens": torch.from_numpy(self._lengths[:count]),
+            "logit_rows": self._all[:count],
+        }
 
     def build(self, work: Many[Work], rows: Many[int]) -> dict[str, Tensor]:
         """Inputs but for the cache; `rows`: of which tokens logits are wanted, the last one's if of none."""

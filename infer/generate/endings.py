@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from .requests import FinishReason, Output, TokenLogprob
-from .sampling import Picked
 from .sequence import Sequence as Completion
 
 
-def take(completion: Completion, picked: Sequence[Picked], eos_ids: Collection[int], context: int) -> Output:
-    """Add tokens until one ends the completion, or differs from the draft that the next ones were drawn after."""
+def take_next(completion: Completion, token: int, eos_ids: Collection[int], context: int) -> Output:
+    """`take` of one token by a completion of a simple job that has had its first; the usual case, without detours."""
+    job, stream = completion.job, completion.text
+    outputs = completion.outputs + 1
+    if token < 0 or token in eos_ids or outputs >= job.sampling.max_tokens or job.sampling.stop_token_ids:
+        return take(completion, [token], {}, eos_ids, context)
+    completion.tokens.append(token)
+    completion.outputs = outputs
+    text, met = ("", None) if stream is None else stream.push(token)
+    if met is not None:
+        return _output(completion, [token], [], text, "stop", met)
+    return Output(id=job.request.id, index=completion.index, token_ids=(token,), text=text)
+
+
+def take(
+    completion: Completion,
+    drawn: Sequence[int],
+    scores: Mapping[int, TokenLogprob],
+    eos_ids: Collection[int],
+    context: int,
+) -> Output:
+    """Add tokens until one ends the completion, or differs from the draft that the next ones were drawn after.
+
+    `scores`: logprobs of those that want them, by place.
+    """
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     text, draft = "", completion.draft
-    for place, (token, logprob) in enumerate(picked):
+    for place, token in enumerate(drawn):
         if token < 0:
             reason = "the logits are not finite"
             if completion.grammar is not None:
@@ -23,8 +45,8 @@ def take(completion: Completion, picked: Sequence[Picked], eos_ids: Collection[i
         completion.tokens.append(token)
         completion.outputs += 1
         tokens.append(token)
-        if logprob is not None:
-            logprobs.append(logprob)
+        if place in scores:
+            logprobs.append(scores[place])
         shown, finish, by = _add(completion, token, eos_ids, context)
         text += shown
         if finish is not None:

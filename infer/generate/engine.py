@@ -18,11 +18,11 @@ from ..errors import InferError, InputError
 from .admission import Admission
 from .batch import Batch
 from .detokenize import Pieces
-from .endings import ended, take
+from .endings import ended, take, take_next
 from .hooks import Grammars, Speculation
 from .pages import PagePool, default_budget, new_cache, pages_for
-from .requests import FinishReason, Output, Request
-from .sampling import Pick, Picked, Sampler
+from .requests import FinishReason, Output, Request, TokenLogprob
+from .sampling import Drawn, Pick, Sampler
 from .scheduler import EngineLimits, Scheduler, Work
 from .scoring import rows_to_score, score_prompts
 from .sequence import Job, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 # What a step may raise because of what it was given; anything else is a bug and ends the loop.
+Scores = dict[int, TokenLogprob]
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
 
 
@@ -133,7 +134,11 @@ class Engine:
             groups = [[item] for item in work] if self.limits.batch_invariant else [work]
             self.statistics.scheduling_seconds += self._clock() - start
             for group in groups:
-                self._run(group)
+                usual = all(
+                    s.simple and s.outputs and size == 1 and s.computed + 1 == len(s.tokens)
+                    for s, size in group
+                )
+                (self._decode if usual else self._run)(group)
             self.statistics.steps += 1
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -185,6 +190,37 @@ class Engine:
             if sequence.outputs and limit > 0:
                 sequence.draft = list(sequence.speculator.draft(sequence.tokens, limit))[:limit]
 
+    def _decode(self, work: list[Work]) -> None:
+        """`_run` where each sequence gets its next token and nothing else is wanted: the usual step, on a short way."""
+        started = self._clock()
+        sequences = [sequence for sequence, _ in work]
+        inputs = self._batch.decode(sequences)
+        inputs["kv_cache"] = self.cache
+        built = self._clock()
+        try:
+            with torch.inference_mode():
+                logits = self._step.run(inputs)["logits"]
+                ran = self._clock()
+                tokens = self._sampler.draw(logits, sequences)
+        except FAILURES as error:
+            self._failed(work, error)
+            return
+        sampled = self._clock()
+        page, advance, eos_ids = self.shape.page, self.scheduler.advance, self.eos_ids
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if (sequence.computed + 1) % page:
+                sequence.computed += 1
+            else:
+                advance(sequence, 1)
+            output = take_next(sequence, token, eos_ids, self.context)
+            self._outputs.append(output)
+            if output.finish is not None:
+                self._finish(sequence)
+        times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
+        self.statistics.count(0, len(work), times)
+        if self._speculation is not None:
+            self._speculation.measured(len(work), len(work), ran - built)
+
     def _run(self, work: list[Work]) -> None:
         """One call of the model; when it fails, each sequence once more alone, so that a bad one fails alone."""
         started = self._clock()
@@ -199,7 +235,7 @@ class Engine:
                 logits = self._step.run(inputs)["logits"]
                 ran = self._clock()
                 scores = score_prompts(scored, logits)
-                picked = self._sampler(logits, picks) if picks else []
+                drawn = self._sampler(logits, picks) if picks else Drawn([], {})
         except FAILURES as error:
             self._failed(work, error)
             return
@@ -208,7 +244,7 @@ class Engine:
             job.add_scores(values)
         prefill = sum(item.size for item in work if not item.decodes)
         decoded = sum(
-            self._advance(*item, picks[share], picked[share])
+            self._advance(*item, picks[share], drawn.tokens[share], _cut(drawn.logprobs, share))
             for item, share in zip(work, shares, strict=True)
         )
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
@@ -235,12 +271,14 @@ class Engine:
             shares.append(slice(start, len(picks)))
         return picks, shares
 
-    def _advance(self, sequence: Sequence, count: int, picks: list[Pick], picked: list[Picked]) -> int:
+    def _advance(
+        self, sequence: Sequence, size: int, picks: list[Pick], drawn: list[int], scores: Scores
+    ) -> int:
         """Take over what a call brought to one sequence; the number of new tokens."""
-        job, ahead = sequence.job, len(sequence.draft)
-        if ahead:
-            return self._advance_draft(sequence, picked)
-        self.scheduler.advance(sequence, count)
+        job = sequence.job
+        if sequence.draft:
+            return self._advance_draft(sequence, drawn, scores)
+        self.scheduler.advance(sequence, size)
         if not picks:
             if sequence.computed == len(sequence.tokens):
                 self._end_all(sequence, "length")
@@ -250,14 +288,15 @@ class Engine:
             job.sequences.append(child)
             self.scheduler.fork(sequence, child)
         job.forked = True
-        for member, one in zip(family, picked, strict=True):
-            self._close(member, take(member, [one], self.eos_ids, self.context))
+        for i, member in enumerate(family):
+            own = {0: scores[i]} if i in scores else {}
+            self._close(member, take(member, [drawn[i]], own, self.eos_ids, self.context))
         return len(family)
 
-    def _advance_draft(self, sequence: Sequence, picked: list[Picked]) -> int:
+    def _advance_draft(self, sequence: Sequence, drawn: list[int], scores: Scores) -> int:
         """Keep drafts as long as they are what was drawn, and the token drawn after them."""
         drafted = len(sequence.draft)
-        output = take(sequence, picked, self.eos_ids, self.context)
+        output = take(sequence, drawn, scores, self.eos_ids, self.context)
         kept = len(output.token_ids)
         self.scheduler.advance(sequence, kept)
         self.scheduler.trim(sequence)
@@ -273,11 +312,13 @@ class Engine:
         """Hand on an output, and end the sequence with its last one."""
         self._outputs.append(output)
         if output.finish is not None:
-            self._end(sequence)
-            job = sequence.job
-            if job.unfinished == 0:
-                del self._jobs[job.request.id]
-                self.statistics.finished += 1
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._end(sequence)
+        if sequence.job.unfinished == 0:
+            del self._jobs[sequence.job.request.id]
+            self.statistics.finished += 1
 
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
@@ -299,3 +340,10 @@ class Engine:
             job.unfinished = 1
             self._outputs += [msgspec.structs.replace(output, index=i) for i in range(1, job.sampling.n)]
         self._close(sequence, output)
+
+
+def _cut(scores: Scores, share: slice) -> Scores:
+    """Those of one sequence, counted from its first pick."""
+    return (
+        {i - share.start: scores[i] for i in range(share.start, share.stop) if i in scores} if scores else {}
+    )

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import draws
 from .requests import TokenLogprob
 
 
 def score(logits: Tensor, tokens: Sequence[int], numbers: Sequence[int]) -> list[TokenLogprob]:
     """Of `tokens[i]` under row i of `logits` float32 [rows, vocab], and of the `numbers[i]` most likely ones."""
+    if logits.device.type == "cpu":
+        return [draws.score(*one) for one in zip(logits.numpy(), tokens, numbers, strict=True)]
     whole = logits.logsumexp(-1, keepdim=True)
     chosen = torch.tensor(tokens, device=logits.device)[:, None]
     own = (logits.gather(1, chosen) - whole)[:, 0].tolist()

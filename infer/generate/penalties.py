@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,16 +39,16 @@ class Counts:
             if self._counts[place] == 0 and place >= self._of_prompt:
                 del self._place[token]
 
-    def apply(self, row: Tensor, sampling: Sampling) -> None:
-        """Change logits float32 [vocab] in place: repetition (prompt and output; Keskar et al. 2019, CTRL), then
-        frequency and presence (output alone; OpenAI)."""
+    def apply(self, row: Any, sampling: Sampling) -> None:
+        """Change logits float32 [vocab], a tensor or an array, in place: repetition (prompt and output; Keskar et al.
+        2019, CTRL), then frequency and presence (output alone; OpenAI)."""
         size = len(self._place)
-        index = torch.from_numpy(self._tokens[:size])
-        counts = torch.from_numpy(self._counts[:size]).to(row.device, row.dtype)
-        index = index.to(row.device)
-        values = row[index]
-        factor = sampling.repetition_penalty
+        index: Any = self._tokens[:size]
+        counts: Any = self._counts[:size].astype(np.float32)
+        if isinstance(row, Tensor):
+            index, counts = (torch.from_numpy(x).to(row.device) for x in (index, counts))
+        values, factor = row[index], sampling.repetition_penalty
         if factor != 1:
-            values = torch.where(values > 0, values / factor, values * factor)
-        values -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-        row[index] = values
+            positive = values > 0
+            values = values * (positive / factor + ~positive * factor)
+        row[index] = values - (sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0))

@@ -10,17 +10,18 @@ very one that would have come without it.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .draws import draw
 from .logprobs import score
 from .penalties import Counts
 from .requests import TokenLogprob
 from .sequence import Sequence
-from .truncation import choose_all, choose_cut
+from .truncation import choose
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -34,9 +35,11 @@ class Pick(NamedTuple):
     ahead: int = 0
 
 
-class Picked(NamedTuple):
-    token: int  # -1: no token, since the logits are not finite or none is allowed
-    logprob: TokenLogprob | None = None
+class Drawn(NamedTuple):
+    """A token for each pick, -1 where logits are not finite or none is allowed; logprobs by number of the pick."""
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprob]
 
 
 def mix(value: int) -> int:
@@ -60,36 +63,49 @@ class Sampler:
         self._words = -(-vocab_size // 32)
         self._bitmask = torch.zeros((1, self._words), dtype=torch.int32)
 
-    def __call__(self, logits: Tensor, picks: Many[Pick]) -> list[Picked]:
+    def __call__(self, logits: Tensor, picks: Many[Pick]) -> Drawn:
         """`logits` float32 [rows, vocab], overwritten. A sequence's picks stand together, in order of `ahead`."""
-        if any(pick.row != i for i, pick in enumerate(picks)) or len(picks) != len(logits):
-            logits = logits[[pick.row for pick in picks]]
-        if all(pick.sequence.plain for pick in picks):
-            return [
-                Picked(token) if value - value == 0 else Picked(-1)
-                for token, value in zip(*_best(logits), strict=True)
-            ]
+        rows = [pick.row for pick in picks]
+        if rows != list(range(len(logits))):
+            logits = logits[rows]
         wanted = [i for i, pick in enumerate(picks) if pick.sequence.job.sampling.logprobs is not None]
         raw = logits[wanted] if wanted else None
         self._shape(logits, picks)
-        tokens = self._draw(logits, picks)
-        scores: dict[int, TokenLogprob] = {}
-        if raw is not None:
-            numbers = [picks[i].sequence.job.sampling.logprobs or 0 for i in wanted]
-            found = score(raw, [max(tokens[i], 0) for i in wanted], numbers)
-            scores = dict(zip(wanted, found, strict=True))
-        return [Picked(token, scores.get(i)) for i, token in enumerate(tokens)]
+        tokens = self.draw(logits, [pick.sequence for pick in picks], [pick.ahead for pick in picks])
+        if raw is None:
+            return Drawn(tokens, {})
+        numbers = [picks[i].sequence.job.sampling.logprobs or 0 for i in wanted]
+        found = score(raw, [max(tokens[i], 0) for i in wanted], numbers)
+        return Drawn(tokens, dict(zip(wanted, found, strict=True)))
+
+    def draw(self, logits: Tensor, sequences: Many[Sequence], aheads: Many[int] | None = None) -> list[int]:
+        """A token of each row by temperature and cuts alone."""
+        tokens, top = _best(logits)
+        hot = [i for i, sequence in enumerate(sequences) if sequence.job.sampling.temperature > 0]
+        if hot:
+            samplings = [sequences[i].job.sampling for i in hot]
+            places = [_place(sequences[i], aheads[i] if aheads else 0) for i in hot]
+            if logits.device.type == "cpu":
+                rows = logits.numpy()
+                for i, sampling, place in zip(hot, samplings, places, strict=True):
+                    if top[i] - top[i] == 0:
+                        tokens[i] = draw(rows[i], top[i], sampling, place)
+            else:
+                values = logits if len(hot) == len(logits) else logits[hot]
+                for i, token in zip(hot, choose(values, samplings, places), strict=True):
+                    tokens[i] = token
+        return [token if value - value == 0 else -1 for token, value in zip(tokens, top, strict=True)]
 
     def _shape(self, logits: Tensor, picks: Many[Pick]) -> None:
         """Bias, penalties, forbidden ends and grammar, in place."""
+        rows: Any = logits.numpy() if logits.device.type == "cpu" else logits
         for i, pick in enumerate(picks):
-            sequence, row = pick.sequence, logits[i]
+            sequence, row = pick.sequence, rows[i]
             job = sequence.job
             sampling = job.sampling
             if sampling.logit_bias:
-                row[list(sampling.logit_bias)] += torch.tensor(
-                    list(sampling.logit_bias.values()), device=row.device, dtype=row.dtype
-                )
+                for token, bias in sampling.logit_bias.items():
+                    row[token] += bias
             if job.penalised:
                 if sequence.counts is None:
                     sequence.counts = Counts(job.request.prompt)
@@ -101,9 +117,9 @@ class Sampler:
             if sequence.outputs + pick.ahead < sampling.min_tokens:
                 row[[*self.ends, *sampling.stop_token_ids]] = -torch.inf
             if sequence.grammar is not None and not pick.ahead:
-                self._constrain(logits, i, picks)
+                self._constrain(rows, i, picks)
 
-    def _constrain(self, logits: Tensor, first: int, picks: Many[Pick]) -> None:
+    def _constrain(self, rows: Any, first: int, picks: Many[Pick]) -> None:
         """The row `first` of a sequence, and those of its drafts as far as the grammar goes along."""
         sequence, accepted = picks[first].sequence, 0
         grammar = sequence.grammar
@@ -123,34 +139,13 @@ class Sampler:
             bits = np.unpackbits(
                 self._bitmask[0].numpy().view(np.uint8), count=self.vocab_size, bitorder="little"
             )
-            logits[i].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+            rows[i][torch.from_numpy(bits == 0) if isinstance(rows, Tensor) else bits == 0] = -torch.inf
         if accepted:
             grammar.rollback(accepted)
 
-    def _draw(self, logits: Tensor, picks: Many[Pick]) -> list[int]:
-        samplings = [pick.sequence.job.sampling for pick in picks]
-        tokens = [-1] * len(picks)
-        greedy = [i for i, s in enumerate(samplings) if s.temperature == 0]
-        cut = [
-            i
-            for i, s in enumerate(samplings)
-            if s.temperature > 0 and (0 < s.top_k < self.vocab_size or s.top_p < 1 or s.min_p > 0)
-        ]
-        rest = sorted(set(range(len(picks))) - set(greedy) - set(cut))
-        best, top = _best(logits)
-        for i in greedy:
-            tokens[i] = best[i]
-        for rows, choose in ((cut, choose_cut), (rest, choose_all)):
-            if not rows:
-                continue
-            named = [picks[i] for i in rows]
-            draws = [
-                uniform(p.sequence.job.seed, p.sequence.index, p.sequence.outputs + p.ahead) for p in named
-            ]
-            values = logits if len(rows) == len(logits) else logits[rows]
-            for i, token in zip(rows, choose(values, [samplings[i] for i in rows], draws), strict=True):
-                tokens[i] = token
-        return [token if value - value == 0 else -1 for token, value in zip(tokens, top, strict=True)]
+
+def _place(sequence: Sequence, ahead: int) -> float:
+    return uniform(sequence.job.seed, sequence.index, sequence.outputs + ahead)
 
 
 def _best(logits: Tensor) -> tuple[list[int], list[float]]:

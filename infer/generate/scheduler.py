@@ -116,9 +116,14 @@ class Scheduler:
         decoding = [s for s in self.running if len(s.tokens) - s.computed == 1]
         budget = self.limits.step_tokens
         spare = budget - len(decoding)
+        page, refs = self.pool.page, self.pool.refs
         for sequence in decoding[:budget]:
             if sequence.slot < 0:
                 continue  # lost its pages to one before it
+            block = sequence.computed // page
+            if not sequence.draft and block < len(sequence.pages) and refs[sequence.pages[block]] == 1:
+                work.append(Work(sequence, 1))
+                continue
             draft = len(sequence.draft)
             if draft and (draft > spare or not self._has_room(sequence, sequence.computed + 1 + draft)):
                 del sequence.draft[max(spare, 0) :]

@@ -37,10 +37,9 @@ class Job:
             or sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
         )
-        # Whether the most likely token is all there is to find out.
-        self.plain = (
-            sampling.temperature == 0
-            and not self.penalised
+        # Whether temperature and cuts are all that shapes its tokens, and nothing but tokens and text is told.
+        self.simple = (
+            not self.penalised
             and not sampling.logit_bias
             and sampling.logprobs is None
             and sampling.min_tokens == 0
@@ -62,13 +61,13 @@ class Sequence:
 
     __slots__ = (
         "cached", "computed", "counts", "draft", "finished", "grammar", "index", "job", "names", "outputs", "pages",
-        "plain", "rank", "slot", "speculator", "synced", "text", "tokens",
+        "rank", "simple", "slot", "speculator", "synced", "text", "tokens",
     )  # fmt: skip
 
     def __init__(self, job: Job, index: int) -> None:
         self.job, self.index = job, index
         self.rank: Rank = (*job.rank, index)
-        self.plain = job.plain
+        self.simple = job.simple
         self.tokens = list(job.request.prompt)
         self.outputs = 0  # how many of the tokens are output
         self.computed = 0

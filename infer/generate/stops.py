@@ -62,6 +62,8 @@ class TextStream:
 
     def push(self, token: int, *, stops: bool = True) -> tuple[str, str | None]:
         text = self._detokenizer.push(token)
+        if not self._stops.stops:
+            return text, None
         return self._stops.push(text) if stops else (self._stops.skip(text), None)
 
     def finish(self) -> tuple[str, str | None]:

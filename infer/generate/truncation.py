@@ -16,6 +16,20 @@ BLOCK = 256
 CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole row is sorted
 
 
+def choose(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """A token of each row of float32 [rows, vocab], on whatever device."""
+    vocab, tokens = values.shape[1], [0] * len(samplings)
+    cut = [i for i, s in enumerate(samplings) if 0 < s.top_k < vocab or s.top_p < 1 or s.min_p > 0]
+    rest = sorted(set(range(len(samplings))) - set(cut))
+    for rows, by in ((cut, choose_cut), (rest, choose_all)):
+        if rows:
+            part = values if len(rows) == len(values) else values[rows]
+            found = by(part, [samplings[i] for i in rows], [draws[i] for i in rows])
+            for i, token in zip(rows, found, strict=True):
+                tokens[i] = token
+    return tokens
+
+
 def choose_all(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
     """From all of float32 [rows, vocab]; blocks are summed first, so that only one is walked through."""
     weights = _weights(values, samplings, values.amax(-1, keepdim=True))
