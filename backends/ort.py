@@ -15,8 +15,9 @@ import torch
 from infer import capture
 from infer import device as hardware
 from infer.capture import Graph
+from infer.generate import is_step
 from infer.onnx import export as exporter
-from infer.onnx import session, signs, source, tables
+from infer.onnx import paged, session, signs, source, steps, tables
 from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
 from infer.report import latency
@@ -24,7 +25,7 @@ from infer.spec import Finding, Plan
 
 EXECUTES_CODE = False
 PORTABLE = True
-STEPS = False
+STEPS = True
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 LARGEST_LOSS = 0.03  # relative difference of the outputs that 8-bit blocks may cost against decoded weights
@@ -41,6 +42,8 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """bfloat16 on CPU, a CUDA device without CUDA kernels, and quantizers that an ONNX source can't take."""
+    if (kind := paged.kv_dtype(graph.program)) is not None and (reason := _step_refused(graph, plan, kind)):
+        return reason
     if plan.device.startswith("cuda"):
         import onnxruntime
 
@@ -58,6 +61,16 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return f"an ONNX source takes --quant int8 or none, not {plan.quant}: its layers are already lowered"
     if plan.dtype not in ("float32", "auto"):
         return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
+    return None
+
+
+def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
+    if not plan.device.startswith("cpu"):
+        return "ONNX Runtime generates on CPUs only here; use --backend inductor"
+    if kind == "int8":
+        return "no operator of ONNX Runtime reads a paged int8 cache; ask for a float16 cache"
+    if any(node.args[8] is not None for node in paged.calls(graph.program)):
+        return "attention sinks have no ONNX form here; use --backend inductor"
     return None
 
 
@@ -93,10 +106,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
     ]
 
 
-def open(folder: Path, device: str) -> session.OrtRunner:
+def open(folder: Path, device: str) -> session.OrtRunner | steps.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
     path = signs.adapted(folder / MODEL, _form(device))
+    if is_step(signature.inputs):
+        return steps.StepRunner(path, signature.inputs, signature.outputs)
     return session.OrtRunner(path, signature.inputs, signature.outputs, device)
 
 
@@ -120,6 +135,11 @@ def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rew
     model = exporter.to_ir(graph, target)
     if not tables.has_choice(model):
         return exporter.write(model, target, path).rewritten, []
+    if is_step(graph.inputs):
+        why = "a decode step reads each weight once: a quarter of the bytes of float32"
+        return exporter.write(model, target, path).rewritten, [
+            _found("table layers", "8-bit blocks", why=why)
+        ]
     if plan.device != "cpu":
         return exporter.write(model, target, path, weights="float").rewritten, []
     path.parent.mkdir(parents=True, exist_ok=True)

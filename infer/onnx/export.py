@@ -25,6 +25,7 @@ from ..errors import NotUsableError
 from ..kernels import packing
 from ..quiet import quiet
 from ..spec import TensorSpec
+from . import paged
 from .int8 import Rewritten, rewrite
 from .linear import Form
 from .operands import Target
@@ -142,7 +143,8 @@ def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
         return program
-    return program.run_decompositions(_table(program, target))
+    with paged.functional(program):
+        return program.run_decompositions(_table(program, target))
 
 
 def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
@@ -155,7 +157,9 @@ def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., 
         own += ("embedding_lut",)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
-        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
+        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged.TWIN:
+            table[op] = paged.symbol
+        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.aten.index.Tensor] = _index
     return table

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
-from . import decoded, tables
+from . import decoded, paged, tables
 from .conv import conv
 from .emit import Emit, drop_unused
 from .linear import Form, dynamic, static, weight_only
@@ -55,10 +55,14 @@ def rewrite(model: ir.Model, target: Target, form: Form = "token", weights: Weig
     `weights` says how ONNX Runtime computes with tables that it has no operator for (see `tables.py`).
     """
     done = Rewritten()
+    attention = [node for node in model.graph if node.domain == DOMAIN and node.op_type == paged.NAME]
     for node in list(model.graph):
         if node.domain != DOMAIN:
             continue
         emit = Emit(model.graph, node)
+        if node.op_type == paged.NAME:
+            emit.replace(paged.attend(emit))
+            continue
         if node.op_type in _RULES:
             output, taken = _RULES[node.op_type](emit, target, form)
         elif target == "trt" and node.op_type in _DECODED:
@@ -75,6 +79,8 @@ def rewrite(model: ir.Model, target: Target, form: Form = "token", weights: Weig
         done.forms[taken] += 1
         if "in float" in taken:
             done.in_float.append(str(emit.weight_name))
+    if attention:
+        paged.finish(model, attention)
     drop_unused(model.graph)
     model.opset_imports.pop(DOMAIN, None)
     if done.forms:
