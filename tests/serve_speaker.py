@@ -1,8 +1,12 @@
-"""A language model without a model, for the tests of what is around it: bytes as tokens, one letter a step."""
+"""A language model without a model, for the tests of what is around it: bytes as tokens, one letter a step.
+
+`python -m tests.serve_speaker FOLDER SECONDS DRAIN` serves one.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -176,3 +180,13 @@ class Speaker:
 
     def close(self) -> None:
         self.language.driver.close()
+
+
+if __name__ == "__main__":
+    from infer.serve.limits import ServeLimits
+    from infer.serve.server import listen, serve
+    from infer.serve.service import Service
+
+    with listen("127.0.0.1", 0) as socket_:
+        speaker = Speaker(Path(sys.argv[1]), engine=Alphabet(float(sys.argv[2])))
+        sys.exit(serve(Service([speaker], ServeLimits(drain_seconds=float(sys.argv[3]))), socket_))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -445,6 +448,7 @@ def test_the_time_of_a_request_runs_out_in_the_queue_and_while_it_runs(tmp_path:
         answer = raw.post("/v1/completions", json=body)
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_exceeded"
+        assert answer.headers["x-should-retry"] == "false"
         answer = raw.post("/v1/completions", json={**body, "stream": True})
         assert answer.status_code == 200
         assert "[DONE]" not in answer.text
@@ -491,6 +495,7 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
             refused = raw.post(url, json={**body, "stream": stream})
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-should-retry"] == "true"
             assert refused.json()["error"]["type"] == "rate_limit_error"
         assert time.monotonic() - began < 1
         engine.gate.set()
@@ -677,3 +682,37 @@ def test_tools_and_forms_that_make_no_sense_are_refused(
     assert answer.json()["error"]["type"] == "invalid_request_error"
     if param is not None:
         assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_sigterm_lets_streams_end_or_tells_them_that_it_could_not(tmp_path: Path, cut_short: bool) -> None:
+    """It could not when a second signal comes; the streams would take at least 15 s, or 1 s."""
+    seconds = "0.25" if cut_short else "0.02"
+    command = [sys.executable, "-m", "tests.serve_speaker", str(tmp_path), seconds, "60"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).parent.parent, **pipes) as running:
+        try:
+            url = re.findall(r"http://127\.0\.0\.1:\d+", running.stdout.readline())[0]
+            body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
+                texts = answer.iter_text()
+                text = next(texts)
+                running.send_signal(signal.SIGTERM)
+                wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+                refused = httpx.post(f"{url}/v1/completions", json={**body, "stream": False})
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"] == "1"
+                if cut_short:
+                    running.send_signal(signal.SIGTERM)
+                text += "".join(texts)
+            assert running.wait(20) == 0
+            assert running.stderr.read() == ""
+        finally:
+            if running.poll() is None:
+                running.kill()
+    if cut_short:
+        assert json.loads(text.rpartition("data: ")[2])["error"]["message"] == "the server is stopping"
+        assert "[DONE]" not in text
+    else:
+        assert text.count('"text"') == 60
+        assert text.endswith("data: [DONE]\n\n")

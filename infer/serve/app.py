@@ -16,7 +16,7 @@ from starlette.routing import Route as Address
 from starlette.routing import Router
 
 from .. import plugins
-from ..errors import InferError, NotFoundError, OverloadedError, ServeError
+from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
 from .body import ClientGoneError, discard, read_body
 from .routing import Call, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
 from .service import Service
@@ -137,7 +137,10 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
         reply.headers += [
             (b"retry-after", b"%d" % -(-seconds // 1)),
             (b"retry-after-ms", b"%d" % (seconds * 1000)),
+            (b"x-should-retry", b"true"),
         ]
+    elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
+        reply.headers.append((b"x-should-retry", b"false"))
     elif isinstance(error, ServeError) and reply.status == 503:
         reply.headers += [(b"retry-after", b"1"), (b"connection", b"close")]
     elif isinstance(error, MethodError):
