@@ -1,4 +1,7 @@
-"""ONNX Runtime: the program exported to ONNX, int8 layers written for the instructions at hand."""
+"""ONNX Runtime: the program exported to ONNX, int8 layers written for the instructions at hand.
+
+The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged`.
+"""
 
 from __future__ import annotations
 

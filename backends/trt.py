@@ -1,4 +1,7 @@
-"""TensorRT 10 and 11, strongly typed: precision and quantization stand in the ONNX graph that we hand over."""
+"""TensorRT 10 and 11, strongly typed: precision and quantization stand in the ONNX graph that we hand over.
+
+No steps of language models: its KVCacheUpdate layer keeps each sequence in one run of a fixed length, without pages.
+"""
 
 from __future__ import annotations
 
