@@ -60,10 +60,8 @@ class Case:
             for b, part in enumerate(rows)
             for t in range(part.start, part.stop)
         ]
-        queries = [
-            self._heads(c, self.heads[0]) if list(count) == list(self.done) else q
-            for c, q in zip(count, self.queries, strict=True)
-        ]
+        new = list(start) == list(self.done)
+        queries = self.queries if new else [self._heads(c, self.heads[0]) for c in count]
         starts = torch.tensor([0, *count]).cumsum(0).to(torch.int32)
         lengths = torch.tensor([part.stop for part in rows], dtype=torch.int32)
         return Args(

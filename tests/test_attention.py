@@ -9,10 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
+from infer import generate
 from infer.attention import KV_DTYPES, native, sdpa
 from infer.errors import NotUsableError
 from infer.kernels import native as library
+from infer.kernels import prepack
 from tests.attention_cases import Case, reference
+from tests.tiny_decoders import build
 
 try:
     ISAS = library.isas()
@@ -94,11 +97,11 @@ def test_queries_of_two_bytes(kernel: ModuleType, query_dtype: torch.dtype, dtyp
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_the_number_of_threads_changes_no_bit(fast: ModuleType, threads: None, dtype: str) -> None:
-    case = Case((6, 2), 64, dtype=dtype, new=(1, 2, 40), done=(4000, 900, 700))
+    case = Case((3, 1), 16, dtype=dtype, new=(1, 2, 40), done=(4100, 900, 300))
     torch.set_num_threads(1)
     alone = case.run(fast)
     assert case.error(fast) < CLOSE
-    for count in (2, 3, 8, 16):  # up to 16 pieces of the longest
+    for count in (3, 16):  # up to 16 pieces of the longest
         torch.set_num_threads(count)
         assert torch.equal(case.run(fast), alone), count
 
@@ -167,6 +170,20 @@ def test_a_page_beyond_the_cache_is_refused(fast: ModuleType) -> None:
         fast.attend(replace(args, slot_mapping=args.slot_mapping + case.pages * case.page))
     with pytest.raises(RuntimeError, match="needs 2"):
         fast.attend(replace(args, block_table=args.block_table[:, :1].contiguous()))
+
+
+def test_lowering_for_the_cpu_puts_the_native_attention_in(
+    fast: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = generate.capture_step(tiny := build("llama"), generate.probe(tiny, kv_dtype="float16")).exported
+    assert [(f.what, f.value) for f in prepack.findings(graph)] == [("native attention", 2)]
+    assert prepack.usable(graph)
+    swapped = [str(node.target) for node in prepack.packed(graph).graph.nodes]
+    assert swapped.count("infer.attend_native.default") == 2
+    assert "infer.attend_paged.default" not in swapped
+    monkeypatch.setenv(library.OFF, "0")
+    assert not prepack.usable(graph)
+    assert [(f.what, f.value) for f in prepack.findings(graph)] == [("native attention", 0)]
 
 
 def test_float64_is_refused_with_the_reason() -> None:
