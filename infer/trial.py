@@ -62,7 +62,8 @@ class Trial:
     def verdict(self) -> str:
         """`2.1x faster than inductor float32 at batch 1, same at batch 8`."""
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
-        return f"{', '.join(parts)} against {self.baseline}"
+        what = "" if self.shape is None else "decoding "
+        return f"{what}{', '.join(parts)} against {self.baseline}"
 
     def unfaithful(self, plan: Plan) -> str | None:
         return fidelity.judge(self.fidelity, limits(plan, self.task), plan.max_error)

@@ -220,3 +220,46 @@ def test_a_template_can_be_given_when_optimizing(bare: Path, tmp_path: Path) -> 
     assert "--kv-dtype int8" in json.loads((target / "report.json").read_text())["command"]
     template.write_text("{% if %}")
     assert main([*call, "--chat-template", str(template), "--output", str(tmp_path / "u.infer")]) == 3
+
+
+def test_bench_of_a_language_model_counts_tokens(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["bench", str(lm), "--batch", "1,3", "--context", "16,40", "--tokens", "4", "--seconds", "0.05"]
+    assert main([*call, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["batch"], row["context"]) for row in found["rows"]] == [(1, 16), (3, 16), (1, 40), (3, 40)]
+    for row in found["rows"]:
+        assert row["decode_per_second"] == pytest.approx(row["batch"] / row["between_tokens"]["p50"])
+        assert row["floor"] > 0
+        assert row["first_token"]["p50"] > 0
+    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, bytes
+    assert found["kv_memory"] >= found["kv_tokens"] * found["kv_bytes_per_token"]
+
+
+def test_bench_against_another_artifact_is_paired(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["bench", str(lm), "--batch", "1", "--context", "8", "--tokens", "4", "--seconds", "0.05"]
+    assert main([*call, "--vs", str(lm)]) == 0
+    out = capsys.readouterr().out
+    assert "KV cache float32, 512 B a token" in out
+    assert "step ÷ tiny" in out
+
+
+def test_bench_refuses_what_does_not_fit(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(lm), "--context", "250"]) == 2
+    assert (
+        "a context of 250 and 32 tokens after it are more than the 256 positions" in capsys.readouterr().err
+    )
+
+
+def test_the_report_of_a_language_model_speaks_of_decode_steps(
+    lm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(lm)]) == 0
+    said = capsys.readouterr().out
+    assert "Decode step, 128 tokens in the cache, against torch eager" in said
+    assert "tokens/s" in said
+    assert "rows/s" not in said
+    assert "512 B a token (float32, pages of 32 tokens)" in said
+    assert "a decode step at batch 1, " in said
+    page = (lm / "report.html").read_text()
+    assert "<h2>Decode step, 128 tokens in the cache</h2>" in page
+    assert json.loads((lm / "report.json").read_text())["decodes"] is True

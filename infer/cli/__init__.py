@@ -169,8 +169,16 @@ app.command()(language.chat)
 def bench(
     artifact: Artifact,
     vs: Annotated[Path | None, typer.Option(help="another artifact, run in turn with this one")] = None,
-    batch: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16",
-    seconds: Annotated[float, typer.Option(help="time per batch size", min=0.05)] = 1.0,
+    batch: Annotated[
+        str | None, typer.Option(help="batch sizes; default: 1,2,4,8,16, of a language model 1,8")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="of a language model: tokens of the prompts, like 128,512")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(help="of a language model: tokens decoded after each prompt", min=2)
+    ] = 32,
+    seconds: Annotated[float, typer.Option(help="time per batch size (and context)", min=0.05)] = 1.0,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     output: Annotated[Path | None, typer.Option(help="also write the JSON document here")] = None,
     profile: Annotated[
@@ -179,23 +187,25 @@ def bench(
     trust_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Latency percentiles, throughput, memory and the roofline of an artifact."""
-    from .. import bench as benching
-    from . import options, show
+    """Latency percentiles, throughput, memory and the roofline of an artifact; tokens, of a language model."""
+    from .. import bench as measuring
+    from . import benching
 
-    result = benching.run(
+    result = benching.measured(
         artifact,
+        batch=batch,
+        context=context,
+        tokens=tokens,
         vs=vs,
-        batches=options.parse_batches(batch),
         seconds=seconds,
         threads=threads,
         trust_code=trust_code,
     )
     if output:
-        output.write_bytes(benching.encode(result))
+        output.write_bytes(measuring.encode(result))
     if profile:
-        benching.profile(artifact, profile, trust_code=trust_code)
-    show.bench(result, as_json=as_json)
+        measuring.profile(artifact, profile, trust_code=trust_code)
+    benching.show(result, as_json=as_json)
 
 
 @app.command()

@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..bench import Bench, encode
 from ..pipeline import Watch
 from ..report import document, terminal
 from ..spec import Finding
@@ -70,37 +69,6 @@ def report(report: document.Report, *, as_json: bool, path: Path) -> None:
     console = Console()
     terminal.render_terminal(report, console)
     console.print(f"artifact: {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def bench(result: Bench, *, as_json: bool) -> None:
-    """Card first, then a row per batch size, then memory."""
-    if as_json:
-        print(encode(result).decode())
-        return
-    console = Console()
-    gbs = result.read_bandwidth / 1e9
-    console.print(
-        f"{result.name}  {result.backend} {result.quant}, {result.threads} threads; weights "
-        f"{result.weight_bytes / 1e6:.1f} MB, artifact {result.artifact_bytes / 1e6:.1f} MB, reads {gbs:.1f} GB/s",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    table = Table(box=None, pad_edge=False)
-    against = [f"time ÷ {result.against}", "verdict"] if result.against else []
-    for column in ("batch", "p50 ms", "p90 ms", "p99 ms", "rows/s", "floor ms", *against):
-        table.add_column(column, justify="right")
-    for row in result.rows:
-        times = (f"{1e3 * t:.2f}" for t in (row.latency.p50, row.latency.p90, row.latency.p99))
-        cells = [str(row.batch), *times, f"{row.rows_per_second:.1f}", f"{1e3 * row.floor:.2f}"]
-        if row.pair:
-            cells += [f"{row.pair.ratio:.2f} [{row.pair.low:.2f}, {row.pair.high:.2f}]", row.pair.verdict]
-        table.add_row(*cells)
-    console.print(table)
-    for finding in result.memory:
-        value = "unknown" if finding.value is None else f"{float(finding.value) / 1e6:.1f} MB"
-        value = f"{float(finding.value or 0):.2f} s" if finding.unit == "s" else value
-        console.print(f"{finding.what:<10} {value:>12}  {finding.why}", markup=False, highlight=False)
 
 
 def facts(values: Mapping[str, Any], *, as_json: bool) -> None:

@@ -91,6 +91,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerChoice, ...] = ()
     size: int
     original_size: int | None
+    decodes: bool = False  # what was timed is one decode step of `batch` sequences, not a batch of samples
     findings: tuple[Finding, ...]
     versions: dict[str, str]
     machine: dict[str, str]
@@ -123,11 +124,13 @@ def from_manifest(
     allowed = limits(plan, manifest.task)
     rows = tuple(_latency_row(timed, findings) for timed in latency)
     failure = judge(_compared(findings), allowed, plan.max_error) or ""
+    decodes = "generation" in manifest.meta
     original = original_size if original_size is not None else _loaded_bytes(findings)
     return Report(
         name=manifest.name,
         made_with=manifest.made_with,
-        headline=_headline(rows, findings, original, size, passed=not failure),
+        headline=_headline(rows, findings, original, size, passed=not failure, decodes=decodes),
+        decodes=decodes,
         passed=not failure,
         failure=failure,
         verdict=manifest.verdict,
@@ -168,10 +171,17 @@ def _command(manifest: Manifest) -> str:
 
 
 def _headline(
-    rows: Sequence[LatencyRow], findings: Sequence[Finding], original: int | None, size: int, *, passed: bool
+    rows: Sequence[LatencyRow],
+    findings: Sequence[Finding],
+    original: int | None,
+    size: int,
+    *,
+    passed: bool,
+    decodes: bool = False,
 ) -> str:
+    speed = wording.speeds([(row.batch, row.pair) for row in rows]) if rows else None
     parts = [
-        wording.speeds([(row.batch, row.pair) for row in rows]) if rows else None,
+        f"decoding {speed}" if speed and decodes else speed,
         wording.smaller(original, size),
         wording.faithful(findings),
         "passed" if passed else "failed",

@@ -53,8 +53,8 @@ def _latency(report: Report) -> str:
         key += "; the orange tick is the least time that this machine's memory and arithmetic allow"
     rows = [terminal.latency_cells(row) for row in report.latency]
     caption = f"Interleaved with {report.baseline}; ratio is this artifact's time over its"
-    table = _table(caption, terminal.LATENCY_HEADS, rows, right=range(8))
-    return _section("Latency", f'{bars}<p class="soft">{key}.</p>{table}')
+    table = _table(caption, terminal.latency_heads(report), rows, right=range(8))
+    return _section(terminal.latency_title(report), f'{bars}<p class="soft">{key}.</p>{table}')
 
 
 def _fidelity(report: Report) -> str:

@@ -14,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
 from ..capture import Graph
+from ..generate import StepShape
+from ..generate.windows import CONTEXT
 from ..spec import Finding, Plan, precision_class
 
 
@@ -71,11 +73,17 @@ def multiply_peak(plan: Plan) -> tuple[float, str]:
 
 
 def probe(
-    graph: Graph, weight_bytes: int, plan: Plan, *, batches: Sequence[int] | None = None
+    graph: Graph,
+    weight_bytes: int,
+    plan: Plan,
+    *,
+    batches: Sequence[int] | None = None,
+    shape: StepShape | None = None,
 ) -> list[Finding]:
     """The ceiling of an artifact: weight bytes, bandwidth, peak, and the floor at each batch size.
 
-    `graph` is the float original: its operations are what has to be computed, however they are packed.
+    `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
+    what counts is a decode step: the operations of one token of each sequence, and its cache read besides.
     """
     bandwidth = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
@@ -85,11 +93,15 @@ def probe(
         Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
     ]
     once = _one_call(graph)
+    if shape is not None and once is not None:
+        once //= next(iter(graph.samples.values())).shape[1]
+    cached = 0 if shape is None else CONTEXT * shape.layers * shape.page_bytes // shape.page
     for batch in batches or plan.batches:
         flops = None if once is None else once * (batch if _batched(graph) else 1)
-        least = floor(weight_bytes, flops, bandwidth, peak)
+        reads = weight_bytes + batch * cached
+        least = floor(reads, flops, bandwidth, peak)
         work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
-        why = f"{least.bound}-bound: {weight_bytes / 1e6:.1f} MB{work}"
+        why = f"{least.bound}-bound: {reads / 1e6:.1f} MB{work}"
         findings.append(Finding("ceiling", f"floor batch {batch}", least.seconds, "s", why))
     return findings
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..generate.windows import CONTEXT
 from ..spec import Finding
 from . import layers, wording
 from .document import FidelityRow, LatencyRow, Report
@@ -114,15 +115,19 @@ def card(report: Report) -> list[tuple[str, str]]:
         if what in ceiling:
             found = ceiling[what]
             rows.append((name, f"{wording.number(found.value, found.unit)} ({found.why})"))
+    for found in report.stage("capture"):
+        if found.what == "KV cache" and isinstance(found.value, int | float):
+            rows.append(("KV cache", f"{wording.size(found.value)} a token ({found.why})"))
     for row in report.latency:
         if row.floor is not None:
-            text = f"{wording.seconds(row.floor)} a call at batch {row.batch}, {row.bound}-bound"
+            what = "decode step" if report.decodes else "call"
+            text = f"{wording.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
             rows.append(("ceiling", text))
     return rows
 
 
 def latency_cells(row: LatencyRow) -> tuple[str, ...]:
-    """batch, p50, p90, p99, rows/s, of ceiling, baseline p50, ratio with interval, verdict."""
+    """batch, p50, p90, p99, rows (tokens) a second, of ceiling, baseline p50, ratio with interval, verdict."""
     pair, ours = row.pair, row.ours
     return (
         str(row.batch),
@@ -137,7 +142,14 @@ def latency_cells(row: LatencyRow) -> tuple[str, ...]:
     )
 
 
-LATENCY_HEADS = ("batch", "p50", "p90", "p99", "rows/s", "of ceiling", "baseline", "ratio [95 %]", "verdict")
+def latency_heads(report: Report) -> tuple[str, ...]:
+    per_second = "tokens/s" if report.decodes else "rows/s"
+    return ("batch", "p50", "p90", "p99", per_second, "of ceiling", "baseline", "ratio [95 %]", "verdict")
+
+
+def latency_title(report: Report) -> str:
+    """A batch of a language model is so many sequences, each with a token to come."""
+    return f"Decode step, {CONTEXT} tokens in the cache" if report.decodes else "Latency"
 
 
 def fidelity_cells(row: FidelityRow) -> tuple[str, str, str, str]:
@@ -150,8 +162,10 @@ def _latency(report: Report, *, narrow: bool) -> Table:
     """A narrow terminal gets batch, p50, p99, baseline and verdict."""
     kept = (0, 1, 3, 6, 8) if narrow else tuple(range(9))
     rows = [[latency_cells(row)[i] for i in kept] for row in report.latency]
-    heads = [LATENCY_HEADS[i] for i in kept]
-    return _table(f"Latency, against {report.baseline}", heads, rows, right=range(len(kept) - 1))
+    heads = [latency_heads(report)[i] for i in kept]
+    return _table(
+        f"{latency_title(report)}, against {report.baseline}", heads, rows, right=range(len(kept) - 1)
+    )
 
 
 def _fidelity(rows: Sequence[FidelityRow]) -> Table:

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from . import artifact, fidelity, pipeline, sources
-from . import device as hardware
-from .errors import GateError, UsageError
-from .predict import Predictor
-from .report import memory
-from .report import profile as profiler
-from .report.latency import Latency, Paired, measure, paired
-from .spec import LIMITS, Finding, Plan, precision_class
+from .. import artifact, fidelity, pipeline, sources
+from .. import device as hardware
+from ..errors import GateError, UsageError
+from ..predict import Predictor
+from ..report import memory
+from ..report import profile as profiler
+from ..report.latency import Latency, Paired, measure, paired
+from ..spec import LIMITS, Finding, Plan, precision_class
 
 Call = Callable[[], object]
 
@@ -69,7 +69,7 @@ def run(
         golden = load_file(path / "golden/inputs.safetensors")
         other, label = _other(vs, ours, trust_code) if vs else (None, "")
         if other is not None:
-            _same_answers(ours, other, golden, label)
+            same_answers(ours, other, golden, label)
         manifest = ours.manifest
         weight_bytes = sum(memory.stored_weights(path).values()) or artifact.size(path)
         bandwidth = hardware.read_bandwidth(manifest.device)
@@ -117,7 +117,7 @@ def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[
     return pipeline.float_graph(loaded, plan).run, f"{vs.name}, float in torch"
 
 
-def _same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:
+def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:
     plan: Plan = ours.manifest.plan
     findings = fidelity.compare(other(inputs), ours.predict(inputs), task="tensors")
     classes = [precision_class(plan.quant, plan.dtype), "4bit"]
@@ -133,5 +133,5 @@ def profile(path: Path, output: Path, *, trust_code: bool = False) -> list[profi
         return profiler.trace(lambda: predictor.predict(inputs), output, device=predictor.manifest.device)
 
 
-def encode(result: Bench) -> bytes:
+def encode(result: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(result), indent=1)

@@ -1,0 +1,112 @@
+"""`infer bench`: which measurement an artifact gets, and how it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import artifact, bench
+from ..bench import language
+from ..errors import UsageError
+from ..predict import generation_shape
+from ..report import wording
+from ..report.latency import Paired
+from ..spec import Finding
+from . import options
+
+WIDTH = 160  # of what no terminal shows, so that nothing is folded
+Measured = bench.Bench | language.LanguageBench
+
+
+def measured(path: Path, *, batch: str | None, context: str | None, tokens: int, **rest: Any) -> Measured:
+    """Of a language model that generates its tokens, of anything else its calls."""
+    if generation_shape(artifact.read_manifest(path)) is None:
+        if context is not None:
+            raise UsageError("--context is for language models that generate", where=str(path))
+        return bench.run(path, batches=options.parse_batches(batch or "1,2,4,8,16"), **rest)
+    contexts = None if context is None else options.parse_batches(context)
+    batches = options.parse_batches(batch or "1,8")
+    return language.run(path, batches=batches, contexts=contexts, tokens=tokens, **rest)
+
+
+def show(result: Measured, *, as_json: bool) -> None:
+    if as_json:
+        print(bench.encode(result).decode())
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    for line in _card(result):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(_tokens(result) if isinstance(result, language.LanguageBench) else _calls(result))
+    for finding in result.memory:
+        _memory(console, finding)
+
+
+def _card(result: Measured) -> list[str]:
+    weights = (
+        f"weights {result.weight_bytes / 1e6:.1f} MB, artifact {result.artifact_bytes / 1e6:.1f} MB, "
+        f"reads {result.read_bandwidth / 1e9:.1f} GB/s"
+    )
+    lines = [f"{result.name}  {result.backend} {result.quant}, {result.threads} threads; {weights}"]
+    if isinstance(result, language.LanguageBench):
+        size, per_token = wording.size(result.kv_memory), wording.size(result.kv_bytes_per_token)
+        lines.append(
+            f"KV cache {result.kv_dtype}, {per_token} a token; {size} by default: {result.kv_tokens} tokens"
+        )
+    return lines
+
+
+def _calls(result: bench.Bench) -> Table:
+    against = [f"time ÷ {result.against}", "verdict"] if result.against else []
+    table = _table("batch", "p50 ms", "p90 ms", "p99 ms", "rows/s", "floor ms", *against)
+    for row in result.rows:
+        times = (f"{1e3 * t:.2f}" for t in (row.latency.p50, row.latency.p90, row.latency.p99))
+        cells = [str(row.batch), *times, f"{row.rows_per_second:.1f}", f"{1e3 * row.floor:.2f}"]
+        table.add_row(*cells, *_pair(row.pair))
+    return table
+
+
+def _tokens(result: language.LanguageBench) -> Table:
+    """`of floor`: the share of a step that reading weights and cache takes at the measured bandwidth."""
+    heads = [
+        "batch",
+        "context",
+        "first token ms",
+        "prefill tok/s",
+        "step p50 ms",
+        "p90",
+        "p99",
+        "decode tok/s",
+    ]
+    against = [f"step ÷ {result.against}", "verdict", "first token ÷"] if result.against else []
+    table = _table(*heads, "of floor", *against)
+    for row in result.rows:
+        times = [
+            f"{1e3 * t:.2f}" for t in (row.between_tokens.p50, row.between_tokens.p90, row.between_tokens.p99)
+        ]
+        cells = [str(row.batch), str(row.context), f"{1e3 * row.first_token.p50:.1f}"]
+        cells += [f"{row.prefill_per_second:,.0f}", *times, f"{row.decode_per_second:,.1f}"]
+        first = [f"{row.first_pair.ratio:.2f}"] if row.first_pair else []
+        table.add_row(*cells, wording.share(row.of_floor), *_pair(row.pair), *first)
+    return table
+
+
+def _pair(pair: Paired | None) -> list[str]:
+    return [] if pair is None else [f"{pair.ratio:.2f} [{pair.low:.2f}, {pair.high:.2f}]", pair.verdict]
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _memory(console: Console, finding: Finding) -> None:
+    value = "unknown" if finding.value is None else f"{float(finding.value) / 1e6:.1f} MB"
+    value = f"{float(finding.value or 0):.2f} s" if finding.unit == "s" else value
+    console.print(f"{finding.what:<10} {value:>12}  {finding.why}", markup=False, highlight=False)
