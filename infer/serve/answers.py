@@ -11,10 +11,11 @@ import msgspec
 from ..errors import InferError
 from ..generate.requests import Output, TokenLogprob
 from . import events
-from .generation import Generator, Stream
+from .generation import Generator
 from .openai_dialect import DIALECT
 from .openai_types import Common, PromptDetails, Usage
 from .routing import Reply
+from .text_stream import Stream
 
 PING_SECONDS = 15.0
 

@@ -11,8 +11,9 @@ from ..generate.requests import Output, Request
 from . import answers, asked, logprobs
 from .answers import Ledger, Piece
 from .events import Chunks, encode
-from .generation import Generator, Stream
+from .generation import Generator
 from .openai_types import Answer, ChatChoice, ChatCompletion, ChatLogprobs, ChatRequest
+from .text_stream import Stream
 from .tool_calls import Tools, deltas
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'

@@ -12,11 +12,12 @@ from ...generate.requests import Output, Request, TokenLogprob
 from .. import answers, asked, logprobs
 from ..answers import Ledger, Piece
 from ..events import Chunks, encode
-from ..generation import Generator, Stream
+from ..generation import Generator
 from ..openai_dialect import DIALECT, generator
 from ..openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..routing import Call, Route
 from ..service import Service
+from ..text_stream import Stream
 
 
 def routes(service: Service) -> list[Route]:

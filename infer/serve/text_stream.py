@@ -1,0 +1,137 @@
+"""What the engine makes for one HTTP request, on its way from the fan-out to whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DeadlineError, InferError, NotReadyError
+from ..generate.requests import Output, Request
+
+if TYPE_CHECKING:
+    from .generation import Generator
+
+
+class Stream:
+    """What the engine makes for one HTTP request. `async for outputs in stream`: those of one or more steps.
+
+    Raises, once what came before is read, the error that ended it: `DeadlineError` after `timeout` seconds, or
+    what `fail` was given. `close` is always to be called; it cancels what still runs.
+    """
+
+    def __init__(
+        self, owner: Generator, requests: Sequence[Request], *, timeout: float, stepwise: bool
+    ) -> None:
+        self._owner, self._stepwise = owner, stepwise
+        self.began = owner.clock()
+        self.requests = {request.id: request for request in requests}
+        self.offset: dict[str, int] = {}  # of a request's first completion among all
+        self.choices = 0
+        for request in requests:
+            self.offset[request.id] = self.choices
+            self.choices += request.sampling.n
+        self._unfinished = {request.id: request.sampling.n for request in requests}
+        self._waiting = set(self.requests)
+        self._last = [0.0] * self.choices  # when a completion had its latest token
+        self._ready: list[Output] = []
+        self._error: InferError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    @property
+    def done(self) -> bool:
+        return not self._unfinished
+
+    @property
+    def drained(self) -> bool:
+        """Done, and all of it read."""
+        return self.done and not self._ready
+
+    @property
+    def started(self) -> bool:
+        """Any of its prompts has its first token."""
+        return len(self._waiting) < len(self.requests)
+
+    def put(self, output: Output, when: float) -> None:
+        """One completion of one request went on."""
+        owner, key = self._owner, output.id
+        if output.finish in ("error", "cancelled"):
+            stopping = output.finish == "cancelled"
+            reason = "the server is stopping" if stopping else f"the model failed: {output.stopped_by}"
+            self.fail(NotReadyError(reason) if stopping else InferError(reason))
+            return
+        if key in self._waiting:
+            self._waiting.remove(key)
+            owner.started(len(self.requests[key].prompt), when)
+            owner.metrics.first_token.observe(when - self.began)
+        choice = self.offset[key] + output.index
+        if count := len(output.token_ids):
+            last, self._last[choice] = self._last[choice], when
+            owner.metrics.tokens(count, when - last if last else None)
+        self._ready.append(output)
+        if output.finish is not None:
+            owner.metrics.finished(output.finish)
+            self._unfinished[key] -= 1
+            if not self._unfinished[key]:
+                del self._unfinished[key]
+                owner.forget(key, running=False)
+                if self.done:
+                    self._alarm.cancel()
+        if self._stepwise or self.done:
+            self._wake()
+
+    async def take(self, patience: float | None = None) -> list[Output]:
+        """What came since the last call; nothing when all is read, or after `patience` seconds."""
+        if not self._ready and not self.done and self._error is None:
+            home = asyncio.get_running_loop()
+            self._waiter = home.create_future()
+            timer = home.call_later(patience, self._wake) if patience else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        ready, self._ready = self._ready, []
+        if not ready and self._error is not None:
+            raise self._error
+        return ready
+
+    async def rest(self) -> list[Output]:
+        """Everything, once it is complete."""
+        outputs: list[Output] = []
+        while got := await self.take():
+            outputs += got
+        return outputs
+
+    def fail(self, error: InferError) -> None:
+        """End it with this error; what still runs is cancelled."""
+        if self._error is None and not self.done:
+            self._error = error
+            self._release()
+            self._wake()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        if not self.done and self._error is None:
+            self._owner.metrics.cancelled("running" if self.started else "queued")
+            self._release()
+            self._error = InferError("the stream is closed")
+
+    def _expire(self) -> None:
+        self._owner.metrics.deadline_exceeded.inc()
+        where = "while it ran" if self.started else "in the queue"
+        self.fail(DeadlineError(f"the time of the request ran out {where}"))
+
+    def _release(self) -> None:
+        self._alarm.cancel()
+        for key in self._unfinished:
+            self._owner.forget(key, running=True)
+        for key in self._waiting:
+            self._owner.started(len(self.requests[key].prompt), None)
+        self._waiting.clear()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
