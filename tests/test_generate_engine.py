@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from infer.generate.engine import Engine
+from infer.generate.limits import EngineLimits
 from infer.generate.requests import Output, Request, Sampling
-from infer.generate.scheduler import EngineLimits
 from infer.generate.step import Step, paged, probe
 from tests.tiny_decoders import VOCABULARY, build
 

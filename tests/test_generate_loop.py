@@ -13,8 +13,8 @@ from torch import Tensor
 
 from infer.errors import InferError, InputError, OverloadedError, UsageError
 from infer.generate.engine import Engine
+from infer.generate.limits import EngineLimits
 from infer.generate.requests import Output, Request, Sampling
-from infer.generate.scheduler import EngineLimits
 from tests.generate_fakes import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
 
 PAGE = 4
@@ -368,6 +368,22 @@ def test_a_batch_invariant_sequence_runs_in_calls_of_its_own_in_fixed_pieces() -
     assert {sequences for _, sequences in step.calls} == {1}
     assert {tokens for tokens, _ in step.calls} == {16, 5, 1}
     assert running.stats().preemptions > 0
+
+
+def test_prompts_that_are_scored_run_in_pieces_of_few_rows() -> None:
+    rows: list[int] = []
+
+    class Counting(FakeStep):
+        def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            rows.append(len(inputs["logit_rows"]))
+            return super().run(inputs)
+
+    running = engine(step=Counting(PAGE), score_tokens=10)
+    for i in range(3):
+        running.submit(request(str(i), letters(40, i), max_tokens=2, prompt_logprobs=1))
+    outputs = drive(running)
+    assert max(rows) <= 10 + 3
+    assert [len(o.prompt_logprobs) for o in outputs if o.prompt_logprobs] == [40, 40, 40]
 
 
 def test_integrity_notices_a_page_that_was_forgotten() -> None:

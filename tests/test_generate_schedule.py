@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from infer.generate.engine import Engine
+from infer.generate.limits import EngineLimits
 from infer.generate.requests import Output, Request, Sampling
 from infer.generate.sampling import Sampler
-from infer.generate.scheduler import EngineLimits
 from tests.generate_fakes import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .engine import Engine
+from .limits import EngineLimits
 from .requests import Output, Request, Sampling, TokenLogprob
-from .scheduler import EngineLimits
 from .stats import EngineStats
 from .step import StepShape, capture_step, probe
 from .windows import Windows, is_step, window_outputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from ..errors import InputError, OverloadedError
+from .limits import EngineLimits
 from .requests import Request
-from .scheduler import EngineLimits
 from .sequence import Sequence
 from .step import StepShape
 

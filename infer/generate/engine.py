@@ -20,10 +20,11 @@ from .batch import Batch
 from .detokenize import Pieces
 from .endings import ended, take, take_next
 from .hooks import Grammars, Speculation
+from .limits import EngineLimits
 from .pages import PagePool, default_budget, new_cache, pages_for
 from .requests import FinishReason, Output, Request, TokenLogprob
 from .sampling import Drawn, Pick, Sampler
-from .scheduler import EngineLimits, Scheduler, Work
+from .scheduler import Scheduler, Work
 from .scoring import rows_to_score, score_prompts
 from .sequence import Job, Sequence
 from .stats import EngineStats

@@ -10,48 +10,11 @@ from __future__ import annotations
 from bisect import insort
 from typing import NamedTuple
 
-import msgspec
-
-from ..errors import UsageError
+from .limits import EngineLimits
 from .pages import PagePool
 from .sequence import Rank, Sequence
-from .step import MAX_SEQUENCES, MAX_TOKENS
 
 OLDEST = 4  # one part in so many of the reading goes to the prompt that has waited longest
-
-
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`batch_invariant`: a sequence runs in calls of its own and its prompt in fixed pieces, so that its tokens depend
-    on nothing else that runs, with any kernel that repeats itself; slower, as nothing is batched."""
-
-    step_tokens: int = 512  # of one step
-    mixed_tokens: int = (
-        128  # of prompts, in a step in which somebody decodes: bounds the wait between two tokens
-    )
-    max_running: int = 64  # sequences that hold pages
-    max_prefills: int = 8  # prompts that are under way together
-    max_queued: int = 1024  # requests waiting
-    max_queued_tokens: int = 1 << 20  # of their prompts
-    max_draft: int = 16  # guessed tokens of one sequence in one step
-    aging: float = 30.0  # seconds of waiting that are worth one step of priority
-    watermark: float = 0.01  # share of pages that stays free when a sequence is admitted beside others
-    prefix_cache: bool = True
-    batch_invariant: bool = False
-
-    def check(self, page: int) -> None:
-        """Raise `UsageError` for limits that contradict each other; `page`: tokens of one."""
-        for name in ("step_tokens", "mixed_tokens", "max_running", "max_prefills"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if self.max_running > self.step_tokens:
-            raise UsageError(
-                f"{self.max_running} sequences can't decode in steps of {self.step_tokens} tokens",
-                hint="Raise step_tokens or lower max_running",
-            )
-        if self.step_tokens > MAX_TOKENS or self.max_running > MAX_SEQUENCES:
-            raise UsageError(f"a step has at most {MAX_TOKENS} tokens of {MAX_SEQUENCES} sequences")
-        if self.batch_invariant and self.step_tokens % page:
-            raise UsageError(f"batch_invariant needs step_tokens divisible by the page of {page} tokens")
 
 
 class Work(NamedTuple):
@@ -140,6 +103,7 @@ class Scheduler:
         if not waiting:
             return []
         counts: dict[int, int] = {}
+        scored = self.limits.score_tokens
         order = [waiting[0]]
         if len(waiting) > 1:
             order += sorted(waiting, key=_shortest)
@@ -148,6 +112,9 @@ class Scheduler:
             left = len(sequence.tokens) - sequence.computed - counts.get(sequence.slot, 0)
             limit = budget if i or len(order) == 1 else max(budget // OLDEST, 1)
             count = min(left, limit, budget)
+            if sequence.job.scoring:
+                count = min(count, scored)
+                scored -= count
             counts[sequence.slot] = counts.get(sequence.slot, 0) + count
             budget -= count
         return [Work(s, counts[s.slot]) for s in waiting if counts.get(s.slot)]
