@@ -15,7 +15,7 @@ from torch import nn
 
 from . import artifact, capture, generate, mixed, quant, sources
 from .errors import NotUsableError, UsageError
-from .generate import chat
+from .generate import chat, lora
 from .kernels import native
 from .publishing import Outcome, publish
 from .report import roofline
@@ -209,10 +209,12 @@ def _form(street: Street, loaded: sources.LoadedModel, captured: capture.Graph |
     if loaded.task == "text-generation" and isinstance(module, Decoder):
         try:
             shape = generate.probe(module.model, kv_dtype=plan.kv_dtype)
+            if plan.adapters:
+                shape = generate.with_adapters(module.model, shape, *lora.parse(plan.adapters))
             graph = generate.capture_step(module.model.to(low) if low else module.model, shape)
         except NotUsableError as error:
             street.found([Finding("capture", "generation", False, why=str(error))])
         else:
-            street.found([shape.finding()])
+            street.found([shape.finding(), *(shape.adapters.findings() if shape.adapters else ())])
             return Shrunk(graph, module, shape, whole)
     return Shrunk(whole(), module)

@@ -146,6 +146,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of the KV cache of a language model: `KV_DTYPES` of `infer.attention`
     chat_template: str | None = None  # a Jinja file, for a language model
+    adapters: str = ""  # SLOTS or SLOTS:RANK of LoRA adapters that a language model has room for
     device: str = "auto"
     inputs: tuple[str, ...] = ()
     model: str | None = None

@@ -72,6 +72,12 @@ def optimize(
         Path | None,
         typer.Option(help="Jinja file for a language model whose folder has none, or another one"),
     ] = None,
+    adapters: Annotated[
+        str,
+        typer.Option(
+            metavar="SLOTS[:RANK]", help="room for LoRA adapters in a language model, by default none"
+        ),
+    ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     inputs: Annotated[list[str] | None, typer.Option("--input", help="NAME=DTYPE[DIMS], repeatable")] = None,
     model: Annotated[
@@ -121,6 +127,7 @@ def optimize(
         dtype=dtype,
         kv_dtype=kv_dtype,
         chat_template=None if chat_template is None else str(chat_template),
+        adapters=adapters,
         device=device,
         inputs=tuple(inputs or ()),
         model=model,

@@ -11,6 +11,7 @@ import msgspec
 
 from ..attention import KV_DTYPES
 from ..errors import UsageError, unknown
+from ..generate import lora
 from ..spec import ALIASES, CALIBRATIONS, Plan
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
@@ -25,6 +26,7 @@ def to_plan(
     batches: str,
     max_batch: int,
     kv_dtype: str = "auto",
+    adapters: str = "",
     calibrate: str = "auto",
     layers: Sequence[str] = (),
     max_drop: str | None = None,
@@ -46,9 +48,12 @@ def to_plan(
         raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
     drop = None if max_drop is None else parse_share(max_drop)
     pins = parse_layers(layers)
+    if adapters:
+        lora.parse(adapters)
     own: dict[str, Any] = {
         "dtype": dtype,
         "kv_dtype": kv_dtype,
+        "adapters": adapters,
         "device": device,
         "batches": sizes,
         "max_batch": max_batch,

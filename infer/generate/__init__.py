@@ -6,7 +6,7 @@ from .engine import Engine
 from .limits import EngineLimits
 from .requests import Output, Request, Sampling, TokenLogprob
 from .stats import EngineStats
-from .step import StepShape, capture_step, probe
+from .step import StepShape, capture_step, probe, with_adapters
 from .windows import Windows, is_step, window_outputs
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "is_step",
     "probe",
     "window_outputs",
+    "with_adapters",
 ]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..spec import Finding
+from .lora import INDEX
 
 log = logging.getLogger("infer.generate")
 LARGEST = 256  # sequences; beyond, a launch costs little beside the work
@@ -210,5 +211,7 @@ class GraphedStep:
 
 
 def wrap(step: Any, device: str) -> Any:
-    """`step` under CUDA graphs where `device` is a CUDA one, else `step` itself."""
-    return GraphedStep(step, device, CudaRecorder(device)) if device.startswith("cuda") else step
+    """`step` under CUDA graphs where `device` is a CUDA one and it takes no adapters, else `step` itself."""
+    adapted = any(spec.name == INDEX for spec in getattr(step, "inputs", ()))
+    graphed = device.startswith("cuda") and not adapted
+    return GraphedStep(step, device, CudaRecorder(device)) if graphed else step

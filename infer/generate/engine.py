@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InferError, InputError
+from .adapters import Adapters
 from .admission import Admission
 from .batch import Batch
 from .detokenize import Pieces
@@ -62,6 +63,7 @@ class Engine:
         limits: EngineLimits | None = None,
         grammars: Grammars | None = None,
         speculation: Speculation | None = None,
+        adapters: Adapters | None = None,
         device: str = "cpu",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +79,9 @@ class Engine:
         self._step, self._clock = step, clock
         self._pieces = None if tokenizer is None else Pieces(tokenizer)
         self._grammars, self._speculation = grammars, speculation
+        self.adapters = adapters
+        if adapters is None and shape.adapters is not None:
+            self.adapters = Adapters(shape.adapters, device)
         self._sampler = Sampler(shape.vocab_size, sorted(self.eos_ids))
         blocks = -(-self.context // shape.page)
         self._batch = Batch(self.limits.step_tokens, self.limits.max_running, blocks, shape.page)
@@ -97,6 +102,11 @@ class Engine:
             if self._grammars is None:
                 raise InputError("this model was opened without structured output", where="grammar")
             self._grammars.check(request.grammar)
+        if request.adapter is not None:
+            if self.adapters is None:
+                hint = "Make its artifact with --adapters SLOTS"
+                raise InputError("this model takes no adapters", where="adapter", hint=hint)
+            self.adapters.check(request.adapter)
 
     def submit(self, request: Request) -> None:
         """Take a request; its outputs come from `step()`.
@@ -108,6 +118,8 @@ class Engine:
         self.check(request)
         job = Job(request, self._number, self._clock(), self.limits.aging)
         job.sequences.append(self._open(job, 0))
+        if self.adapters is not None and request.adapter is not None:
+            job.use_adapter(*self.adapters.take(request.adapter))
         self._number += 1
         self._jobs[request.id] = job
         self.scheduler.add(job.sequences[0])
@@ -123,7 +135,7 @@ class Engine:
             elif not job.sequences[index].finished:
                 self._end(job.sequences[index])
                 self._outputs.append(Output(id=request_id, index=index, finish="cancelled"))
-        self._jobs.pop(request_id, None)
+        self._forget(job)
         self.statistics.cancelled += 1
 
     def step(self) -> list[Output]:
@@ -196,7 +208,7 @@ class Engine:
         started = self._clock()
         sequences = [sequence for sequence, _ in work]
         inputs = self._batch.decode(sequences)
-        inputs["kv_cache"] = self.cache
+        self._lend(inputs, work)
         built = self._clock()
         try:
             with torch.inference_mode():
@@ -229,7 +241,7 @@ class Engine:
         scored = rows_to_score(work, rows)
         picks, shares = self._picks(work, rows)
         inputs = self._batch.build(work, rows)
-        inputs["kv_cache"] = self.cache
+        self._lend(inputs, work)
         built = self._clock()
         try:
             with torch.inference_mode():
@@ -252,6 +264,13 @@ class Engine:
         self.statistics.count(prefill, decoded, times)
         if self._speculation is not None and not prefill:
             self._speculation.measured(sum(item.size for item in work), len(work), ran - built)
+
+    def _lend(self, inputs: dict[str, Tensor], work: list[Work]) -> None:
+        """Add what outlives a step: the cache, and the adapters."""
+        inputs["kv_cache"] = self.cache
+        if self.adapters is not None:
+            slots = [item.sequence.job.adapter for item in work]
+            inputs |= self.adapters.inputs(slots, [item.size for item in work])
 
     def _picks(self, work: list[Work], rows: list[int]) -> tuple[list[Pick], list[slice]]:
         """The tokens to choose, their rows added to `rows`, and which of them belong to each piece of work."""
@@ -318,8 +337,13 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self._end(sequence)
         if sequence.job.unfinished == 0:
-            del self._jobs[sequence.job.request.id]
+            self._forget(sequence.job)
             self.statistics.finished += 1
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.request.id]
+        if self.adapters is not None and job.request.adapter is not None:
+            self.adapters.release(job.request.adapter)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True

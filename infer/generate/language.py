@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InputError, NotUsableError, UsageError
 from ..text import Text
+from .adapters import Adapters
 from .chat import ChatTemplate, no_template
 from .config import GenerationConfig
 from .driver import Driver
@@ -77,6 +78,26 @@ class Language:
             return None
         return Grammars(self.text.tokenizer, self.vocab_size, self.eos_ids)
 
+    @cached_property
+    def adapters(self) -> Adapters | None:
+        """None for an artifact that was made without room for them."""
+        shape = self.shape.adapters
+        return None if shape is None else Adapters(shape, self.device)
+
+    def load_adapter(self, name: str, folder: Path | str) -> None:
+        """See `Adapters.load`; raises `UsageError` for a model without room for any."""
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
+    @property
+    def _adapters(self) -> Adapters:
+        if self.adapters is None:
+            hint = "Make it again with infer optimize … --adapters SLOTS"
+            raise UsageError(f"{self.name} has no room for adapters", hint=hint)
+        return self.adapters
+
     def check_grammar(self, constraint: Mapping[str, Any]) -> None:
         """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced."""
         if self.grammars is None:
@@ -123,6 +144,7 @@ class Language:
             tokenizer=None if text is None else text.tokenizer,
             eos_ids=self.eos_ids,
             grammars=self.grammars,
+            adapters=self.adapters,
             kv_bytes=kv_bytes or self._kv_bytes,
             limits=limits or self._limits,
             device=self.device,

@@ -24,6 +24,7 @@ class Job:
         self.rank = (arrival + request.priority * aging, number)
         self.arrival = arrival
         self.prompt_length = len(request.prompt)
+        self.adapter = 0  # its slot
         self.root = root(request.adapter or "", request.salt)
         sampling = request.sampling
         self.seed = int.from_bytes(os.urandom(8)) if sampling.seed is None else sampling.seed
@@ -45,6 +46,9 @@ class Job:
             and sampling.min_tokens == 0
             and request.grammar is None
         )
+
+    def use_adapter(self, slot: int, key: str) -> None:
+        self.adapter, self.root = slot, root(key, self.request.salt)
 
     @property
     def scoring(self) -> bool:

@@ -25,6 +25,7 @@ from .. import capture
 from ..attention import KV_DTYPES, PageLayout
 from ..errors import NotUsableError
 from ..spec import Finding, TensorSpec
+from .lora import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
 
 INTERFACE = "infer_paged"
 PAGE = 32
@@ -45,6 +46,7 @@ class StepShape(msgspec.Struct, frozen=True):
     max_positions: int
     page: int = PAGE
     kv_dtype: str = "float16"
+    adapters: AdapterShape | None = None
 
     @property
     def layout(self) -> PageLayout:
@@ -133,9 +135,13 @@ class Step(nn.Module):
         seq_lens: Tensor,
         logit_rows: Tensor,
         kv_cache: Tensor,
+        adapter_index: Tensor | None = None,
+        adapter_weights: Tensor | None = None,
     ) -> Tensor:
         tensors = {"slot_mapping": slot_mapping, "block_table": block_table, "query_start": query_start}
         tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
+        if adapter_index is not None and adapter_weights is not None:
+            tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
         self.last = _Call(tensors, self.page, self.dtype, self.looks)
         token = _CALL.set(self.last)
         try:
@@ -223,7 +229,24 @@ def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
         TensorSpec("seq_lens", "int32", ("sequences",)),
         TensorSpec("logit_rows", "int64", ("rows",)),
         TensorSpec("kv_cache", "uint8", (shape.layers, "pages", shape.page_bytes)),
+        *_adapter_inputs(shape.adapters),
     )
+
+
+def _adapter_inputs(shape: AdapterShape | None) -> tuple[TensorSpec, ...]:
+    if shape is None:
+        return ()
+    return TensorSpec(INDEX, "int64", ("tokens",)), TensorSpec(WEIGHTS, "float32", (shape.size,))
+
+
+def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> StepShape:
+    """`shape` of a step whose layers have room for `slots` adapters of `rank`."""
+    step = Step(model, shape.page, shape.kv_dtype)
+    step.looks = True
+    named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
+    with paged(model):
+        found = adapter_shape(model, lambda: step(**named), len(named["token_ids"]), slots, rank)
+    return msgspec.structs.replace(shape, adapters=found)
 
 
 def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> capture.Graph:
@@ -238,7 +261,9 @@ def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None 
     }
     step = whole or Step(model, shape.page, shape.kv_dtype).eval()
     samples = example(shape.new_cache(2))
-    with paged(model):
+    if shape.adapters is not None:
+        samples |= shape.adapters.none(len(samples["token_ids"]))
+    with paged(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):
         return capture.capture(
             step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
         )

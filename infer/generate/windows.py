@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..spec import TensorSpec
+from .lora import INDEX
 from .step import StepShape
 
 CONTEXT = 128  # tokens before a decode step that is timed
@@ -44,6 +45,7 @@ class Windows:
         self.step, self.shape, self.device = step, shape, device
         self.inputs = (TensorSpec("input_ids", "int64", ("batch", "seq")),)
         self.outputs = window_outputs(shape)
+        self._adapters = {} if shape.adapters is None else shape.adapters.none(1, device)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """In two steps, so that what is compared has also read the cache."""
@@ -75,7 +77,10 @@ class Windows:
         return table, self.shape.new_cache(batch * blocks, self.device)
 
     def _call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
-        return self.step.run({"token_ids": ids, "logit_rows": rows, "kv_cache": cache, **named})["logits"]
+        inputs = {"token_ids": ids, "logit_rows": rows, "kv_cache": cache, **named, **self._adapters}
+        if self._adapters:
+            inputs[INDEX] = torch.zeros_like(ids)
+        return self.step.run(inputs)["logits"]
 
     def close(self) -> None:
         self.step.close()
