@@ -38,7 +38,7 @@ class Graph:
         shape = generate.probe(model, page=4, kv_dtype="float32")
         self.shape = generate.with_adapters(model, shape, 2, 4)
         graph = generate.capture_step(model, self.shape)
-        self.inputs, self._call = graph.inputs, graph.callable()
+        self.inputs, self._call, self.constants = graph.inputs, graph.callable(), graph.exported.constants
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -371,3 +371,8 @@ def test_the_shape_with_its_layers_comes_back_from_a_manifest(llama: Graph) -> N
     written = msgspec.json.decode(msgspec.json.encode(llama.shape))
     assert msgspec.convert(written, StepShape) == llama.shape
     assert [spec.name for spec in llama.inputs][-2:] == ["adapter_index", "adapter_weights"]
+
+
+def test_the_graph_has_no_constants_of_its_own(llama: Graph) -> None:
+    """Only weights of the model have a place in an artifact."""
+    assert not [name for name in llama.constants if "_tensor_constant" in name or "lifted" in name]

@@ -123,14 +123,12 @@ def adapted(
     if shape is None:
         yield
         return
-    owner = torch.arange(shape.slots).repeat_interleave(shape.rank) + 1
 
     def add(site: Site) -> Callable[..., Tensor]:
         def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             named = tensors()
-            return output + term(args[0], named[INDEX], owner, *shape.parts(named[WEIGHTS], site)).to(
-                output.dtype
-            )
+            low = term(args[0], named[INDEX], shape.slots, *shape.parts(named[WEIGHTS], site))
+            return output + low.to(output.dtype)
 
         return hook
 
@@ -141,13 +139,13 @@ def adapted(
         yield
 
 
-def term(x: Tensor, index: Tensor, owner: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x [..., tokens, inputs], index and owner int64 [tokens] and [rows], a [rows, inputs], b [rows, outputs] →
-    float32 [..., tokens, outputs]."""
-    inner = torch.nn.functional.linear(x.float(), a)
+def term(x: Tensor, index: Tensor, slots: int, a: Tensor, b: Tensor) -> Tensor:
+    """x [..., tokens, inputs], index int64 [tokens], a [slots · rank, inputs], b [slots · rank, outputs] → float32
+    [..., tokens, outputs]."""
+    inner = torch.nn.functional.linear(x.float(), a).unflatten(-1, (slots, -1))
+    own = index[:, None, None] == torch.arange(1, slots + 1, device=index.device)[:, None]
     # Not a product with zero: what another adapter makes of this token may be infinite.
-    own = torch.where(index[:, None] == owner.to(index.device), inner, 0.0)
-    return own @ b
+    return torch.where(own, inner, 0.0).flatten(-2) @ b
 
 
 def _is_linear(module: nn.Module) -> bool:
