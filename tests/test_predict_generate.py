@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -221,6 +222,17 @@ def test_what_the_makers_recommend_is_the_default(lm: Predictor) -> None:
 def test_a_choice_constrains_the_output(lm: Predictor) -> None:
     pytest.importorskip("llguidance")
     assert lm.generate("Is it so? ", choice=["yes", "no"]).text in ("yes", "no")
+
+
+def test_calls_of_tools_are_read_from_the_answer(lm: Predictor) -> None:
+    pytest.importorskip("llguidance")
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    made = lm.chat([{"role": "user", "content": "1 + 1"}], tools=[tool], choice=[said], max_tokens=100)
+    assert [(call.name, json.loads(call.arguments)) for call in made.tool_calls] == [("add", {"a": 1})]
+    assert made.text == ""
+    with pytest.raises(InputError, match="tools"):
+        lm.chat([{"role": "user", "content": "x"}], tools=[{"type": "function"}])
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from ..errors import InferError, InputError
 from .requests import FinishReason, Output, TokenLogprob
+from .tool_reader import Call
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -25,7 +25,7 @@ class Completion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     first_token_seconds: float | None = None
     seconds: float = 0.0
-    tool_calls: list[dict[str, Any]] = []  # of a chat, where tools were given
+    tool_calls: list[Call] = []  # of a chat, where tools were given
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -18,6 +18,7 @@ from ..generate.language import Language, parse_size
 from ..generate.requests import Request, Sampling
 from ..generate.running import AsyncStream, Stream, acomplete, complete, new_id
 from ..generate.scheduler import EngineLimits
+from ..generate.tools import check_tools, parse, style_of
 from ..generate.windows import Windows
 from .texts import Texts
 
@@ -127,10 +128,18 @@ class Generation(Texts):
     ) -> Any:
         """Answer a conversation ([{"role": "user", "content": "…"}]) by the artifact's own chat template.
 
+        With `tools` (functions, as OpenAI has them) calls are read into `.tool_calls`, the rest is `.text`.
         `template`: variables for it. Raises `UsageError` for a model without one.
         """
+        checked = check_tools(tools) if tools else []
         ids = self.language.chat_ids(messages, tools, **dict(template or {}))
-        return _shaped(complete(self.driver, [self._request(ids, options)]), many=False)
+        found = complete(self.driver, [self._request(ids, options)])
+        if checked and self.language.template is not None:
+            style = style_of("\n".join(self.language.template.sources.values()))
+            for made in found[0]:
+                content, made.tool_calls = parse(made.text, style, checked)
+                made.text = (content or "") if made.tool_calls else made.text
+        return _shaped(found, many=False)
 
     def stream_chat(
         self,
