@@ -16,6 +16,7 @@ On NVIDIA GPUs the kernels are those of `gpu`, in Triton.
 from __future__ import annotations
 
 from . import (
+    chain_ops,
     conv2d_int8,
     conv2d_packed,
     embedding,
@@ -29,6 +30,7 @@ from ._library import c_functions, decompositions, library, names
 
 __all__ = [
     "c_functions",
+    "chain_ops",
     "conv2d_int8",
     "conv2d_packed",
     "decompositions",

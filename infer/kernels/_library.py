@@ -24,6 +24,8 @@ _C_TYPES = {
     "float": "double {}",
     "bool": "int32_t {}",
     "List[int]": "const int64_t* {}, int64_t {}_size",
+    "List[float]": "const double* {}, int64_t {}_size",
+    "List[Tensor]": "const AtenTensorHandle* {}, int64_t {}_size",
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from ..spec import Finding
-from . import native
+from . import chain_build, native
 from .conv_fusion import fusable, fuse_convolutions
 from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack, pack_vectors
 from .packing import GROUP, bits_of, columns_of
@@ -57,21 +57,27 @@ def findings(program: ExportedProgram) -> list[Finding]:
     ]
 
 
-def packed(program: ExportedProgram) -> ExportedProgram:
+def packed(program: ExportedProgram, *, chains: bool = True) -> ExportedProgram:
     """`program` on packed operators, its weights packed: what plain torch runs."""
-    planned, packings = plan_packing(program)
+    planned, packings = plan_packing(program, chains=chains)
     made = pack(packings, {**program.state_dict, **program.constants})
     planned._state_dict = {**planned.state_dict, **made}
     return planned
 
 
-def plan_packing(program: ExportedProgram) -> tuple[ExportedProgram, list[AnyPacking]]:
-    """A program that calls the packed operators, and what they are packed from. The input is left as it is."""
+def plan_packing(
+    program: ExportedProgram, *, chains: bool = True
+) -> tuple[ExportedProgram, list[AnyPacking]]:
+    """A program that calls the packed operators, and what they are packed from. The input is left as it is.
+
+    Of the step of a language model whole layers become one call, unless `chains` is false.
+    """
     program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)
     rewriter.run()
     rewriter.attend()
-    return rewriter.program(), [*convolutions, *rewriter.packings]
+    program = rewriter.program()
+    return chain_build.fused(program) if chains else program, [*convolutions, *rewriter.packings]
 
 
 class _Rewriter(Rewriter):

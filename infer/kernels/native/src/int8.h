@@ -85,36 +85,57 @@ void int8_rows(const Int8Weight& weight, const Int8Activations& x, const Tiles& 
   }
 }
 
+inline int64_t int8_bytes(int64_t m, int64_t columns) {
+  return m * ((columns + 3) / 4) * Vector::QUAD_BYTES + (m + 15) / 16 * 16 * 12;
+}
+
+inline Int8Activations int8_activations(const void* memory, int64_t m) {
+  const int64_t padded = (m + 15) / 16 * 16;
+  char* place = static_cast<char*>(const_cast<void*>(memory));
+  return {reinterpret_cast<int8_t*>(place + padded * 12), reinterpret_cast<RowGrid*>(place),
+          reinterpret_cast<int32_t*>(place + padded * 8)};
+}
+
+void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, const float* x_scale, int64_t begin,
+                   int64_t end, void* memory) {
+  const int64_t quads = (columns + 3) / 4;
+  const Int8Activations to = int8_activations(memory, m);
+  each_row(Tiles(m, Vector::TILE_ROWS), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
+    const float* values = x + row * stride;
+    const RowGrid grid = to.grid[row] = row_grid(values, columns, x_scale);
+    int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
+    if (x_scale != nullptr)
+      quantize_row<Values::ANY>(values, columns, grid, height * Vector::QUAD_BYTES, q, to.offset + row);
+    else
+      quantize_row<Values::WITHIN>(values, columns, grid, height * Vector::QUAD_BYTES, q, to.offset + row);
+  });
+}
+
+void multiply_int8(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
+                   int64_t parts) {
+  const Int8Weight& weight = *static_cast<const Int8Weight*>(packed);
+  const Int8Activations x = int8_activations(memory, m);
+  const Tiles tiles(m, Vector::TILE_ROWS);
+  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+    int8_rows(weight, x, tiles, my_tiles, my_blocks, bias, y);
+  });
+}
+
 void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
                  float* y) {
   if (m == 0 || weight.rows == 0) return;
-  const int64_t quads = (weight.columns + 3) / 4, padded = (m + 15) / 16 * 16;
+  void* memory = scratch(int8_bytes(m, weight.columns));
+  const Int8Activations activations = int8_activations(memory, m);
   const Tiles tiles(m, Vector::TILE_ROWS);
-  char* memory = static_cast<char*>(scratch(m * quads * Vector::QUAD_BYTES + padded * 12));
-  Int8Activations activations;
-  activations.grid = reinterpret_cast<RowGrid*>(memory);
-  activations.offset = reinterpret_cast<int32_t*>(memory + padded * 8);
-  activations.q = reinterpret_cast<int8_t*>(memory + padded * 12);
-
   const auto quantize = [&](Range rows) {
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile), height = tiles.height(tile), stride = height * Vector::QUAD_BYTES;
-      for (int64_t row = start; row < start + height; ++row) {
-        if (row < rows.begin || row >= rows.end) continue;
-        const float* values = x + row * weight.columns;
-        const RowGrid grid = activations.grid[row] = row_grid(values, weight.columns, x_scale);
-        int8_t* q = activations.q + (start * quads + row - start) * Vector::QUAD_BYTES;
-        if (x_scale != nullptr)
-          quantize_row<Values::ANY>(values, weight.columns, grid, stride, q, activations.offset + row);
-        else
-          quantize_row<Values::WITHIN>(values, weight.columns, grid, stride, q, activations.offset + row);
-      }
-    }
+    quantize_int8(x, weight.columns, m, weight.columns, x_scale, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
   });
 }
+
+constexpr Staged STAGED_INT8 = {int8_bytes, quantize_int8, multiply_int8};
 
 }  // namespace
 }  // namespace infer_native

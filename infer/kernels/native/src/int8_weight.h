@@ -10,10 +10,9 @@ namespace {
 
 constexpr int64_t PART_QUADS = 16;
 
-// Columns of one tile of rows as [column][row], zeros beyond the last.
-inline void interleave(const float* x, int64_t columns, int64_t quads, int height, float* out) {
-  for (int64_t k = 0; k < quads * 4; ++k)
-    for (int row = 0; row < height; ++row) out[k * height + row] = k < columns ? x[row * columns + k] : 0;
+// Columns of a row of a tile as [column][row of the tile], zeros beyond the last.
+inline void interleave(const float* x, int64_t columns, int64_t quads, int64_t height, float* out) {
+  for (int64_t k = 0; k < quads * 4; ++k) out[k * height] = k < columns ? x[k] : 0;
 }
 
 template <int HEIGHT, int BLOCKS>
@@ -66,27 +65,49 @@ inline void float_blocks(const Int8Weight& weight, Range blocks, const float* in
     }
 }
 
-void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y) {
-  if (m == 0 || weight.rows == 0) return;
-  const int64_t quads = (weight.columns + 3) / 4;
-  const Tiles tiles(m, Vector::TILE_ROWS);
-  float* interleaved = static_cast<float*>(scratch(m * quads * 4 * sizeof(float) + 64));
+inline int64_t int8_weight_bytes(int64_t m, int64_t columns) {
+  return m * ((columns + 3) / 4) * 4 * static_cast<int64_t>(sizeof(float)) + 64;
+}
 
-  const auto arrange = [&](Range rows) {
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile);
-      if (start >= rows.begin && start < rows.end)
-        interleave(x + start * weight.columns, weight.columns, quads, tiles.height(tile),
-                   interleaved + start * quads * 4);
-    }
-  };
-  parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
-    constexpr int PAIR = Vector::TILE_BLOCKS >= 2 ? 2 : 1;
-    const int64_t pairs = my_blocks.begin + (my_blocks.end - my_blocks.begin) / PAIR * PAIR;
-    float_blocks<PAIR>(weight, {my_blocks.begin, pairs}, interleaved, tiles, my_tiles, bias, y);
-    float_blocks<1>(weight, {pairs, my_blocks.end}, interleaved, tiles, my_tiles, bias, y);
+void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t columns, const float*, int64_t begin,
+                         int64_t end, void* memory) {
+  const int64_t quads = (columns + 3) / 4;
+  float* interleaved = static_cast<float*>(memory);
+  each_row(Tiles(m, Vector::TILE_ROWS), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
+    interleave(x + row * stride, columns, quads, height, interleaved + start * quads * 4 + row - start);
   });
 }
+
+inline void int8_weight_rows(const Int8Weight& weight, const float* interleaved, const Tiles& tiles, Range mine,
+                             Range blocks, const float* bias, float* y) {
+  constexpr int PAIR = Vector::TILE_BLOCKS >= 2 ? 2 : 1;
+  const int64_t pairs = blocks.begin + (blocks.end - blocks.begin) / PAIR * PAIR;
+  float_blocks<PAIR>(weight, {blocks.begin, pairs}, interleaved, tiles, mine, bias, y);
+  float_blocks<1>(weight, {pairs, blocks.end}, interleaved, tiles, mine, bias, y);
+}
+
+void multiply_int8_weight(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
+                          int64_t parts) {
+  const Int8Weight& weight = *static_cast<const Int8Weight*>(packed);
+  const Tiles tiles(m, Vector::TILE_ROWS);
+  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+    int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, y);
+  });
+}
+
+void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y) {
+  if (m == 0 || weight.rows == 0) return;
+  const Tiles tiles(m, Vector::TILE_ROWS);
+  void* memory = scratch(int8_weight_bytes(m, weight.columns));
+  const auto arrange = [&](Range rows) {
+    arrange_int8_weight(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
+  };
+  parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
+    int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, y);
+  });
+}
+
+constexpr Staged STAGED_INT8_WEIGHT = {int8_weight_bytes, arrange_int8_weight, multiply_int8_weight};
 
 }  // namespace
 }  // namespace infer_native

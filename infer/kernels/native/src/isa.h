@@ -5,6 +5,35 @@
 
 namespace infer_native {
 
+// A linear layer as two steps that the threads of one region share. `memory` has `bytes(m, columns)` bytes at a multiple
+// of 64. Between the steps every row must have been quantized.
+struct Staged {
+  int64_t (*bytes)(int64_t m, int64_t columns);
+  // Rows begin..end of x [m, columns], `stride` floats apart.
+  void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, const float* x_scale, int64_t begin,
+                   int64_t end, void* memory);
+  // The part of y [m, rows] that is this thread's.
+  void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
+                   int64_t parts);
+};
+
+enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };
+
+// What happens to one row of floats between the layers; y may be x.
+struct RowKernels {
+  // x / sqrt(mean(x^2) + eps) * (weight + offset); weight may be null.
+  void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int64_t width, float* y);
+  // (x - mean) / sqrt(variance + eps) * weight + bias; both may be null.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t width, float* y);
+  // activation(x) * other; other may be null.
+  void (*activate)(int64_t kind, const float* x, const float* other, int64_t width, float* y);
+  void (*add)(const float* a, const float* b, int64_t width, float* y);
+  void (*multiply)(const float* a, const float* b, int64_t width, float* y);
+  void (*scale)(const float* x, float factor, int64_t width, float* y);
+  // The first `rotated` of `width` numbers in two halves (a, b): (a cos - b sin, b cos + a sin); the rest stays.
+  void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotated, int64_t width, float* y);
+};
+
 struct Isa {
   const char* name;
   bool unsigned_weights;
@@ -12,6 +41,8 @@ struct Isa {
   void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
                       float* y);
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
+  Staged staged_lut4, staged_int8, staged_int8_weight;
+  RowKernels rows;
 };
 
 // Each is defined where its architecture is.

@@ -58,6 +58,12 @@ struct Vector {
     return {_mm256_and_si256(_mm256_castps_si256(v.a), mask), _mm256_and_si256(_mm256_castps_si256(v.b), mask)};
   }
   static Sums round(Floats v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+  // 2 to the power of each, -126..127.
+  static Floats pow2(Sums v) {
+    const __m256i bias = _mm256_set1_epi32(127);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(v.a, bias), 23)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(v.b, bias), 23))};
+  }
   static int32_t reduce_max(Sums v) {
     const __m256i both = _mm256_max_epi32(v.a, v.b);
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
@@ -126,7 +132,9 @@ struct Vector {
 #include "int8.h"
 #include "int8_weight.h"
 #include "lut4.h"
+#include "rows.h"
 
 namespace infer_native {
-const Isa AVX2 = {"avx2", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight};
+const Isa AVX2 = {"avx2", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
+    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

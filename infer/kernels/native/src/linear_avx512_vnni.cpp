@@ -39,6 +39,8 @@ struct Vector {
   static Sums max(Sums a, Sums b) { return _mm512_max_epi32(a, b); }
   static Sums abs_bits(Floats v) { return _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)); }
   static Sums round(Floats v) { return _mm512_cvtps_epi32(v); }
+  // 2 to the power of each, -126..127.
+  static Floats pow2(Sums v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(127)), 23)); }
   static int32_t reduce_max(Sums v) { return _mm512_reduce_max_epi32(v); }
   static int32_t reduce_add(Sums v) { return _mm512_reduce_add_epi32(v); }
   static void store_quads(int8_t* q, int64_t stride, Sums v) {
@@ -83,7 +85,9 @@ struct Vector {
 #include "int8.h"
 #include "int8_weight.h"
 #include "lut4.h"
+#include "rows.h"
 
 namespace infer_native {
-const Isa AVX512_VNNI = {"avx512_vnni", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight};
+const Isa AVX512_VNNI = {"avx512_vnni", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
+    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

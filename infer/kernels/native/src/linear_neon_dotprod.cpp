@@ -94,6 +94,12 @@ struct Vector {
   static Sums round(Floats v) {
     return each<Sums>([&](int i) { return vcvtnq_s32_f32(v.lane[i]); });
   }
+  // 2 to the power of each, -126..127.
+  static Floats pow2(Sums v) {
+    return each<Floats>([&](int i) {
+      return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(v.lane[i], vdupq_n_s32(127)), 23));
+    });
+  }
   static int32_t reduce_max(Sums v) {
     return vmaxvq_s32(vmaxq_s32(vmaxq_s32(v.lane[0], v.lane[1]), vmaxq_s32(v.lane[2], v.lane[3])));
   }
@@ -149,7 +155,9 @@ struct Vector {
 #include "int8.h"
 #include "int8_weight.h"
 #include "lut4.h"
+#include "rows.h"
 
 namespace infer_native {
-const Isa NEON_DOTPROD = {"neon_dotprod", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight};
+const Isa NEON_DOTPROD = {"neon_dotprod", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
+    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

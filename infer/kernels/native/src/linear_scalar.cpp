@@ -91,6 +91,15 @@ struct Vector {
   static Sums round(Floats v) {
     return each<Sums>([&](int i) { return std::isnan(v.lane[i]) ? 0 : static_cast<int32_t>(std::nearbyint(v.lane[i])); });
   }
+  // 2 to the power of each, -126..127.
+  static Floats pow2(Sums v) {
+    return each<Floats>([&](int i) {
+      const int32_t bits = (v.lane[i] + 127) << 23;
+      float power;
+      __builtin_memcpy(&power, &bits, sizeof power);
+      return power;
+    });
+  }
   static int32_t reduce_max(Sums v) {
     int32_t most = v.lane[0];
     for (int i = 1; i < 16; ++i) most = v.lane[i] > most ? v.lane[i] : most;
@@ -140,7 +149,9 @@ struct Vector {
 #include "int8.h"
 #include "int8_weight.h"
 #include "lut4.h"
+#include "rows.h"
 
 namespace infer_native {
-const Isa SCALAR = {"scalar", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight};
+const Isa SCALAR = {"scalar", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
+    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

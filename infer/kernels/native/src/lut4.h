@@ -185,32 +185,54 @@ void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& 
   });
 }
 
+inline Tiles lut4_tiles(int64_t m) { return {m, m <= Vector::DIRECT_ROWS ? Vector::DIRECT_ROWS : Vector::TILE_ROWS}; }
+
+inline int64_t lut4_bytes(int64_t m, int64_t columns) {
+  return m * columns / 4 * Vector::QUAD_BYTES + (m * (columns / GROUP) + 15) / 16 * 16 * 8;
+}
+
+inline Lut4Activations lut4_activations(const void* memory, int64_t m, int64_t columns) {
+  const int64_t padded = (m * (columns / GROUP) + 15) / 16 * 16;
+  char* place = static_cast<char*>(const_cast<void*>(memory));
+  return {reinterpret_cast<int8_t*>(place + padded * 8), reinterpret_cast<float*>(place),
+          reinterpret_cast<int32_t*>(place + padded * 4)};
+}
+
+void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, const float*, int64_t begin, int64_t end,
+                   void* memory) {
+  const int64_t groups = columns / GROUP;
+  const Lut4Activations to = lut4_activations(memory, m, columns);
+  each_row(lut4_tiles(m), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
+    const int64_t place = start * groups, inside = row - start;
+    quantize_groups(x + row * stride, groups, height, to.q + (place * 16 + inside) * Vector::QUAD_BYTES,
+                    to.step + place + inside, to.offset + place + inside);
+  });
+}
+
+void multiply_lut4(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
+                   int64_t parts) {
+  const Lut4Weight& weight = *static_cast<const Lut4Weight*>(packed);
+  const Lut4Activations x = lut4_activations(memory, m, weight.columns);
+  const Tiles tiles = lut4_tiles(m);
+  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+    lut4_rows(weight, x, tiles, my_tiles, my_blocks, bias, y);
+  });
+}
+
 void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y) {
   if (m == 0 || weight.rows == 0) return;
-  const int64_t groups = weight.columns / GROUP, blocks = packed_blocks(weight.rows);
-  const Tiles tiles(m, m <= Vector::DIRECT_ROWS ? Vector::DIRECT_ROWS : Vector::TILE_ROWS);
-  const int64_t padded = (m * groups + 15) / 16 * 16;
-  char* memory = static_cast<char*>(scratch(m * groups * 16 * Vector::QUAD_BYTES + padded * 8));
-  Lut4Activations activations;
-  activations.step = reinterpret_cast<float*>(memory);
-  activations.offset = reinterpret_cast<int32_t*>(memory + padded * 4);
-  activations.q = reinterpret_cast<int8_t*>(memory + padded * 8);
-
+  void* memory = scratch(lut4_bytes(m, weight.columns));
+  const Lut4Activations activations = lut4_activations(memory, m, weight.columns);
+  const Tiles tiles = lut4_tiles(m);
   const auto quantize = [&](Range rows) {
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile), height = tiles.height(tile);
-      for (int64_t row = start; row < start + height; ++row) {
-        if (row < rows.begin || row >= rows.end) continue;
-        const int64_t place = start * groups;
-        quantize_groups(x + row * weight.columns, groups, height, activations.q + (place * 16 + row - start) * Vector::QUAD_BYTES,
-                        activations.step + place + row - start, activations.offset + place + row - start);
-      }
-    }
+    quantize_lut4(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
   };
-  parallel(tiles, weight.columns, blocks, quantize, [&](Range my_tiles, Range my_blocks) {
+  parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     lut4_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
   });
 }
+
+constexpr Staged STAGED_LUT4 = {lut4_bytes, quantize_lut4, multiply_lut4};
 
 }  // namespace
 }  // namespace infer_native

@@ -16,11 +16,35 @@ namespace {
 constexpr int64_t SERIAL_PRODUCTS = 1 << 18, WEIGHT_PRODUCTS = 3;
 constexpr int64_t SERIAL_QUANTIZE = 1 << 14;  // elements
 
+// Whether threads share the tiles of rows rather than the blocks of outputs.
+inline bool share_tiles(const Tiles& tiles, int64_t blocks, int64_t threads) {
+  return blocks < 2 * threads * Vector::TILE_BLOCKS && tiles.count > blocks;
+}
+
+template <class Multiply>
+inline void multiply_part(const Tiles& tiles, int64_t blocks, int64_t part, int64_t parts, Multiply multiply) {
+  if (share_tiles(tiles, blocks, parts))
+    multiply(share(tiles.count, part, parts), Range{0, blocks});
+  else
+    multiply(Range{0, tiles.count}, share(blocks, part, parts));
+}
+
+// function(row, first row of its tile, height of the tile) for each of `rows`.
+template <class Function>
+inline void each_row(const Tiles& tiles, Range rows, Function function) {
+  for (int64_t tile = 0; tile < tiles.count; ++tile) {
+    const int64_t start = tiles.start(tile), height = tiles.height(tile);
+    if (start >= rows.end) return;
+    for (int64_t row = start > rows.begin ? start : rows.begin; row < start + height && row < rows.end; ++row)
+      function(row, start, height);
+  }
+}
+
 // quantize(rows) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
 template <class Quantize, class Multiply>
 inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
   const int64_t products = (tiles.rows + WEIGHT_PRODUCTS) * columns * blocks * BLOCK_ROWS;
-  const bool by_rows = blocks < 2 * omp_get_max_threads() * Vector::TILE_BLOCKS && tiles.count > blocks;
+  const bool by_rows = share_tiles(tiles, blocks, omp_get_max_threads());
   int64_t threads = by_rows ? tiles.count : blocks;
   if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
   if (threads > products / SERIAL_PRODUCTS) threads = products / SERIAL_PRODUCTS;

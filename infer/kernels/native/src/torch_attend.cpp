@@ -1,5 +1,5 @@
 // Binds attention to torch: the operator, and the C function that compiled graphs call.
-#include "attend.h"
+#include "attend_check.h"
 #include "torch_view.h"
 
 using namespace infer_native;
@@ -49,25 +49,6 @@ Heads heads_of(AtenTensorHandle tensor, int64_t tokens, int64_t heads, int64_t d
     x = Strided(holder->get());
   }
   return {x.data, x.strides[0], x.strides[1]};
-}
-
-// Every page that a sequence needs is there: what is read and written lies within the cache.
-void check_pages(const AttendArgs& args, int64_t pages) {
-  for (int64_t t = 0; t < args.tokens; ++t)
-    STD_TORCH_CHECK(args.slot_mapping[t] < pages * args.page, "slot_mapping[", t, "] is beyond the cache");
-  STD_TORCH_CHECK(args.query_start[0] >= 0 && args.query_start[args.sequences] <= args.tokens, "query_start is beyond the tokens");
-  for (int64_t b = 0; b < args.sequences; ++b) {
-    const int64_t count = args.query_start[b + 1] - args.query_start[b], length = args.seq_lens[b];
-    STD_TORCH_CHECK(count >= 0 && (count == 0 || length >= count), "sequence ", b, " has ", count, " new tokens of ", length);
-    if (count == 0) continue;
-    const int64_t needed = (length + args.page - 1) / args.page;
-    STD_TORCH_CHECK(needed <= args.blocks, "block_table has ", args.blocks, " blocks, sequence ", b, " needs ", needed);
-    const int64_t seen = args.window ? length - count - args.window + 1 : 0;
-    const int32_t* const row = args.block_table + b * args.blocks;
-    uint32_t most = 0;
-    for (int64_t i = (seen > 0 ? seen : 0) / args.page; i < needed; ++i) most = most > uint32_t(row[i]) ? most : uint32_t(row[i]);
-    STD_TORCH_CHECK(most < pages, "block_table[", b, "] names a page beyond the cache");
-  }
 }
 
 AtenTensorHandle attend_native(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle cache,

@@ -1,0 +1,331 @@
+#include "chain.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "isa.h"
+
+namespace infer_native {
+namespace {
+
+constexpr int64_t MAX_SLOTS = 64, LINE = 64;
+constexpr int64_t SERIAL_PRODUCTS = 1 << 18;  // of a linear layer and a thread, below which waking one doesn't pay
+constexpr int64_t KEPT_BYTES = 256 << 20;     // a larger buffer is given back after the call
+
+int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+struct Free {
+  void operator()(char* pointer) const { std::free(pointer); }
+};
+
+// Times of what the first thread did, while someone asked for them.
+enum Phase { IN_QUANTIZE, IN_MULTIPLY, IN_ROWS, IN_WAIT, IN_ATTENTION, PHASES };
+bool watched = false;
+double seconds[PHASES] = {};
+
+class Watch {
+ public:
+  explicit Watch(bool on) : on_(on) {
+    if (on_) last_ = std::chrono::steady_clock::now();
+  }
+  void lap(Phase phase) {
+    if (!on_) return;
+    const auto now = std::chrono::steady_clock::now();
+    seconds[phase] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  bool on_;
+  std::chrono::steady_clock::time_point last_;
+};
+
+const Staged& staged(int64_t kind) {
+  const Isa& isa = active_isa();
+  return kind == LUT4 ? isa.staged_lut4 : kind == INT8 ? isa.staged_int8 : isa.staged_int8_weight;
+}
+
+// Of one operation, without the addresses of its values.
+AttendArgs attend_args(const ChainCall& call, const int64_t* a) {
+  AttendArgs args = call.attention;
+  args.query_heads = a[13], args.kv_heads = a[14], args.head_dim = a[15];
+  args.pages += a[16] * call.layer_bytes;
+  args.sinks = a[17] < 0 ? nullptr : static_cast<const float*>(call.operands[a[17]]);
+  args.window = a[18];
+  args.scale = static_cast<float>(call.numbers[a[19]]), args.softcap = static_cast<float>(call.numbers[a[20]]);
+  return args;
+}
+
+struct Layout {
+  const int64_t* slots;  // (kind, domain, width)
+  const int64_t* operations;
+  int64_t count;
+  int64_t offset[MAX_SLOTS];
+  int64_t shared_bytes = 0, own_bytes = 0, shared_activations = 0, own_activations = 0;
+  bool alone;  // every thread computes the row work for itself
+  int64_t products = 0, layers = 0, attention = 0, attention_bytes = 0;
+
+  explicit Layout(const ChainCall& call)
+      : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), alone(call.rows[0] == 1) {
+    int64_t activations = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (slots[3 * i] == RESULT_SLOT) continue;
+      int64_t& size = alone && slots[3 * i] == ROW_SLOT ? own_bytes : shared_bytes;
+      offset[i] = size;
+      size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
+    }
+    for (const int64_t* op = operations; *op != END; op += chain_length(*op)) {
+      if (*op != LINEAR) continue;
+      const int64_t rows = call.rows[slots[3 * op[5] + 1]];
+      activations = std::max(activations, staged(op[1]).bytes(rows, op[7]));
+      products += op[6] * op[7];
+      layers += 1;
+    }
+    int64_t& size = alone ? own_bytes : shared_bytes;
+    (alone ? own_activations : shared_activations) = size;
+    size += aligned(activations);
+  }
+
+  // Room for the partial results of attention by so many threads, behind everything that is shared.
+  void make_room(const ChainCall& call, int64_t threads) {
+    each_attention(call.program, [&](const int64_t* a) {
+      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, a), threads)));
+    });
+    attention = shared_bytes;
+    shared_bytes += attention_bytes;
+  }
+
+  int64_t threads(int64_t rows) const {
+    const int64_t worth = layers ? (rows + 3) * (products / layers) / SERIAL_PRODUCTS : 1;
+    return std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), worth));
+  }
+};
+
+class Worker {
+ public:
+  Worker(const ChainCall& call, const Layout& layout, char* shared, char* own, int64_t part, int64_t parts)
+      : call_(call), layout_(layout), kernels_(active_isa().rows), part_(part), parts_(parts), watch_(watched && part == 0) {
+    for (int64_t i = 0; i < layout.count; ++i) {
+      const int64_t kind = layout.slots[3 * i];
+      char* place = layout.alone && kind == ROW_SLOT ? own : shared;
+      slots_[i] = kind == RESULT_SLOT ? call.result : reinterpret_cast<float*>(place + layout.offset[i]);
+    }
+    attention_ = shared + layout.attention;
+    activations_ = layout.alone ? own + layout.own_activations : shared + layout.shared_activations;
+  }
+
+  void run() {
+    for (const int64_t* op = layout_.operations; *op != END; op += chain_length(*op)) {
+      switch (*op) {
+        case LINEAR: linear(op + 1); break;
+        case GATHER: gather(op + 1); break;
+        case ATTEND: attend(op + 1); break;
+        default: row_work(op);
+      }
+    }
+  }
+
+ private:
+  struct Place {
+    float* data;
+    int64_t stride;
+    float* row(int64_t r) const { return data + r * stride; }
+  };
+
+  Place place(const int64_t* three) const {
+    float* base = three[0] >= 0 ? slots_[three[0]] : static_cast<float*>(call_.operands[-1 - three[0]]);
+    return {base + three[1], three[2]};
+  }
+  template <class T>
+  const T* operand(int64_t index) const {
+    return index < 0 ? nullptr : static_cast<const T*>(call_.operands[index]);
+  }
+  float number(int64_t index) const { return static_cast<float>(call_.numbers[index]); }
+
+  void meet() {
+    watch_.lap(IN_ROWS);
+    if (parts_ > 1) {
+#pragma omp barrier
+    }
+    watch_.lap(IN_WAIT);
+  }
+
+  // This thread's rows of the domain of a slot, or all of them.
+  struct Rows {
+    int64_t begin, end;
+  };
+  Rows my_rows(int64_t slot) const {
+    const int64_t rows = call_.rows[layout_.slots[3 * slot + 1]];
+    if (layout_.alone) return {0, rows};
+    return {rows * part_ / parts_, rows * (part_ + 1) / parts_};
+  }
+
+  void linear(const int64_t* a) {
+    const Place x = place(a + 1);
+    const int64_t y = a[4], features = a[5], columns = a[6], m = call_.rows[layout_.slots[3 * y + 1]];
+    if (m == 0) return;
+    const Staged& layer = staged(a[0]);
+    const Rows mine = my_rows(y);
+    const float* x_scale = a[0] == INT8 ? operand<float>(a[10]) : nullptr;
+    watch_.lap(IN_ROWS);
+    layer.quantize(x.data, x.stride, m, columns, x_scale, mine.begin, mine.end, activations_);
+    watch_.lap(IN_QUANTIZE);
+    if (!layout_.alone) meet();
+    const float* bias = operand<float>(a[11]);
+    if (a[0] == LUT4) {
+      const Lut4Weight weight{operand<uint8_t>(a[7]), operand<int8_t>(a[8]), operand<int8_t>(a[9]), operand<float>(a[10]), features, columns};
+      layer.multiply(&weight, activations_, m, bias, slots_[y], part_, parts_);
+    } else {
+      const Int8Weight weight{operand<int8_t>(a[7]), operand<float>(a[8]), features, columns, operand<int32_t>(a[9])};
+      layer.multiply(&weight, activations_, m, bias, slots_[y], part_, parts_);
+    }
+    watch_.lap(IN_MULTIPLY);
+    meet();
+  }
+
+  void gather(const int64_t* a) {
+    if (!layout_.alone) meet();
+    const Place x = place(a), y = place(a + 3);
+    const int64_t* index = operand<int64_t>(a[7]);
+    const Rows mine = my_rows(a[3]);
+    for (int64_t r = mine.begin; r < mine.end; ++r) std::memcpy(y.row(r), x.row(index[r]), a[6] * sizeof(float));
+  }
+
+  void attend(const int64_t* a) {
+    if (!layout_.alone) meet();
+    AttendArgs args = attend_args(call_, a);
+    const auto heads = [&](int64_t at) {
+      const Place x = place(a + at);
+      return Heads{x.data, x.stride, a[at + 3]};
+    };
+    args.query = heads(0), args.key = heads(4), args.value = heads(8);
+    args.out = {slots_[a[12]], args.query_heads * args.head_dim, args.head_dim};
+    args.scratch = attention_;
+    watch_.lap(IN_ROWS);
+    attend_in_team(args, part_, parts_);
+    watch_.lap(IN_ATTENTION);
+    meet();
+  }
+
+  void row_work(const int64_t* op) {
+    const int64_t* a = op + 1;
+    switch (*op) {
+      case RMS_NORM:
+        return each_row(a[3], [&, x = place(a), y = place(a + 3)](int64_t r) {
+          for (int64_t h = 0; h < a[6]; ++h)
+            kernels_.rms_norm(x.row(r) + h * a[7], operand<float>(a[9]), number(a[10]), number(a[11]), a[8],
+                              y.row(r) + h * a[8]);
+        });
+      case LAYER_NORM:
+        return each_row(a[3], [&, x = place(a), y = place(a + 3)](int64_t r) {
+          kernels_.layer_norm(x.row(r), operand<float>(a[7]), operand<float>(a[8]), number(a[9]), a[6], y.row(r));
+        });
+      case ACTIVATE:
+        return each_row(a[7], [&, x = place(a + 1), other = place(a + 4), y = place(a + 7)](int64_t r) {
+          kernels_.activate(a[0], x.row(r), other.stride < 0 ? nullptr : other.row(r), a[10], y.row(r));
+        });
+      case ADD:
+      case MULTIPLY: {
+        const auto combine = *op == ADD ? kernels_.add : kernels_.multiply;
+        return each_row(a[6], [&, x = place(a), other = place(a + 3), y = place(a + 6)](int64_t r) {
+          combine(x.row(r), other.row(r), a[9], y.row(r));
+        });
+      }
+      case SCALE:
+        return each_row(a[3], [&, x = place(a), y = place(a + 3)](int64_t r) {
+          kernels_.scale(x.row(r), number(a[7]), a[6], y.row(r));
+        });
+      case ROTATE:
+        return each_row(a[3], [&, x = place(a), y = place(a + 3), cos = place(a + 10), sin = place(a + 13)](int64_t r) {
+          for (int64_t h = 0; h < a[6]; ++h)
+            kernels_.rotate(x.row(r) + h * a[7], cos.row(r), sin.row(r), a[9], a[8], y.row(r) + h * a[8]);
+        });
+      default:  // COPY
+        return each_row(a[3], [&, x = place(a), y = place(a + 3)](int64_t r) {
+          for (int64_t h = 0; h < a[6]; ++h)
+            std::memcpy(y.row(r) + h * a[8], x.row(r) + h * a[7], a[8] * sizeof(float));
+        });
+    }
+  }
+
+  template <class Function>
+  void each_row(int64_t slot, Function function) const {
+    Rows mine = my_rows(slot);
+    // The result belongs to all: with threads of their own row work one of them writes it.
+    if (layout_.alone && layout_.slots[3 * slot] == RESULT_SLOT && part_ != 0) return;
+    for (int64_t r = mine.begin; r < mine.end; ++r) function(r);
+  }
+
+  const ChainCall& call_;
+  const Layout& layout_;
+  const RowKernels& kernels_;
+  const int64_t part_, parts_;
+  Watch watch_;
+  float* slots_[MAX_SLOTS];
+  char *activations_, *attention_;
+};
+
+}  // namespace
+
+int64_t chain_length(int64_t code) {
+  switch (code) {
+    case LINEAR: return 13;
+    case RMS_NORM: return 13;
+    case LAYER_NORM: return 11;
+    case ACTIVATE: return 12;
+    case ADD:
+    case MULTIPLY: return 11;
+    case SCALE: return 9;
+    case ROTATE: return 17;
+    case GATHER: return 9;
+    case COPY: return 10;
+    case ATTEND: return 22;
+    default: return 0;
+  }
+}
+
+void run_chain(const ChainCall& call) {
+  thread_local std::unique_ptr<char, Free> buffer;
+  thread_local int64_t size = 0;
+  if (call.rows[0] == 0) return;
+  Layout layout(call);
+  const int64_t threads = layout.threads(call.rows[0]);
+  layout.make_room(call, threads);
+  const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
+  if (wanted > size) {
+    buffer.reset();
+    size = 0;
+    buffer.reset(static_cast<char*>(std::aligned_alloc(LINE, aligned(wanted + wanted / 4))));
+    if (!buffer) throw std::bad_alloc();
+    size = wanted;
+  }
+  char* shared = buffer.get();
+  char* own = shared + layout.shared_bytes;
+  if (threads == 1) {
+    Worker(call, layout, shared, own, 0, 1).run();
+  } else {
+#pragma omp parallel num_threads(static_cast<int>(threads))
+    {
+      const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
+      Worker(call, layout, shared, own + part * layout.own_bytes, part, parts).run();
+    }
+  }
+  if (size > KEPT_BYTES) buffer.reset(), size = 0;
+}
+
+}  // namespace infer_native
+
+// Seconds that the first thread spent on: quantizing, multiplying, row work, waiting for others, attention.
+extern "C" __attribute__((visibility("default"))) void infer_chain_watch(int on, double* spent) {
+  using namespace infer_native;
+  if (spent != nullptr) std::copy(seconds, seconds + PHASES, spent);
+  std::fill(seconds, seconds + PHASES, 0.0);
+  watched = on != 0;
+}

@@ -1,0 +1,119 @@
+// Binds the chain to torch. The caller's program comes from kernels/chain.py, which has checked it.
+#include <vector>
+
+#include "attend_check.h"
+#include "chain.h"
+
+using namespace infer_native;
+
+namespace {
+
+// The numbers before the program proper: places among the operands of the tokens, the picked rows and what attention
+// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache.
+enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, HEADER };
+
+template <class T>
+const T* numbers_of(const View& view, int64_t count, int32_t dtype, const char* name) {
+  STD_TORCH_CHECK(view.dtype == dtype && view.numel == count, "expected ", count, " numbers of ", name, ", got ", view.numel);
+  return view.as<const T>();
+}
+
+AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, const int64_t* header, int64_t tokens) {
+  AttendArgs args{};
+  const View &lengths = inputs[header[LENGTHS]], &table = inputs[header[TABLE]];
+  const int32_t ints = aoti_torch_dtype_int32();
+  args.type = Number::FLOAT32, args.cache_type = static_cast<Number>(header[CACHE_DTYPE]), args.page = header[PAGE];
+  args.tokens = tokens, args.sequences = lengths.numel;
+  args.seq_lens = numbers_of<int32_t>(lengths, lengths.numel, ints, "seq_lens");
+  args.query_start = numbers_of<int32_t>(inputs[header[STARTS]], lengths.numel + 1, ints, "query_start");
+  args.slot_mapping = numbers_of<int64_t>(inputs[header[SLOTS]], tokens, aoti_torch_dtype_int64(), "slot_mapping");
+  STD_TORCH_CHECK(table.dim == 2 && table.sizes[0] == args.sequences, "expected block_table [", args.sequences, ", blocks]");
+  args.blocks = table.sizes[1];
+  args.block_table = numbers_of<int32_t>(table, table.numel, ints, "block_table");
+  STD_TORCH_CHECK(cache.dtype == aoti_torch_dtype_uint8() && cache.dim == 3 && cache.contiguous(),
+                  "expected kv_cache uint8 [layers, pages, page_bytes], dense");
+  args.pages = cache.as<uint8_t>(), args.page_bytes = cache.sizes[2];
+  return args;
+}
+
+// That every layer finds its cache and every sequence its pages.
+void check_attention(const ChainCall& call, const View& cache) {
+  int64_t seen = -1;  // a window that has been checked
+  each_attention(call.program, [&](const int64_t* a) {
+    AttendArgs args = call.attention;
+    const int64_t size = args.cache_type == Number::FLOAT32 ? 4 : args.cache_type == Number::INT8 ? 1 : 2;
+    const int64_t needed = 2 * a[14] * args.page * (a[15] * size + (args.cache_type == Number::INT8 ? 4 : 0));
+    STD_TORCH_CHECK(a[16] < cache.sizes[0] && needed <= args.page_bytes, "kv_cache has ", cache.sizes[0], " layers and pages of ",
+                    args.page_bytes, " bytes, needed ", needed);
+    args.window = a[18];
+    if (args.window != seen) check_pages(args, cache.sizes[1]);
+    seen = args.window;
+  });
+}
+
+AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const int64_t* program, const double* numbers,
+                       AtenTensorHandle cache) {
+  thread_local std::vector<void*> pointers;
+  pointers.resize(count);
+  for (int64_t i = 0; i < count; ++i) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(operands[i], &pointers[i]));
+  std::vector<std::optional<Tensor>> holders(program[INPUTS]);
+  std::vector<View> inputs;
+  for (int64_t i = 0; i < program[INPUTS]; ++i) {
+    inputs.push_back(View(operands[i]).dense(holders[i]));
+    pointers[i] = inputs[i].data;
+  }
+  int64_t rows[2] = {inputs[program[TOKENS]].numel / program[WIDTH], 0};
+  if (program[PICKED] >= 0) {
+    const View& picked = inputs[program[PICKED]];
+    rows[1] = picked.numel;
+    for (int64_t i = 0; i < rows[1]; ++i) {
+      const int64_t row = picked.as<int64_t>()[i];
+      STD_TORCH_CHECK(row >= 0 && row < rows[0], "row ", row, " of ", rows[0]);
+    }
+  }
+  const int64_t sizes[2] = {rows[program[HEADER]], program[HEADER + 1]};
+  const AtenTensorHandle result = new_floats(sizes, 2);
+  ChainCall call{program + HEADER, numbers, pointers.data(), {rows[0], rows[1]}, View(result).as<float>()};
+  if (cache != nullptr && rows[0] > 0) {
+    const View pages(cache);
+    call.attention = attention_of(pages, inputs, program, rows[0]);
+    call.layer_bytes = pages.sizes[1] * pages.sizes[2];
+    check_attention(call, pages);
+  }
+  run_chain(call);
+  return result;
+}
+
+Tensor on_tensors(const std::vector<Tensor>& operands, const std::vector<int64_t>& program,
+                  const std::vector<double>& numbers, AtenTensorHandle cache) {
+  std::vector<AtenTensorHandle> handles;
+  for (const Tensor& operand : operands) handles.push_back(operand.get());
+  return Tensor(chain(handles.data(), static_cast<int64_t>(handles.size()), program.data(), numbers.data(), cache));
+}
+
+Tensor op_chain(std::vector<Tensor> operands, std::vector<int64_t> program, std::vector<double> numbers) {
+  return on_tensors(operands, program, numbers, nullptr);
+}
+
+Tensor op_chain_attend(Tensor kv_cache, std::vector<Tensor> operands, std::vector<int64_t> program,
+                       std::vector<double> numbers) {
+  return on_tensors(operands, program, numbers, kv_cache.get());
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(infer, CPU, m) {
+  m.impl("chain", TORCH_BOX(&op_chain));
+  m.impl("chain_attend", TORCH_BOX(&op_chain_attend));
+}
+
+INFER_SHIM aoti_torch_cpu_chain(const AtenTensorHandle* operands, int64_t operands_size, const int64_t* program, int64_t,
+                                const double* numbers, int64_t, AtenTensorHandle* ret0) {
+  return guarded("chain", [&] { *ret0 = chain(operands, operands_size, program, numbers, nullptr); });
+}
+
+INFER_SHIM aoti_torch_cpu_chain_attend(AtenTensorHandle kv_cache, const AtenTensorHandle* operands, int64_t operands_size,
+                                       const int64_t* program, int64_t, const double* numbers, int64_t,
+                                       AtenTensorHandle* ret0) {
+  return guarded("chain_attend", [&] { *ret0 = chain(operands, operands_size, program, numbers, kv_cache); });
+}
