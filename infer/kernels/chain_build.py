@@ -68,10 +68,14 @@ class _Builder(Rewriter):
 
     # Which nodes
 
-    def _operation(self, node: fx.Node) -> Operation | None:
+    def _operation(self, node: Any) -> Operation | None:
         """What of a chain `node` is, or None."""
         tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.dtype != torch.float32
+            or tensor.device.type != "cpu"
+        ):
             return None
         name = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
         if name in _LINEAR:
@@ -79,7 +83,7 @@ class _Builder(Rewriter):
         rule = _RULES.get(node.target)
         return rule(self, node) if rule is not None else None
 
-    def _view(self, node: object) -> View | None:
+    def _view(self, node: Any) -> View | None:
         if not isinstance(node, fx.Node):
             return None
         if node in self._views.known:
@@ -92,11 +96,11 @@ class _Builder(Rewriter):
             self._outside[node] = self._outside[view.value.node] = same or view
         return self._outside[node]
 
-    def _rows(self, node: object) -> View | None:
+    def _rows(self, node: Any) -> View | None:
         view = self._view(node)
         return view if view is not None and view.is_rows() else None
 
-    def _vector(self, node: object, width: int) -> bool:
+    def _vector(self, node: Any, width: int) -> bool:
         """Whether it is a float32 weight of so many numbers, or None."""
         if node is None:
             return True
@@ -112,7 +116,7 @@ class _Builder(Rewriter):
             return View(value, like.axes, width or like.width)
         return View(value, like.axes, like.width, 0, like.heads, like.width)
 
-    def _linear(self, node: fx.Node, kind: int) -> Operation | None:
+    def _linear(self, node: Any, kind: int) -> Operation | None:
         x = self._rows(node.args[0])
         sizes = [a for a in node.args if isinstance(a, int)]
         if x is None:
@@ -124,21 +128,28 @@ class _Builder(Rewriter):
         made.value.direct = True
         return Operation("linear", [x], made, [kind, sizes[0], x.width], [*weights, bias])
 
-    def _rms_norm(self, node: fx.Node) -> Operation | None:
+    def _rms_norm(self, node: Any) -> Operation | None:
         source, weight, offset, eps = node.args
         x = self._view(source)
         if x is None or x.axes[-1] != COLUMNS or not self._vector(weight, x.width):
             return None
         return Operation("rms_norm", [x], self._made(node, x), [], [weight], [offset, eps])
 
-    def _layer_norm(self, node: fx.Node) -> Operation | None:
-        source, shape, weight, bias, eps = (*node.args, None, None, 1e-5)[:5] if len(node.args) < 5 else node.args[:5]
+    def _layer_norm(self, node: Any) -> Operation | None:
+        source, shape, weight, bias, eps = (
+            (*node.args, None, None, 1e-5)[:5] if len(node.args) < 5 else node.args[:5]
+        )
         x = self._rows(source)
-        if x is None or shape != [x.width] or not self._vector(weight, x.width) or not self._vector(bias, x.width):
+        if (
+            x is None
+            or shape != [x.width]
+            or not self._vector(weight, x.width)
+            or not self._vector(bias, x.width)
+        ):
             return None
         return Operation("layer_norm", [x], self._made(node, x), [], [weight, bias], [eps])
 
-    def _activation(self, node: fx.Node) -> Operation | None:
+    def _activation(self, node: Any) -> Operation | None:
         x = self._rows(node.args[0])
         if x is None:
             return None
@@ -147,7 +158,7 @@ class _Builder(Rewriter):
             kind = 1 if node.kwargs.get("approximate") == "tanh" else 2
         return Operation("activate", [x], self._made(node, x), [kind])
 
-    def _binary(self, node: fx.Node) -> Operation | None:
+    def _binary(self, node: Any) -> Operation | None:
         if node.kwargs or len(node.args) != 2:
             return None
         a, b = node.args
@@ -155,7 +166,7 @@ class _Builder(Rewriter):
             a, b = b, a
         if isinstance(b, (int, float)):
             x = self._rows(a) if is_call(node, aten.mul.Tensor) else None
-            return x and Operation("scale", [x], self._made(node, x), [], [], [float(b)])
+            return None if x is None else Operation("scale", [x], self._made(node, x), [], [], [float(b)])
         x, y = self._rows(a), self._rows(b)
         if x is None or y is None or (x.value.domain, x.width) != (y.value.domain, y.width):
             return None
@@ -165,7 +176,7 @@ class _Builder(Rewriter):
             return None  # a chain starts with a norm or a linear layer
         return Operation("add" if is_call(node, aten.add.Tensor) else "multiply", [x, y], self._made(node, x))
 
-    def _rotate(self, node: fx.Node) -> Operation | None:
+    def _rotate(self, node: Any) -> Operation | None:
         x, cos, sin = self._view(node.args[0]), self._rows(node.args[1]), self._rows(node.args[2])
         if x is None or cos is None or sin is None or x.axes[-1] != COLUMNS or HEADS not in x.axes:
             return None
@@ -174,13 +185,17 @@ class _Builder(Rewriter):
         # Positions are given for every head: their axis of heads has one.
         return Operation("rotate", [x, cos, sin], self._made(node, x), [cos.width])
 
-    def _pick(self, node: fx.Node) -> Operation | None:
+    def _pick(self, node: Any) -> Operation | None:
         source, index = node.args
         x = self._rows(source)
         if x is None or not isinstance(index, (list, tuple)) or len(index) != len(x.axes) - 1:
             return None
         *before, rows = index
-        if any(i is not None for i in before) or not isinstance(rows, fx.Node) or not self._in_chain(x.value.node):
+        if (
+            any(i is not None for i in before)
+            or not isinstance(rows, fx.Node)
+            or not self._in_chain(x.value.node)
+        ):
             return None
         value = rows.meta["val"]
         if value.dtype != torch.int64 or value.dim() != 1:
@@ -188,15 +203,13 @@ class _Builder(Rewriter):
         made = Value(node, str(value.shape[0]), x.width)
         return Operation("gather", [x], View(made, x.axes, x.width), read=[rows])
 
-    def _attend(self, node: fx.Node) -> Operation | None:
+    def _attend(self, node: Any) -> Operation | None:
         query, key, value = views = [self._view(n) for n in node.args[:3]]
-        cache, *read = node.args[3:8]
+        read = list(node.args[4:8])
         sinks, layer, page, dtype, scale, window, softcap = node.args[8:]
-        if query is None or key is None or value is None:
+        if query is None or key is None or value is None or not self._in_chain(query.value.node):
             return None
-        if any(view.axes != (TOKENS, HEADS, COLUMNS) for view in views):  # type: ignore[union-attr]
-            return None
-        if not self._in_chain(query.value.node):
+        if any(view is None or view.axes != (TOKENS, HEADS, COLUMNS) for view in views):
             return None
         sizes = [query.heads, key.heads, query.width, layer, window, page, dtype]
         result = self._made(node, replace(query, stride=query.width), TEAM)
@@ -238,9 +251,10 @@ class _Builder(Rewriter):
             return
         given = self._given(operations)
         if len({value.domain for value in given}) > 1:
-            cut = next(i for i, o in enumerate(operations) if o.name == "gather")
-            self._emit(_Chain(operations[:cut]))
-            return self._emit(_Chain(operations[cut:]))
+            middle = next(i for i, o in enumerate(operations) if o.name == "gather")
+            self._emit(_Chain(operations[:middle]))
+            self._emit(_Chain(operations[middle:]))
+            return
         operands, program, numbers = encode(operations, given)
         last = operations[-1].result.value.node
         with self._graph.inserting_after(last):
@@ -257,7 +271,11 @@ class _Builder(Rewriter):
             self._erase(node)
 
     def _call(
-        self, operations: Sequence[Operation], operands: list[fx.Node], program: list[int], numbers: list[float]
+        self,
+        operations: Sequence[Operation],
+        operands: list[fx.Node],
+        program: list[int],
+        numbers: list[float],
     ) -> fx.Node:
         attention = next((o.result.value.node for o in operations if o.name == "attend"), None)
         if attention is None:
@@ -277,7 +295,8 @@ class _Builder(Rewriter):
         members = {o.result.value.node for o in operations}
         given = []
         for operation in operations:
-            seen, todo = set(), list(operation.result.value.node.users)
+            seen: set[fx.Node] = set()
+            todo = list(operation.result.value.node.users)
             while todo:
                 user = todo.pop()
                 if user in members or user in seen:
@@ -336,7 +355,7 @@ _RULES: dict[Any, Any] = {
     own.rms_norm.default: _Builder._rms_norm,
     aten.layer_norm.default: _Builder._layer_norm,
     aten.gelu.default: _Builder._activation,
-    **{target: _Builder._activation for target in _ACTIVATIONS},
+    **dict.fromkeys(_ACTIVATIONS, _Builder._activation),
     aten.add.Tensor: _Builder._binary,
     aten.mul.Tensor: _Builder._binary,
     own.rotate.default: _Builder._rotate,

@@ -9,7 +9,20 @@ from torch import fx
 
 from .chain_values import ROW, TEAM, Value, View
 
-CODES = ("end", "linear", "rms_norm", "layer_norm", "activate", "add", "multiply", "scale", "rotate", "gather", "copy", "attend")
+CODES = (
+    "end",
+    "linear",
+    "rms_norm",
+    "layer_norm",
+    "activate",
+    "add",
+    "multiply",
+    "scale",
+    "rotate",
+    "gather",
+    "copy",
+    "attend",
+)
 RESULT = 2  # the kind of a slot that is the result
 MOST_INPUTS = 16  # tensors besides weights
 
@@ -60,7 +73,7 @@ class _Slots:
         for value, i in last.items():
             self._ends.setdefault(i, []).append(value)
 
-    def give(self, value: Value, domain: int, now: int) -> int:
+    def give(self, value: Value, domain: int, now: int) -> None:
         fits = [
             entry
             for entry in self._free
@@ -75,7 +88,11 @@ class _Slots:
             slot = len(self.slots)
             self.slots.append([value.kind, domain, value.width])
         self.of[value] = slot
-        return slot
+
+    def stride(self, value: Value) -> int:
+        """Floats between rows. What threads write row by row keeps each to its own part of a slot; what all write
+        together is dense."""
+        return value.width if value.kind == TEAM else self.slots[self.of[value]][2]
 
     def end(self, index: int, now: int) -> None:
         """Free what is read for the last time by operation `index`."""
@@ -103,27 +120,32 @@ class _Encoder:
         return value.direct and all(v.value is not value for o in self._operations for v in o.inputs)
 
     def encoded(self) -> tuple[list[fx.Node], list[int], list[float]]:
-        code: list[int] = []
-        now = 0  # how often the threads have met
-        for index, operation in enumerate(self._operations):
-            if operation.name == "gather":
-                now += 1
-            code += self._operation(operation, now)
-            self._slots.end(index, now)
-            now += operation.result.value.kind == TEAM
         width = sum(value.width for value in self._given)
         domain = self._domains[self._given[0].domain]
-        slots = self._slots.slots
-        if self._direct is None:
-            result, start = len(slots), 0
-            slots.append([RESULT, domain, width])
-            for value in self._given:
-                source = [self._slots.of[value], 0, value.width]
-                code += [CODES.index("copy"), *source, result, start, width, 1, value.width, value.width]
-                start += value.width
-        header = [*self._tokens(), len(self._inputs), *self._attention(), domain, width, len(slots)]
-        flat = [number for slot in slots for number in slot]
+        self._give_slots()
+        result, start = len(self._slots.slots), 0
+        self._slots.slots.append([RESULT, domain, width])
+        if self._direct is not None:
+            self._slots.of[self._direct] = result
+        code = [number for operation in self._operations for number in self._operation(operation)]
+        for value in self._given if self._direct is None else ():
+            source = [self._slots.of[value], 0, self._slots.stride(value)]
+            code += [CODES.index("copy"), *source, result, start, width, 1, value.width, value.width]
+            start += value.width
+        inputs = [*self._tokens(), len(self._inputs), *self._attention()]
+        flat = [number for slot in self._slots.slots for number in slot]
+        header = [*inputs, domain, width, len(self._slots.slots)]
         return self._operands, [*header, *flat, *code, 0], self._numbers
+
+    def _give_slots(self) -> None:
+        now = 0  # how often the threads have met
+        for index, operation in enumerate(self._operations):
+            now += operation.name == "gather"
+            value = operation.result.value
+            if value is not self._direct:
+                self._slots.give(value, self._domains[value.domain], now)
+            self._slots.end(index, now)
+            now += value.kind == TEAM
 
     def _tokens(self) -> list[int]:
         """Operand of the tokens and its width, operand of the picked rows or -1."""
@@ -135,7 +157,11 @@ class _Encoder:
             for v in o.inputs
             if v.value not in made and self._domains[v.value.domain] == 0
         )
-        return [self._inputs.index(value.node), value.width, -1 if picked is None else self._inputs.index(picked)]
+        return [
+            self._inputs.index(value.node),
+            value.width,
+            -1 if picked is None else self._inputs.index(picked),
+        ]
 
     def _attention(self) -> list[int]:
         """Where slots, block table, starts and lengths are; the page and the dtype of the cache."""
@@ -148,7 +174,7 @@ class _Encoder:
         """Slot or operand, offset and stride of the rows."""
         value = view.value
         if value in self._slots.of:
-            return [self._slots.of[value], view.offset, value.width]
+            return [self._slots.of[value], view.offset, self._slots.stride(value)]
         return [-1 - self._inputs.index(value.node), view.offset, value.width]
 
     def _operand(self, node: fx.Node | None) -> int:
@@ -163,16 +189,11 @@ class _Encoder:
             self._numbers.append(number)
         return self._numbers.index(number)
 
-    def _operation(self, operation: Operation, now: int) -> list[int]:
+    def _operation(self, operation: Operation) -> list[int]:
         places = [self._place(view) for view in operation.inputs]
         value, x = operation.result.value, operation.inputs[0]
-        if value is self._direct:
-            slot = len(self._slots.slots)
-            self._slots.slots.append([RESULT, self._domains[value.domain], value.width])
-            self._slots.of[value] = slot
-        else:
-            slot = self._slots.give(value, self._domains[value.domain], now)
-        to = [slot, 0, value.width]
+        slot = self._slots.of[value]
+        to = [slot, 0, self._slots.stride(value)]
         tensors = [self._operand(node) for node in operation.operands]
         numbers = [self._number(number) for number in operation.numbers]
         heads = [x.heads, _stride(x), x.width]

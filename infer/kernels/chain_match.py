@@ -15,9 +15,23 @@ from . import chain_ops  # noqa: F401 - the operators that are put in
 from .rewriting import Rewriter
 
 aten, own = torch.ops.aten, torch.ops.infer
-_SAME = {aten.to.dtype, aten.to.device, aten._to_copy.default, aten.contiguous.default, aten.dropout.default}
-_SAME |= {aten.detach.default, aten.alias.default, aten.to.dtype_layout, aten.clone.default, aten.type_as.default}
+_SAME: set[Any] = {
+    aten.to.dtype,
+    aten.to.device,
+    aten._to_copy.default,
+    aten.contiguous.default,
+    aten.dropout.default,
+}
+_SAME |= {
+    aten.detach.default,
+    aten.alias.default,
+    aten.to.dtype_layout,
+    aten.clone.default,
+    aten.type_as.default,
+}
 ENDLESS = 1 << 62
+# What to put in place of a node: target and arguments.
+Found = tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
 
 def matched(program: ExportedProgram) -> ExportedProgram:
@@ -27,7 +41,7 @@ def matched(program: ExportedProgram) -> ExportedProgram:
     return matcher.program()
 
 
-def is_call(node: object, *targets: Any) -> bool:
+def is_call(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
@@ -42,10 +56,11 @@ class _Matcher(Rewriter):
         for node in list(self._graph.nodes):
             if node.op == "call_function":
                 self._simplify(node)
-        for rule in (self._rms_core, self._rms_weight, self._rotation, self._partial_rotation, self._new_gelu):
+        for rule in (_rms_core, _rms_weight, _rotation, _partial_rotation, _new_gelu):
             for node in list(self._graph.nodes):
-                if node.op == "call_function" and node.users:
-                    rule(node)
+                found = rule(node) if node.op == "call_function" and node.users else None
+                if found is not None:
+                    self._put(node, *found)
             self._graph.eliminate_dead_code()
         self._drop_unused()
 
@@ -56,118 +71,134 @@ class _Matcher(Rewriter):
         elif node.target in _SAME and isinstance(node.args[0], fx.Node):
             before, after = node.args[0].meta.get("val"), node.meta["val"]
             training = node.target is aten.dropout.default and node.args[2]
-            if before is not None and (before.dtype, before.device) == (after.dtype, after.device) and not training:
+            if (
+                before is not None
+                and (before.dtype, before.device) == (after.dtype, after.device)
+                and not training
+            ):
                 node.replace_all_uses_with(node.args[0])
                 self._graph.erase_node(node)
 
-    def _put(self, at: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def _put(self, at: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self._graph.inserting_before(at):
-            made = self._graph.call_function(target, args, kwargs or {})
+            made = self._graph.call_function(target, args, kwargs)
         made.meta = dict(at.meta)
         at.replace_all_uses_with(made)
 
-    def _rms_core(self, node: fx.Node) -> None:
-        """x * rsqrt(mean(x²) + eps)"""
-        for x, root in _orders(node, aten.mul.Tensor):
-            if not is_call(root, aten.rsqrt.default) or not is_call(root.args[0], aten.add.Tensor):
+
+def _rms_core(node: Any) -> Found:
+    """x * rsqrt(mean(x²) + eps)"""
+    for x, root in _orders(node, aten.mul.Tensor):
+        if not is_call(root, aten.rsqrt.default) or not is_call(root.args[0], aten.add.Tensor):
+            continue
+        mean, eps = root.args[0].args
+        if not is_call(mean, aten.mean.dim) or not isinstance(eps, float) or mean.args[1:] != ([-1], True):
+            continue
+        power = mean.args[0]
+        square = is_call(power, aten.pow.Tensor_Scalar) and power.args == (x, 2)
+        square |= is_call(power, aten.square.default) and power.args == (x,)
+        square |= is_call(power, aten.mul.Tensor) and power.args == (x, x)
+        if square and _is_float(x):
+            return own.rms_norm.default, (x, None, 0.0, eps), {}
+    return None
+
+
+def _rms_weight(node: Any) -> Found:
+    """A norm times a weight, or one plus a weight."""
+    for norm, weight in _orders(node, aten.mul.Tensor):
+        if not is_call(norm, own.rms_norm.default) or norm.args[1] is not None or len(norm.users) > 1:
+            continue
+        offset = 0.0
+        for vector, one in _orders(weight, aten.add.Tensor):
+            if isinstance(one, (int, float)):
+                weight, offset = vector, float(one)
+        if not isinstance(weight, fx.Node) or weight.op != "placeholder" or not _is_float(weight):
+            continue
+        if tuple(weight.meta["val"].shape) == (width_of(norm),):
+            return own.rms_norm.default, (norm.args[0], weight, offset, norm.args[3]), {}
+    return None
+
+
+def _rotation(node: Any) -> Found:
+    """x * cos + cat(-b, a) * sin, x being (a, b)"""
+    for straight, crossed in _orders(node, aten.add.Tensor):
+        for turned, sin in _orders(crossed, aten.mul.Tensor):
+            x = _half_turned(turned)
+            if x is None:
                 continue
-            mean, eps = root.args[0].args
-            if not is_call(mean, aten.mean.dim) or not isinstance(eps, float) or mean.args[1:] != ([-1], True):
+            for same, cos in _orders(straight, aten.mul.Tensor):
+                if same is x and width_of(cos) == width_of(sin) == width_of(x) and _is_float(x):
+                    return own.rotate.default, (x, cos, sin), {}
+    return None
+
+
+def _partial_rotation(node: Any) -> Found:
+    """cat(rotated first columns, the others)"""
+    if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):
+        return None
+    turned, rest = node.args[0]
+    if not is_call(turned, own.rotate.default):
+        return None
+    first, cos, sin = turned.args
+    begin, end = _slice_of(first), _slice_of(rest)
+    if begin is None and width_of(rest) == 0:
+        return own.rotate.default, turned.args, {}
+    if begin is None or end is None or begin[0] is not end[0]:
+        return None
+    whole = begin[0]
+    if begin[1:] == (0, width_of(cos)) and end[1:] == (width_of(cos), width_of(whole)):
+        return own.rotate.default, (whole, cos, sin), {}
+    return None
+
+
+def _new_gelu(node: Any) -> Found:
+    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))"""
+    for half, one_more in _orders(node, aten.mul.Tensor):
+        for tanh, one in _orders(one_more, aten.add.Tensor):
+            if one != 1.0 or not is_call(tanh, aten.tanh.default):
                 continue
-            power = mean.args[0]
-            square = is_call(power, aten.pow.Tensor_Scalar) and power.args == (x, 2)
-            square |= is_call(power, aten.square.default) and power.args == (x,)
-            square |= is_call(power, aten.mul.Tensor) and power.args == (x, x)
-            if square and _is_float(x):
-                return self._put(node, own.rms_norm.default, (x, None, 0.0, eps))
-
-    def _rms_weight(self, node: fx.Node) -> None:
-        """A norm times a weight, or one plus a weight."""
-        for norm, weight in _orders(node, aten.mul.Tensor):
-            if not is_call(norm, own.rms_norm.default) or norm.args[1] is not None or len(norm.users) > 1:
-                continue
-            offset = 0.0
-            for vector, one in _orders(weight, aten.add.Tensor):
-                if isinstance(one, (int, float)):
-                    weight, offset = vector, float(one)
-            if isinstance(weight, fx.Node) and weight.op == "placeholder" and _is_float(weight):
-                if tuple(weight.meta["val"].shape) == (width_of(norm),):
-                    return self._put(node, own.rms_norm.default, (norm.args[0], weight, offset, norm.args[3]))
-
-    def _rotation(self, node: fx.Node) -> None:
-        """x * cos + cat(-b, a) * sin, x being (a, b)"""
-        for straight, crossed in _orders(node, aten.add.Tensor):
-            for turned, sin in _orders(crossed, aten.mul.Tensor):
-                x = _half_turned(turned)
-                if x is None:
-                    continue
-                for same, cos in _orders(straight, aten.mul.Tensor):
-                    if same is x and width_of(cos) == width_of(sin) == width_of(x) and _is_float(x):
-                        return self._put(node, own.rotate.default, (x, cos, sin))
-
-    def _partial_rotation(self, node: fx.Node) -> None:
-        """cat(rotated first columns, the others)"""
-        if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):  # type: ignore[arg-type]
-            return
-        turned, rest = node.args[0]  # type: ignore[misc]
-        if not is_call(turned, own.rotate.default):
-            return
-        first, cos, sin = turned.args
-        begin, end = _slice_of(first), _slice_of(rest)
-        if begin is None and width_of(rest) == 0:
-            return self._put(node, own.rotate.default, turned.args)
-        if begin is None or end is None or begin[0] is not end[0]:
-            return
-        whole = begin[0]
-        if begin[1:] == (0, width_of(cos)) and end[1:] == (width_of(cos), width_of(whole)):
-            self._put(node, own.rotate.default, (whole, cos, sin))
-
-    def _new_gelu(self, node: fx.Node) -> None:
-        """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))"""
-        for half, one_more in _orders(node, aten.mul.Tensor):
-            for tanh, one in _orders(one_more, aten.add.Tensor):
-                if one != 1.0 or not is_call(tanh, aten.tanh.default):
-                    continue
-                for x, factor in _orders(half, aten.mul.Tensor):
-                    if factor == 0.5 and _is_float(x) and _inside_new_gelu(tanh.args[0], x):
-                        return self._put(node, aten.gelu.default, (x,), {"approximate": "tanh"})
+            for x, factor in _orders(half, aten.mul.Tensor):
+                if factor == 0.5 and _is_float(x) and _inside_new_gelu(tanh.args[0], x):
+                    return aten.gelu.default, (x,), {"approximate": "tanh"}
+    return None
 
 
-def _orders(node: object, target: Any) -> list[tuple[Any, Any]]:
+def _orders(node: Any, target: Any) -> list[tuple[Any, Any]]:
     """The two operands of a call of `target`, both ways round; nothing for other nodes."""
-    if not is_call(node, target) or len(node.args) != 2 or node.kwargs:  # type: ignore[union-attr]
+    if not is_call(node, target) or len(node.args) != 2 or node.kwargs:
         return []
-    a, b = node.args  # type: ignore[union-attr]
+    a, b = node.args
     return [(a, b), (b, a)]
 
 
-def _is_float(node: object) -> bool:
+def _is_float(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value is not None and value.dtype == torch.float32 and value.device.type == "cpu"
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.device.type == "cpu"
 
 
-def _last(node: fx.Node, at: int) -> bool:
+def _last(node: Any, at: int) -> bool:
     """Whether an operator works on the last axis, which argument `at` (default the first axis) names."""
     axis = node.args[at] if len(node.args) > at else 0
     return axis in (-1, node.meta["val"].dim() - 1)
 
 
-def _slice_of(node: object) -> tuple[fx.Node, int, int] | None:
+def _slice_of(node: Any) -> tuple[fx.Node, int, int] | None:
     """What a slice of the last axis is cut from, and where."""
-    if not is_call(node, aten.slice.Tensor) or not _last(node, 1) or len(node.args) > 4:  # type: ignore[arg-type, union-attr]
+    if not is_call(node, aten.slice.Tensor) or not _last(node, 1) or len(node.args) > 4:
         return None
-    source, _, begin, end = (*node.args, ENDLESS)[:4]  # type: ignore[union-attr]
-    width = width_of(source)  # type: ignore[arg-type]
+    source, _, begin, end = (*node.args, ENDLESS)[:4]
+    width = width_of(source)
     if not isinstance(begin, int) or not isinstance(end, int) or not width:
         return None
-    return source, begin % width if begin < 0 else begin, min(end % width if end < 0 else end, width)  # type: ignore[return-value]
+    begin, end = begin % width if begin < 0 else begin, end % width if end < 0 else end
+    return source, begin, min(end, width)
 
 
-def _half_turned(node: object) -> fx.Node | None:
+def _half_turned(node: Any) -> fx.Node | None:
     """x, where node is cat(-second half of x, first half)."""
-    if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):  # type: ignore[union-attr, arg-type]
+    if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):
         return None
-    negative, first = node.args[0]  # type: ignore[union-attr]
+    negative, first = node.args[0]
     if not is_call(negative, aten.neg.default):
         return None
     second, first = _slice_of(negative.args[0]), _slice_of(first)
@@ -177,7 +208,7 @@ def _half_turned(node: object) -> fx.Node | None:
     return first[0] if first[1:] == (0, width // 2) and second[1:] == (width // 2, width) else None
 
 
-def _inside_new_gelu(node: object, x: object) -> bool:
+def _inside_new_gelu(node: Any, x: object) -> bool:
     for factor, inside in _orders(node, aten.mul.Tensor):
         if not isinstance(factor, float) or abs(factor - 0.7978845608) > 1e-6:
             continue

@@ -58,12 +58,12 @@ class Views:
     known: dict[fx.Node, View] = field(default_factory=dict)
     parts: dict[fx.Node, list[View]] = field(default_factory=dict)  # of split and chunk
 
-    def follow(self, node: fx.Node) -> bool:
+    def follow(self, node: Any) -> bool:
         """Record the view that `node` is of another one's value; whether it is one."""
         if node.target is not None and getattr(node.target, "__name__", "") == "getitem":
             source, index = node.args
             if source in self.parts:
-                self.known[node] = self.parts[source][index]  # type: ignore[index]
+                self.known[node] = self.parts[source][index]
                 return True
             return False
         if not node.args or not isinstance(node.args[0], fx.Node):
@@ -79,38 +79,38 @@ class Views:
         return made is not None
 
 
-def _follow(view: View, node: fx.Node) -> View | list[View] | None:
+def _follow(view: View, node: Any) -> View | list[View] | None:
     target, args, rank = node.target, node.args[1:], len(view.axes)
     if target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default):
         return _reshaped(view, node)
     if target is aten.flatten.using_ints or target is aten.unflatten.int:
         return _reshaped(view, node)
     if target is aten.transpose.int:
-        a, b = (axis % rank for axis in args)  # type: ignore[operator]
+        a, b = (axis % rank for axis in args)
         axes = list(view.axes)
         axes[a], axes[b] = axes[b], axes[a]
         return replace(view, axes=tuple(axes))
     if target is aten.permute.default:
-        return replace(view, axes=tuple(view.axes[axis % rank] for axis in args[0]))  # type: ignore[union-attr, operator]
+        return replace(view, axes=tuple(view.axes[axis % rank] for axis in args[0]))
     if target in (aten.select.int, aten.squeeze.dim):
-        axis = args[0] % rank  # type: ignore[operator]
+        axis = args[0] % rank
         if view.axes[axis] != ONE or (target is aten.select.int and args[1] != 0):
             return None
         return replace(view, axes=view.axes[:axis] + view.axes[axis + 1 :])
     if target is aten.unsqueeze.default:
-        axis = args[0] % (rank + 1)  # type: ignore[operator]
+        axis = args[0] % (rank + 1)
         return replace(view, axes=(*view.axes[:axis], ONE, *view.axes[axis:]))
     if target is aten.slice.Tensor:
         axis, begin, end = (*args, *(0, 0, ENDLESS)[len(args) :])[:3]
         if len(args) > 3 or not isinstance(begin, int) or not isinstance(end, int):
             return None
-        return _cut(view, axis % rank, begin, end)  # type: ignore[operator]
+        return _cut(view, axis % rank, begin, end)
     if target in (aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default):
         return _split(view, node)
     return None
 
 
-def _split(view: View, node: fx.Node) -> list[View] | None:
+def _split(view: View, node: Any) -> list[View] | None:
     axis = node.args[2] if len(node.args) > 2 else 0
     begin, made = 0, []
     for part in node.meta["val"]:
@@ -132,7 +132,7 @@ def _cut(view: View, axis: int, begin: int, end: int) -> View | None:
     return replace(view, offset=view.offset + begin, width=max(end - begin, 0))
 
 
-def _reshaped(view: View, node: fx.Node) -> View | None:
+def _reshaped(view: View, node: Any) -> View | None:
     """[1…, tokens, …] with its columns cut into heads, or heads joined to columns."""
     shape = node.meta["val"].shape
     places = [i for i, size in enumerate(shape) if str(size) == view.value.domain]
@@ -149,7 +149,9 @@ def _reshaped(view: View, node: fx.Node) -> View | None:
     if (rest[0], rest[1]) == (view.heads, view.width) and HEADS in view.axes:
         return replace(view, axes=(*ones, TOKENS, HEADS, COLUMNS))
     if view.dense and rest[0] * rest[1] == view.columns:
-        return replace(view, axes=(*ones, TOKENS, HEADS, COLUMNS), heads=rest[0], width=rest[1], stride=rest[1])
+        return replace(
+            view, axes=(*ones, TOKENS, HEADS, COLUMNS), heads=rest[0], width=rest[1], stride=rest[1]
+        )
     return None
 
 
