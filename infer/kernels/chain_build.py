@@ -31,7 +31,8 @@ CACHE = 3  # the place of the cache among the arguments of attention
 
 def fused(program: ExportedProgram) -> ExportedProgram:
     """The packed step of a language model on chains; other programs, and what does not fit, as they are."""
-    if not any(_ATTENTION in str(node.target) for node in program.graph.nodes if node.op == "call_function"):
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    if not any(_ATTENTION in call for call in calls) or not any("_packed." in call for call in calls):
         return program
     builder = _Builder(matched(program))
     builder.run()
