@@ -1,4 +1,4 @@
-"""A random Llama-shaped checkpoint of float32 weights, written without being in memory."""
+"""A random Llama-shaped checkpoint, written without being in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 LLAMA_1B = {
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
@@ -16,20 +18,26 @@ LLAMA_100M = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000,
 }  # fmt: skip
+LLAMA_135M = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152,
+}  # fmt: skip
 SHARD = 1 << 30
 
 
-def make_checkpoint(folder: Path, shape: dict[str, int]) -> int:
-    """A Hugging Face folder with float32 shards of at most 1 GiB, the embedding tied; returns how many weights."""
+def make_checkpoint(
+    folder: Path, shape: dict[str, int], *, dtype: torch.dtype = torch.float32, positions: int = 2048
+) -> int:
+    """A Hugging Face folder with shards of at most 1 GiB, the embedding tied; returns how many weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from infer.sources.skeleton import build_skeleton
 
-    config = LlamaConfig(**shape, max_position_embeddings=2048, tie_word_embeddings=True)
+    config = LlamaConfig(**shape, max_position_embeddings=positions, tie_word_embeddings=True)
     model, _ = build_skeleton(lambda: LlamaForCausalLM(config), "llama")
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name != "lm_head.weight"}
     num_weights = sum(p.numel() for p in model.parameters())
-    need, free = num_weights * 4 * 2.2, shutil.disk_usage(folder.parent).free
+    need, free = num_weights * dtype.itemsize * 2.2, shutil.disk_usage(folder.parent).free
     if need > free:
         raise SystemExit(
             f"needs {need / 1e9:.1f} GB of disk, {free / 1e9:.1f} GB are free: give another --folder"
@@ -37,29 +45,27 @@ def make_checkpoint(folder: Path, shape: dict[str, int]) -> int:
     folder.mkdir()
     config.architectures = ["LlamaForCausalLM"]
     (folder / "config.json").write_text(config.to_json_string())
-    write_shards(folder, shapes)
+    write_shards(folder, shapes, dtype)
     return num_weights
 
 
-def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    import torch
-
+def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
     from infer.weights.writing import write_safetensors
 
     shards: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
     size = 0
     for name, shape in shapes.items():
-        count = torch.Size(shape).numel() * 4
+        count = torch.Size(shape).numel() * dtype.itemsize
         if shards[-1] and size + count > SHARD:
             shards.append({})
             size = 0
-        shards[-1][name] = (torch.float32, shape)
+        shards[-1][name] = (dtype, shape)
         size += count
     where = {}
     for i, shard in enumerate(shards, 1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         write_safetensors(
-            folder / file, shard, lambda name: random_weight(name, shapes[name]), {"format": "pt"}
+            folder / file, shard, lambda name: random_weight(name, shapes[name]).to(dtype), {"format": "pt"}
         )
         where |= dict.fromkeys(shard, file)
     index = {"metadata": {}, "weight_map": where}
@@ -68,8 +74,6 @@ def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 def random_weight(name: str, shape: tuple[int, ...]) -> Any:
     """Normal with deviation 0.02, seeded by the name; ones for norms."""
-    import torch
-
     if len(shape) == 1:
         return torch.ones(shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
