@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -46,6 +46,9 @@ bench-stream: $(STAMP)
 
 bench-kernels: $(STAMP) $(VENV)/.rivals
 	$(RUN) bench/kernels.py
+
+bench-lm: $(STAMP) $(VENV)/.rivals
+	$(RUN) bench/lm.py
 
 # llama.cpp is compiled for this machine, which takes ten minutes; the other rivals come as wheels.
 $(VENV)/.rivals: $(STAMP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+KINDS = ("lut4", "int8", "MiniLM", "BERT", "ResNet", "nf4")
 
 
 class Bar(msgspec.Struct, kw_only=True):
@@ -39,9 +40,18 @@ class Bar(msgspec.Struct, kw_only=True):
         return self.work, self.rival, self.unit
 
 
-def keep(bars: Iterable[Bar], head: dict[str, Any]) -> tuple[Path, list[Bar]]:
-    """Merge into today's file: a bar measured again replaces the former one. Returns the file and all its bars."""
-    path = RESULTS / f"kernels-{datetime.date.today()}.json"
+def keep(
+    bars: Iterable[Bar],
+    head: dict[str, Any],
+    name: str = "kernels",
+    kinds: Sequence[str] = KINDS,
+    more: Callable[[list[Bar]], str] = lambda bars: "",
+) -> tuple[Path, list[Bar]]:
+    """Merge into today's file: a bar measured again replaces the former one. Returns the file and all its bars.
+
+    `kinds`: how works begin, in the order of the table; `more`: what stands under it.
+    """
+    path = RESULTS / f"{name}-{datetime.date.today()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     kept: dict[tuple[str, str, str], Bar] = {}
     if path.exists():
@@ -49,15 +59,14 @@ def keep(bars: Iterable[Bar], head: dict[str, Any]) -> tuple[Path, list[Bar]]:
         if before["machine"] == json.loads(json.dumps(head["machine"])):
             kept = {bar.key: bar for bar in msgspec.convert(before["bars"], list[Bar])}
     kept |= {bar.key: bar for bar in bars}
-    merged = sorted(kept.values(), key=lambda bar: _order(bar.work))
+    merged = sorted(kept.values(), key=lambda bar: _order(bar.work, kinds))
     path.write_text(json.dumps({**head, "bars": msgspec.to_builtins(merged)}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(_heading(head) + table(merged))
+    path.with_suffix(".md").write_text(_heading(head) + table(merged) + more(merged))
     return path, merged
 
 
-def _order(work: str) -> tuple[Any, ...]:
-    """lut4 before int8 before whole models; sizes as numbers."""
-    kinds = ("lut4", "int8", "MiniLM", "BERT", "ResNet", "nf4")
+def _order(work: str, kinds: Sequence[str]) -> tuple[Any, ...]:
+    """By kind; sizes as numbers."""
     kind = next((index for index, name in enumerate(kinds) if work.startswith(name)), len(kinds))
     digits = "".join(letter if letter.isdigit() else " " for letter in work.partition(" ")[2])
     return kind, tuple(map(int, digits.split()))
@@ -74,7 +83,9 @@ def table(bars: Iterable[Bar]) -> str:
     lines = ["| work | rival | ours | rival's | bar | got | |", "|" + "---|" * 7]
     for bar in bars:
         sign = "≤" if bar.below else "≥"
-        got = bar.why if bar.got is None else f"{bar.got:.3g}"
+        got = (
+            bar.why if bar.got is None else f"{bar.got:.4g}" if "perplexity" in bar.unit else f"{bar.got:.3g}"
+        )
         met = "met" if bar.is_met else "**missed**"
         sides = f"{_number(bar, bar.ours)} | {_number(bar, bar.theirs)}"
         lines.append(
@@ -84,7 +95,9 @@ def table(bars: Iterable[Bar]) -> str:
 
 
 def _number(bar: Bar, value: float | None) -> str:
-    """Seconds as milliseconds; the figures of an error as they are."""
+    """Seconds as milliseconds; errors and perplexities as they are."""
     if value is None:
         return ""
+    if "perplexity" in bar.unit:
+        return f"{value:.5g}"
     return f"{value:.3g}" if "error" in bar.unit else f"{value * 1e3:.3g} ms"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 from functools import cache
@@ -23,6 +24,14 @@ def missing() -> str | None:
     if importlib.util.find_spec("llama_cpp") is None:
         return "llama-cpp-python is not installed (pip install 'infer[bench]'; it compiles for ten minutes)"
     return None
+
+
+def versions() -> dict[str, str]:
+    """Of the package and of the library in it."""
+    if missing() is not None:
+        return {}
+    said = _library().llama_version().decode()
+    return {"llama-cpp-python": importlib.metadata.version("llama-cpp-python"), "llama.cpp": said}
 
 
 @cache
@@ -108,7 +117,9 @@ class Context:
         """float32 [len(indices), vocab], of the tokens at those indices of the last batch."""
         kind = ctypes.c_float * self.vocab
         rows = [self._lib.llama_get_logits_ith(self._context, index).contents for index in indices]
-        found = [torch.frombuffer(kind.from_address(ctypes.addressof(row)), dtype=torch.float32) for row in rows]
+        found = [
+            torch.frombuffer(kind.from_address(ctypes.addressof(row)), dtype=torch.float32) for row in rows
+        ]
         return torch.stack(found)
 
     def prompt(self, tokens: Sequence[int]) -> Any:

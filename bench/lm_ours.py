@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import torch
 from lm_shapes import Shape, made
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import backends
-from infer import capture, pipeline, plugins
+from infer import capture, mixed, pipeline, plugins
 from infer import device as hardware
 from infer.generate import StepShape
 from infer.generate.windows import arrange
@@ -27,43 +28,67 @@ from infer.spec import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
-SUFFIXES = {".py", ".cpp", ".h"}
+# What decides on the compiled form; the native kernels are found when it is opened.
 ROOMS = ("infer/attention", "infer/kernels", "infer/quant", "backends")
 FILES = ("infer/generate/step.py", "infer/capture.py", "infer/pipeline.py")
 
 
 def prepare(shape: Shape, head: str, threads: int) -> Path:
     """The folder of the lowered step, made anew when the sources that make it, torch or the machine changed."""
-    folder = shape.folder / f"{head.replace(' ', '-')}-{_digest()}"
+    folder = shape.folder / f"{head.replace(' ', '-')}-{digest()}"
     for old in shape.folder.glob(f"{head.replace(' ', '-')}-*"):
         if old != folder:
             shutil.rmtree(old)
 
     def make(place: Path) -> None:
         place.mkdir()
-        lower(str(shape.checkpoint), place, threads, layers={"*lm_head": HEADS[head]})
+        pins = {"*lm_head": HEADS[head]}
+        lower(
+            str(shape.checkpoint), place, threads, quant="nf4", layers=pins, data="random", calibrate="none"
+        )
 
     return made(folder, make)
 
 
-def lower(source: str, place: Path, threads: int, **options: Any) -> None:
-    """nf4 unless `options` of the plan say otherwise: load, shrink, capture and compile into `place`."""
-    plan = Plan(
-        source=source, backend="inductor", device="cpu", threads=threads, data="random", **{"quant": "nf4"} | options
-    )
+def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
+    """float32 [vocab]: the logits of the last token by the slow, portable operators, kept; they take a minute."""
+
+    def make(path: Path) -> None:
+        shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
+        blocks = -(-len(tokens) // shape.page)
+        named = arrange(shape, [0], [len(tokens)], torch.arange(blocks, dtype=torch.int32)[None])
+        last = torch.tensor([len(tokens) - 1])
+        with torch.no_grad():
+            call = capture.load(folder).callable()
+            given = {"token_ids": torch.tensor(list(tokens)), "logit_rows": last, **named}
+            logits = call(**given, kv_cache=shape.new_cache(blocks))[0]
+        save_file({"logits": logits[0].float().contiguous()}, path)
+
+    return load_file(made(folder / f"twin-{len(tokens)}.safetensors", make))["logits"]
+
+
+def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", **options: Any) -> None:
+    """Load, decide on formats, shrink, capture and lower into `place`; `options` are those of the plan."""
+    plan = Plan(source=source, backend=backend, device="cpu", threads=threads, **options)
     street = pipeline.Street(plan, pipeline.Watch())
     pipeline.resolve(street)
     pipeline.prepare_kernels(street)
     loaded = pipeline.load(street)
     original = capture.Graph(
-        loaded.inputs, (), loaded.samples, loaded.sizes, module=pipeline.module_of(loaded), task=loaded.task
+        loaded.inputs,
+        loaded.inputs,
+        loaded.samples,
+        loaded.sizes,
+        module=pipeline.module_of(loaded),
+        task=loaded.task,
     )
     mix = pipeline.layer_mix(street, loaded, original)
+    mixed.decide(mix)
     shrunk = pipeline.shrink(street, loaded, original, mix)
     if shrunk.shape is None:
         raise SystemExit(f"{source} has no step: {[f for f in street.findings if f.what == 'generation']}")
     capture.save(shrunk.graph, place)
-    plugins.get("backends", "inductor").lower(shrunk.graph, street.plan, place)
+    plugins.get("backends", backend).lower(shrunk.graph, street.plan, place)
     (place / "shape.json").write_bytes(msgspec.json.encode(shrunk.shape))
 
 
@@ -73,8 +98,7 @@ class Ours:
     def __init__(self, folder: Path, *, length: int, sequences: int = 1) -> None:
         self.shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
         self.runner: backends.Runner = plugins.get("backends", "inductor").open(folder, "cpu")
-        weights = (folder / "weights").rglob("*.safetensors")
-        self.num_bytes = sum(path.stat().st_size for path in weights)
+        self.num_bytes = weight_bytes(folder)
         blocks = -(-length // self.shape.page)
         self.table = torch.arange(sequences * blocks, dtype=torch.int32).reshape(sequences, blocks)
         self.cache = self.shape.new_cache(sequences * blocks)
@@ -111,9 +135,17 @@ class Ours:
         self.runner.close()
 
 
-def _digest() -> str:
-    """Of all that decides what is compiled: sources, torch, machine."""
-    rooms = [p for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in SUFFIXES]
-    data = b"".join(path.read_bytes() for path in sorted([*rooms, *(ROOT / file for file in FILES)]))
+def weight_bytes(folder: Path) -> int:
+    """Of the tensors in `folder`/weights, without headers."""
+    return sum(
+        path.stat().st_size - 8 - int.from_bytes(path.open("rb").read(8), "little")
+        for path in (folder / "weights").rglob("*.safetensors")
+    )
+
+
+def digest(rooms: Sequence[str] = ROOMS) -> str:
+    """Of all that decides what is made: sources, torch, machine."""
+    paths = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    data = b"".join(path.read_bytes() for path in sorted([*paths, *(ROOT / file for file in FILES)]))
     about = repr((torch.__version__, hardware.fingerprint("cpu"), inspect.getsource(lower))).encode()
     return hashlib.sha256(data + about).hexdigest()[:12]

@@ -1,12 +1,12 @@
 """Decode and prefill of the two shapes: our step against llama.cpp on the same weights, in turns.
 
 Ours has the head, and the embedding that it shares, at 8 bits like llama.cpp's files ("equal bytes"); the 4-bit head
-is timed beside it. An engine whose logits are further from transformers' than the other's allow is not timed.
+is timed beside it. Nothing is timed while ours is far from its slow twin, or further from transformers than llama.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,22 @@ import lm_llama
 import lm_ours
 import lm_timing
 import msgspec
-import torch
 from kernels_bars import Bar
 from kernels_timing import Side
 from lm_shapes import SHAPES, Shape, made
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from infer.kernels import native
+
 THREADS = 2
 EQUAL = "8 bit head"
 FORMATS = ("q4_0", "iq4_nl")
 BEST = "llama.cpp, best of q4_0 and iq4_nl"
-FAINTEST = 1.05  # ours may be so many times as far from the float original as the rival's best
+FARTHEST = 1.25  # ours may be so many times as far from the float original as llama.cpp
+TWIN = 0.1  # and so far from its own slow twin: thirty layers of random weights make 1–2 % of any rounding
 READING = "reading memory"
+TWIN_CONTEXT = 128  # at which the slow twin is asked
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def prepare(shape: Shape) -> None:
     """What takes minutes, kept in .work/lm: checkpoint, float logits, GGUF files, our steps, filled caches."""
     shape.logits()
     for head in lm_ours.HEADS:
-        _filled(shape, head)
+        folder, _ = _filled(shape, head)
+        lm_ours.twin(folder, shape.tokens.tolist()[: TWIN_CONTEXT + 1])
     if lm_llama.missing() is None:
         for format in FORMATS:
             for flash in (False, True):
@@ -82,9 +86,7 @@ def prepare(shape: Shape) -> None:
 
 def gguf(shape: Shape, format: str) -> Path:
     whole = made(shape.folder / "f16.gguf", lambda path: lm_gguf.write_gguf(shape.checkpoint, path))
-    return made(
-        shape.folder / f"{format}.gguf", lambda path: lm_llama.quantize(whole, path, format, THREADS)
-    )
+    return made(shape.folder / f"{format}.gguf", lambda path: lm_llama.quantize(whole, path, format, THREADS))
 
 
 def measure(case: Case, seconds: float) -> list[Bar]:
@@ -98,11 +100,11 @@ def measure(case: Case, seconds: float) -> list[Bar]:
             for flash in (False, True):
                 engines[f"{format}{', flash' if flash else ''}"] = _Llama(case, model, format, flash)
     expected = case.shape.logits()[case.context]
-    errors = {name: _relative(engine.check(), expected) for name, engine in engines.items()}
-    theirs = {name for name in engines if name not in lm_ours.HEADS}
+    logits = {name: engine.check() for name, engine in engines.items()}
+    errors = {name: _relative(found, expected) for name, found in logits.items()}
     details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors}
     bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
-    wrong = _wrong(errors, theirs)
+    wrong = _wrong(case, logits, errors)
     if absent or wrong:
         bars = [msgspec.structs.replace(bar, why=absent or wrong, details=details)]
     else:
@@ -130,18 +132,58 @@ def _bars(
         unit = "of the read bandwidth"
         bars.append(
             Bar(
-                work=case.name, rival="reading memory", need=case.share, got=shares[EQUAL], unit=unit,
-                ours=ours, theirs=engines[EQUAL].num_bytes / bandwidth, details=details,
+                work=case.name,
+                rival="reading memory",
+                need=case.share,
+                got=shares[EQUAL],
+                unit=unit,
+                ours=ours,
+                theirs=engines[EQUAL].num_bytes / bandwidth,
+                details=details,
             )  # fmt: skip
         )
     return bars
 
 
-def _wrong(errors: dict[str, float], theirs: set[str]) -> str:
+def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> str:
     """Why nothing is timed."""
-    worst = min((errors[name] for name in theirs), default=0.0) * FAINTEST
-    far = [f"{head}: relative error {errors[head]:.3f}" for head in lm_ours.HEADS if errors[head] > worst]
-    return f"not timed, further from the float model than llama.cpp: {', '.join(far)}" if far and theirs else ""
+    tokens = case.shape.tokens.tolist()
+    found = []
+    for head in lm_ours.HEADS if case.context == TWIN_CONTEXT else ():
+        slow = lm_ours.twin(lm_ours.prepare(case.shape, head, THREADS), tokens[: case.context + 1])
+        if (away := _relative(logits[head], slow)) > TWIN:
+            found.append(f"{head} is {away:.3f} from its slow twin")
+    most = FARTHEST * max((error for name, error in errors.items() if name not in lm_ours.HEADS), default=0.0)
+    if most:
+        far = [head for head in lm_ours.HEADS if errors[head] > most]
+        found += [
+            f"{head} is {errors[head]:.3f} from the float model, llama.cpp {most / FARTHEST:.3f}"
+            for head in far
+        ]
+    return f"not timed: {', '.join(found)}" if found else ""
+
+
+def table(bars: Sequence[Bar]) -> str:
+    """Markdown: tokens per second of every engine, and the share of the read bandwidth of a decode step."""
+    heads = [*lm_ours.HEADS, *(f"{f}{flash}" for f in FORMATS for flash in ("", ", flash"))]
+    lines = ["| tokens per second | " + " | ".join(heads) + " | read GB/s | quiet turns |"]
+    lines.append("|" + "---|" * (len(heads) + 3))
+    for bar in bars:
+        seconds = bar.details.get("seconds")
+        if not seconds or bar.unit != Bar(work="", rival="", need=0).unit:
+            continue
+        shares = bar.details.get("bandwidth_share", {})
+        cells = [
+            _cell(bar.details["tokens"] / seconds[n], shares.get(n)) if n in seconds else "" for n in heads
+        ]
+        reading = kernels_timing.READ_BYTES / seconds[READING] / 1e9
+        quiet = f"{min(bar.details['quiet'].values())} of {bar.details['rounds']}"
+        lines.append(f"| {bar.work} | " + " | ".join(cells) + f" | {reading:.1f} | {quiet} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rate: float, share: float | None) -> str:
+    return f"{rate:.0f}" if share is None else f"{rate:.0f} ({share:.0%})"
 
 
 class _Engine:
@@ -228,7 +270,7 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
             step.close()
         save_file(kept, path)
 
-    return folder, made(folder / "caches.safetensors", make)
+    return folder, made(folder / f"caches-{native.fingerprint()}.safetensors", make)
 
 
 def _states(shape: Shape, format: str, flash: bool) -> Path:
