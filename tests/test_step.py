@@ -8,6 +8,7 @@ import torch
 from infer import generate
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
+from infer.generate import step
 from infer.generate.windows import arrange
 from tests.tiny_decoders import SIZES, VOCABULARY, build
 
@@ -42,6 +43,21 @@ def test_a_step_gives_the_logits_of_transformers(name: str) -> None:
         expected = model(input_ids=ids, use_cache=False).logits
     shape = generate.probe(model, page=4, kv_dtype="float32")
     torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_layers_are_told_apart_by_their_order() -> None:
+    """The exporter passes stand-ins for modules that live for one call, so that their ids come again."""
+    shape = generate.StepShape(
+        layers=3, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64, page=4
+    )
+    cache = shape.new_cache(2)
+    named = {**step.example(cache), "slot_mapping": torch.arange(5)}
+    token = step._CALL.set(step._Call(named, shape.page, KV_DTYPES.index(shape.kv_dtype), looks=False))
+    query, key = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 5, 16)
+    for _ in range(shape.layers):
+        step._attention(torch.nn.Identity(), query, key, key, None)
+    step._CALL.reset(token)
+    assert [bool(layer.any()) for layer in cache] == [True, True, True]
 
 
 @pytest.mark.parametrize(("dtype", "error"), [*zip(KV_DTYPES, (1e-6, 1e-3, 1e-2, 2e-2), strict=True)])
