@@ -180,7 +180,9 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
             nonlocal shown
             deadline = time.monotonic() + 200
             while text not in shown:
-                assert time.monotonic() < deadline, shown
+                if time.monotonic() > deadline:
+                    process.kill()  # or leaving the block would wait for it
+                    pytest.fail(shown)
                 if select.select([ours], [], [], 1)[0]:
                     shown += os.read(ours, 4096).decode(errors="replace")
 
@@ -191,7 +193,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         until("(stopped)")
-        until(" tokens/s; prompt ")
+        until("; prompt ")
         os.write(ours, b"/exit\n")
         assert process.wait(60) == 0
     os.close(ours)

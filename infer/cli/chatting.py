@@ -97,9 +97,11 @@ class Chat:
             self.turns.pop()
             self.notes.print(Text(str(error), style="red"))
             return
+        said: list[str] = []
         with stream:
             try:
                 for piece in stream:
+                    said.append(piece.text)
                     self.console.print(piece.text, end="", markup=False)
                     self.console.file.flush()
             except KeyboardInterrupt:
@@ -107,7 +109,7 @@ class Chat:
                 self.console.print(Text(" (stopped)", style="dim"), end="")
         self.console.print()
         made = stream.completion
-        made.text = made.text or self.predictor.language.decode(made.token_ids)
+        made.text = "".join(said)
         self.turns.append({"role": "assistant", "content": made.text})
         self.answers.append(made)
         if self.terminal:
