@@ -20,7 +20,8 @@ from infer.generate.step import StepShape
 
 OVERHEAD, PREFIX = "engine overhead, 32 sequences", "shared prefix of 1500 tokens, 32 requests"
 SEQUENCES, SHARED, OWN = 32, 1500, 32  # of requests; tokens of their prompts, shared and own
-STEPS = 100
+STEPS, WARM = 200, 30
+PARTS = ("scheduling", "sampling", "output")
 KV_BYTES = 2 << 30
 TOKENIZER = lm_ours.ROOT / "models" / "pydoc_lm" / "tokenizer.json"
 GREEDY = {"temperature": 0.0}
@@ -46,10 +47,10 @@ class _Free:
 def overhead(seconds: float) -> list[Bar]:
     """Decode steps of 32 sequences with text, greedy (the bar) and drawn: milliseconds besides the model."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    found = {
-        name: _overhead(tokenizer, sampling) for name, sampling in (("greedy", GREEDY), ("drawn", DRAWN))
-    }
-    details = {"seconds": found}
+    found, parts = {}, {}
+    for name, sampling in (("greedy", GREEDY), ("drawn", DRAWN)):
+        found[name], parts[name] = _overhead(tokenizer, sampling)
+    details = {"seconds": found, "mean_seconds": parts}
     unit = "ms beside the model"
     got = found["greedy"] * 1e3
     return [
@@ -66,7 +67,8 @@ def overhead(seconds: float) -> list[Bar]:
     ]
 
 
-def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> float:
+def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """The median of a decode step, and the means of its parts."""
     sizes = SHAPES["135M"].sizes
     shape = StepShape(
         layers=1, query_heads=1, kv_heads=1, head_dim=64, vocab_size=sizes["vocab_size"], max_positions=4096
@@ -74,14 +76,20 @@ def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> float:
     model = _Free(sizes["vocab_size"], tokenizer.get_vocab_size())
     engine = Engine(model, shape, tokenizer=tokenizer, eos_ids=(), kv_bytes=KV_BYTES // 8)
     for index in range(SEQUENCES):
-        chosen = Sampling(max_tokens=STEPS + 30, ignore_eos=True, seed=index, **sampling)
+        chosen = Sampling(max_tokens=STEPS + 2 * WARM, ignore_eos=True, seed=index, **sampling)
         engine.submit(Request(id=str(index), prompt=[5] * 64, sampling=chosen))
-    took = []
-    for _ in range(STEPS + 20):
+    for _ in range(WARM):  # the prompts are read in the first ones
+        engine.step()
+    took, first = [], engine.stats()
+    for _ in range(STEPS):
         start, before = time.perf_counter(), model.seconds
         engine.step()
         took.append(time.perf_counter() - start - (model.seconds - before))
-    return statistics.median(took[20:])  # the prompts are read in the first ones
+    last = engine.stats()
+    parts = {
+        part: (getattr(last, f"{part}_seconds") - getattr(first, f"{part}_seconds")) / STEPS for part in PARTS
+    }
+    return statistics.median(took), parts
 
 
 def prefix(seconds: float) -> list[Bar]:
