@@ -114,7 +114,7 @@ def error_of(plan: Plan) -> float:
     pipeline.resolve(street)
     loaded = pipeline.load(street)
     graph = pipeline.float_graph(loaded, street.plan)
-    small, _ = pipeline.shrink(street, loaded, graph)
+    small = pipeline.shrink(street, loaded, graph).graph
     with torch.no_grad():
         want, got = (g.run(loaded.samples)["logits"] for g in (graph, small))
     return float((got - want).norm() / want.norm())
