@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,7 +122,9 @@ class Live(SimpleNamespace):
 
 
 @contextlib.contextmanager
-def live(*predictors: Any, limits: ServeLimits | None = None, api_key: str | None = None) -> Iterator[Live]:
+def live(
+    *predictors: Any, limits: ServeLimits | None = None, api_key: str | Sequence[str] | None = None
+) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key)
     config = uvicorn.Config(build(service), timeout_graceful_shutdown=1, **wire.options(service.limits))

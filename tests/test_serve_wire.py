@@ -177,7 +177,7 @@ def test_two_requests_in_one_write_are_answered_in_order(server: Live) -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_old_clients_and_closing_clients_are_let_go(server: Live, version: bytes) -> None:
     with connect(server) as connection:
-        connection.sendall(b"GET /health HTTP/" + version + b"\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/" + version + b"\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert read_answer(connection, bytearray())[0] == 200
         assert closed(connection, 3)
 
@@ -255,9 +255,20 @@ def test_a_client_that_hangs_up_is_cancelled_while_it_waits() -> None:
         assert 'code="499"' in text
 
 
-def test_connections_above_the_limit_are_told_503() -> None:
-    with live(double(), limits=ServeLimits(max_connections=3)) as server, contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(connect(server)) for _ in range(4)]
-        time.sleep(0.05)
-        connections[-1].sendall(HEALTH)
-        assert connections[-1].recv(100).startswith(b"HTTP/1.1 503")
+def test_connections_above_the_limit_are_told_503_and_those_beyond_are_reset() -> None:
+    limits = ServeLimits(max_connections=3, spare_connections=2)
+    with live(double(), limits=limits) as server, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(server)) for _ in range(6)]
+        for connection in connections[:3]:
+            connection.sendall(REQUEST)
+            assert read_answer(connection, bytearray())[0] == 200
+        connections[3].sendall(REQUEST)
+        status, body = read_answer(connections[3], bytearray())
+        assert (status, json.loads(body)) == (503, {"error": "too many connections are open"})
+        assert closed(connections[3], 3)
+        connections[4].sendall(HEALTH)
+        assert read_answer(connections[4], bytearray())[0] == 200
+        assert closed(connections[4], 3)
+        assert closed(connections[5], 3)
+        connections[0].sendall(REQUEST)
+        assert read_answer(connections[0], bytearray())[0] == 200

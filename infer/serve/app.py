@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import re
@@ -17,10 +16,11 @@ from starlette.routing import Router
 
 from .. import plugins
 from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
-from .body import ClientGoneError, discard, read_body
-from .routing import Call, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
+from .body import Bodies, ClientGoneError, Share, discard, read_body
+from .routing import Call, CrowdedError, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
 from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
+from .words import failure
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
@@ -40,20 +40,26 @@ def build(service: Service) -> Router:
     """The app; one address per path, whatever its methods."""
     routes = table(service)
     service.routes = routes
+    bodies = Bodies(service.limits.max_bodies_bytes)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
-        Address(path, Endpoint(service, {r.method: r for r in routes if r.path == path})) for path in paths
+        Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
+        for path in paths
     ]
-    return Router(addresses, default=Endpoint(service, {}, routes), redirect_slashes=False)
+    return Router(addresses, default=Endpoint(service, bodies, {}, routes), redirect_slashes=False)
 
 
 class Endpoint:
     """All methods of one path; without any, the answer to unknown paths."""
 
     def __init__(
-        self, service: Service, methods: Mapping[str, Route], routes: list[Route] | None = None
+        self,
+        service: Service,
+        bodies: Bodies,
+        methods: Mapping[str, Route],
+        routes: list[Route] | None = None,
     ) -> None:
-        self.service, self.methods = service, dict(methods)
+        self.service, self.bodies, self.methods = service, bodies, dict(methods)
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
         self.routes = routes or list(self.methods.values())
@@ -70,47 +76,53 @@ class Endpoint:
             service, route or self._nearest(scope["path"]), scope.get("path_params", {}), headers, request_id
         )
         service.active += 1
+        share = Share(self.bodies)
         try:
-            reply = await self._answer(call, known=route is not None, receive=receive)
-            await _send(call, reply, receive, send)
+            over = bool(scope.get("state", {}).get("over"))
+            reply = await self._answer(call, receive, share, known=route is not None, over=over)
+            await _send(call, reply, receive, send, over=over)
             self._count(call, reply.status, began)
         except ClientGoneError:
             self._count(call, CLIENT_GONE, began)
         finally:
+            share.close()
             service.active -= 1
 
-    async def _answer(self, call: Call, *, known: bool, receive: Receive) -> Reply:
+    async def _answer(
+        self, call: Call, receive: Receive, share: Share, *, known: bool, over: bool = False
+    ) -> Reply:
         dialect = call.route.dialect
         try:
+            self._admit(call, open=known and call.route.open, over=over)
             if not known:
                 raise MethodError(sorted(self.methods)) if self.methods else NotFoundError("no such address")
-            self._admit(call)
+            if call.route.work:
+                self.service.require_ready()
             if call.route.method == "POST":
-                call.body = await read_body(receive, call.headers, self.service.limits)
+                call.body = await read_body(receive, call.headers, self.service.limits, share)
                 return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
             return _reply(await call.route.handler(call), call.route)
         except InferError as error:
             return error_reply(error, dialect)
         except (ClientGoneError, asyncio.CancelledError):
             raise
-        except Exception:
-            log.exception("request %s failed", call.request_id)
+        except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
+            log.error("request %s failed: %s", call.request_id, failure(error))
             return error_reply(
                 InferError(f"an internal error; the server's log has it under {call.request_id}"), dialect
             )
 
-    def _admit(self, call: Call) -> None:
-        key = self.service.api_key
-        if key is not None and not call.route.open:
-            scheme, _, token = call.headers.get(b"authorization", b"").partition(b" ")
-            given = token if scheme.lower() == b"bearer" else call.headers.get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, key):
-                raise UnauthorizedError("a valid API key is needed", hint="Send Authorization: Bearer KEY")
-        if call.route.work:
-            self.service.require_ready()
+    def _admit(self, call: Call, *, open: bool, over: bool) -> None:
+        if open:
+            return
+        if over:
+            raise CrowdedError("too many connections are open")
+        keys = self.service.keys
+        if keys is not None and not keys.admit(call.headers):
+            raise UnauthorizedError("a valid API key is needed", hint="Send Authorization: Bearer KEY")
 
     def _nearest(self, path: str) -> Route:
-        first = path.split("/")[1]
+        first = path.removeprefix("/").partition("/")[0]
         home = next((r for r in self.routes if r.path == "/"), self.routes[0])
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
@@ -152,13 +164,13 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
     return reply
 
 
-async def _send(call: Call, reply: Reply, receive: Receive, send: Send) -> None:
+async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
     headers = [
         (b"content-type", reply.media.encode()),
         (b"x-request-id", call.request_id.encode()),
         *reply.headers,
     ]
-    if call.service.state == "draining" and (b"connection", b"close") not in headers:
+    if (over or call.service.state == "draining") and (b"connection", b"close") not in headers:
         headers.append((b"connection", b"close"))
     if reply.pieces is not None:
         await send_pieces(reply, headers, receive, send)

@@ -1,4 +1,4 @@
-"""Reading a request body: bounded in bytes, in time, and again after inflating."""
+"""Reading a request body: bounded in bytes, in time and in speed, again after inflating, and over all requests."""
 
 from __future__ import annotations
 
@@ -7,22 +7,48 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..errors import InputError, TooLargeError, UnsupportedMediaError
+from ..errors import InputError, OverloadedError, TooLargeError, UnsupportedMediaError
 from .limits import ServeLimits
 from .routing import SlowBodyError
 
 Receive = Callable[[], Awaitable[Any]]
+INLINE_BYTES = 64 << 10  # more is inflated in a thread
 
 
 class ClientGoneError(Exception):
     """The client hung up before its request was complete; nobody is left to be told."""
 
 
+class Bodies:
+    """Bytes of all bodies that are in memory; counted as they arrive, not as they are announced."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+
+
+class Share:
+    """What one request holds of them; `close` gives it back."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._mine = bodies, 0
+
+    def take(self, size: int) -> None:
+        """Raises `OverloadedError` when all bodies together would be too large."""
+        if self._bodies.held + size > self._bodies.limit:
+            raise OverloadedError("too many bytes of requests are in memory")
+        self._bodies.held += size
+        self._mine += size
+
+    def close(self) -> None:
+        self._bodies.held -= self._mine
+        self._mine = 0
+
+
 async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], limits: ServeLimits
+    receive: Receive, headers: Mapping[bytes, bytes], limits: ServeLimits, share: Share
 ) -> bytes | bytearray:
     """The whole body, inflated. Raises `TooLargeError` (before reading where the length is given),
-    `SlowBodyError`, `UnsupportedMediaError`, `InputError` and `ClientGoneError`."""
+    `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError` and `ClientGoneError`."""
     length = headers.get(b"content-length")
     if length is None and b"transfer-encoding" not in headers:
         return b""
@@ -31,30 +57,48 @@ async def read_body(
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise UnsupportedMediaError("this content encoding is not taken", hint="Use gzip, deflate or none")
+    body = await _collect(receive, limits, share)
+    if encoding == b"identity":
+        return body
+    if len(body) < INLINE_BYTES:
+        plain = _inflate(body, encoding, limits)
+    else:
+        loop = asyncio.get_running_loop()
+        plain = await loop.run_in_executor(None, _inflate, body, encoding, limits)
+    share.take(len(plain))
+    return plain
+
+
+async def _collect(receive: Receive, limits: ServeLimits, share: Share) -> bytes | bytearray:
+    began = asyncio.get_running_loop().time()
+    body: bytes | bytearray = b""
     try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await _collect(receive, limits)
+        async with asyncio.timeout_at(_due(began, 0, limits)) as alarm:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                share.take(len(piece))
+                if not body:
+                    body = bytearray(piece) if more else piece
+                else:
+                    body += piece
+                if len(body) > limits.max_body_bytes:
+                    raise _too_large(limits)
+                if not more:
+                    return body
+                alarm.reschedule(_due(began, len(body), limits))
     except TimeoutError as error:
-        raise SlowBodyError(f"the body did not arrive within {limits.body_seconds:g} s") from error
-    return body if encoding == b"identity" else _inflate(body, encoding, limits)
+        slow = f"or came at less than {limits.min_bytes_per_second} bytes a second"
+        raise SlowBodyError(f"the body did not arrive within {limits.body_seconds:g} s, {slow}") from error
 
 
-async def _collect(receive: Receive, limits: ServeLimits) -> bytes | bytearray:
-    first = await receive()
-    if first["type"] == "http.disconnect":
-        raise ClientGoneError
-    body, more = first.get("body", b""), first.get("more_body", False)
-    if more:
-        body = bytearray(body)
-    while more and len(body) <= limits.max_body_bytes:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    if len(body) > limits.max_body_bytes:
-        raise _too_large(limits)
-    return body
+def _due(began: float, size: int, limits: ServeLimits) -> float:
+    """When a body of which `size` bytes have come is too late or too slow."""
+    rate = limits.min_bytes_per_second
+    enough = max(limits.grace_seconds, size / rate) if rate else limits.body_seconds
+    return began + min(limits.body_seconds, enough)
 
 
 def _inflate(body: bytes | bytearray, encoding: bytes, limits: ServeLimits) -> bytes:

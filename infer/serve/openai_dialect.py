@@ -9,6 +9,7 @@ import msgspec
 from ..errors import InferError, InputError, NotFoundError, OverloadedError, ServeError, UnsupportedMediaError
 from .generation import Generator
 from .routing import Call, Dialect
+from .words import error_text, plain
 
 
 class ErrorBody(msgspec.Struct):
@@ -45,8 +46,8 @@ def _body(error: InferError) -> OpenAIError:
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-    param = error.where.removeprefix("$.") if error.where and status in (400, 422) else None
-    return OpenAIError(ErrorBody(str(error), kind, param, error.code))
+    param = plain(error.where.removeprefix("$."), 128) if error.where and status in (400, 422) else None
+    return OpenAIError(ErrorBody(error_text(error), kind, param, error.code))
 
 
 DIALECT = Dialect("openai", _status, _body, OpenAIError)

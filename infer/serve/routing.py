@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from ..errors import InferError, InputError, ServeError
+from ..errors import InferError, InputError, ServeError, TooLargeError
 from . import strict
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ class MethodError(ServeError):
 
 class SlowBodyError(ServeError):
     status, code = 408, "request_timeout"
+
+
+class CrowdedError(ServeError):
+    """On a connection beyond the limit of them."""
+
+    status, code = 503, "too_many_connections"
 
 
 class UnauthorizedError(ServeError):
@@ -80,13 +86,17 @@ class Call:
     model: str = ""
 
     def json(self, to: type[T], part: bytes | memoryview | None = None) -> T:
-        """The body, or a part of it, as a `to`; raises `InputError`."""
-        whole = self.body if part is None else part
-        return strict.decode(whole, to, max_depth=self.service.limits.max_json_depth)
+        """The body, or a part of it, as a `to`; raises `TooLargeError` and `InputError`."""
+        return strict.convert(self.value(part), to)
 
-    def value(self) -> Any:
-        """The body as plain values, for `strict.convert`; raises `InputError`."""
-        return strict.parse(self.body, max_depth=self.service.limits.max_json_depth)
+    def value(self, part: bytes | memoryview | None = None) -> Any:
+        """The same as plain values, for `strict.convert`; raises `TooLargeError` and `InputError`."""
+        text, limits = self.body if part is None else part, self.service.limits
+        if len(text) > limits.max_json_bytes:
+            raise TooLargeError(
+                f"the JSON is longer than {limits.max_json_bytes} bytes", hint="Send tensors as binary data"
+            )
+        return strict.parse(text, max_depth=limits.max_json_depth)
 
     def timeout(self, default: float | None = None) -> float:
         """Seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""

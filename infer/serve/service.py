@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..errors import NotFoundError, NotReadyError, UsageError
 from .engine import Engine
 from .generation import Generator
 from .generation_metrics import EngineCollector, GenerationMetrics, Shared
+from .keys import Keys
 from .limits import ServeLimits, check_model_name
 from .metrics import Metrics
 from .routing import Route
@@ -21,10 +22,14 @@ class Service:
     """`engines`: model name → engine. `state` goes starting → ready → draining, never back."""
 
     def __init__(
-        self, predictors: Iterable[Any], limits: ServeLimits | None = None, *, api_key: str | None = None
+        self,
+        predictors: Iterable[Any],
+        limits: ServeLimits | None = None,
+        *,
+        api_key: str | Sequence[str] | None = None,
     ) -> None:
         self.limits = limits or ServeLimits()
-        self.api_key = api_key.encode() if api_key else None
+        self.keys = Keys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
         self.metrics = Metrics(__version__)
         self.version = __version__
         self.state = "starting"

@@ -10,6 +10,13 @@ import msgspec
 from ..errors import InputError
 
 T = TypeVar("T")
+PLAIN = frozenset((int, float, bool, type(None)))
+
+
+class InvalidUnicodeError(InputError):
+    """Bytes that are no UTF-8, or half of a pair of surrogates."""
+
+    code = "invalid_unicode"
 
 
 def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int = 64) -> T:
@@ -36,23 +43,31 @@ def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:
         raise InputError("expected a JSON body, got an empty one")
     try:
         value = msgspec.json.decode(document)
-        held = _colons(value, max_depth) if isinstance(value, dict | list) else 0
+        deep = document.count(b"[") + document.count(b"{") > max_depth
+        held = _colons(value, max_depth, deep) if isinstance(value, dict | list) else 0
         if held != document.count(b":") or b"\\u" in document:
             _refuse_duplicates(document)
         return value
     except UnicodeDecodeError as error:
-        raise InputError("the body is not valid UTF-8") from error
+        raise InvalidUnicodeError("the body is not valid UTF-8") from error
     except RecursionError as error:
         raise InputError(f"JSON nested deeper than {max_depth}") from error
+    except MemoryError as error:
+        raise InputError("the JSON holds more values than fit into memory") from error
     except msgspec.DecodeError as error:
-        if str(error) == "Input data was truncated":
-            wrong = "the JSON is cut short" + (", or holds a lone surrogate" if b"\\u" in document else "")
-            raise InputError(wrong) from error
-        raise InputError(str(error)) from error
+        if document.startswith(b"\xef\xbb\xbf"):
+            raise InputError("the JSON begins with a byte order mark") from error
+        if b"\\u" in document and _half_a_pair(document):
+            raise InvalidUnicodeError("a text holds a lone surrogate") from error
+        cut = str(error) == "Input data was truncated"
+        raise InputError("the JSON is cut short" if cut else str(error)) from error
 
 
-def _colons(value: Any, depth: int) -> int:
-    """Colons that the document must hold, or fewer: lists that begin with a number are passed over."""
+def _colons(value: Any, depth: int, deep: bool) -> int:
+    """Colons that the document must hold, or fewer: of lists of numbers, or of lists, only the first item counts.
+
+    `deep`: the document has brackets enough to be nested too deeply; then every item is looked into.
+    """
     if isinstance(value, str):
         return value.count(":")
     if depth == 0:
@@ -60,20 +75,32 @@ def _colons(value: Any, depth: int) -> int:
     if isinstance(value, list):
         if not value:
             return 0
-        items, total = value if isinstance(value[0], dict | str) else value[:1], 0
+        whole = set(map(type, value)) - PLAIN if deep else isinstance(value[0], dict | str)
+        items, total = value if whole else value[:1], 0
     else:
         items, total = value.values(), len(value)
         for name in value:
             total += name.count(":")
     for item in items:
         if isinstance(item, dict | list | str):
-            total += _colons(item, depth - 1)
+            total += _colons(item, depth - 1, deep)
     return total
 
 
 def _refuse_duplicates(document: bytes) -> None:
     """The exact answer, at the price of a second parse."""
     json.loads(document, object_pairs_hook=_unique, parse_int=len)
+
+
+def _half_a_pair(document: bytes) -> bool:
+    """Whether a text in it holds half of a pair, as far as it can be read at all."""
+    try:
+        json.dumps(json.loads(document, parse_int=len), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,53 +1,127 @@
-"""What uvicorn leaves open: heads bounded in bytes, number and time; refusals in JSON, then close."""
+"""What uvicorn leaves open: heads, bodies and readers bounded in bytes, number and time; refusals in JSON."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .framing import Chunked, Counted, FramingError, Seam
 from .limits import ServeLimits
+from .readers import Meter, Watch
+
+Refused = Callable[[int], None]
+LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
+GRACE = 1.0  # seconds after which a late body is refused here, should nobody have said so in its dialect
+ONCE = frozenset(
+    (
+        *(b"host", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"),
+        *(b"authorization", b"x-api-key", b"inference-header-content-length"),
+        *(b"x-request-timeout-ms", b"x-request-id"),
+    )
+)
 
 
 class RefusedError(Exception):
     """Raised inside the parser's callbacks; the parser makes its own error of it, and that is answered."""
 
 
-def protocol(limits: ServeLimits) -> type[HttpToolsProtocol]:
-    """The connection class that keeps `limits`."""
-    return type("LimitedProtocol", (Wire,), {"limits": limits})
+class Flow(FlowControl):
+    """`blocked`: nothing more is read, whoever asks, until the answer under way is sent."""
+
+    blocked = False
+
+    def resume_reading(self) -> None:
+        if not self.blocked:
+            super().resume_reading()
 
 
 class Wire(HttpToolsProtocol):
-    """One connection. `_open` while the head of a request is arriving, `_head` its bytes so far."""
+    """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
+
+    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that.
+    """
 
     limits = ServeLimits()
+    refused: Refused = staticmethod(lambda status: None)
+    flow: Flow  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._open, self._head = True, 0
-        self._refusal = HTTPStatus.BAD_REQUEST
+        meter = Meter(transport)
+        super().connection_made(meter)  # type: ignore[arg-type]
+        self.flow = Flow(transport)
+        self._reader = Watch(self.loop, meter, self.limits)
+        self._body: Counted | Chunked | None = None
+        self._head, self._held, self._seam = 0, b"", Seam()
+        self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None
-        self._arm()
+        self._arm(self.limits.header_seconds)
+        crowd = len(self.connections) - self.limits.max_connections
+        self.over = crowd > 0
+        if crowd > self.limits.spare_connections:
+            self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._reader.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._open:
-            self._head += len(data)
-        super().data_received(data)
-        if not self._open or self.transport.is_closing():
+        if self._lingering or self.transport.is_closing():
             return
-        if self._head > self.limits.max_header_bytes:
-            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            self.send_400_response("")
-        elif self._head and self._timer is None:
-            self._arm()
+        self._unset_keepalive_if_required()
+        if self._held:
+            self._held += data
+        else:
+            self._eat(data)
+
+    def _eat(self, data: bytes) -> None:
+        """Feed the parser head by head and body by body."""
+        at = 0
+        while at < len(data) and not self._lingering:
+            body = self._body
+            if body is not None:
+                try:
+                    end = body.reach(data, at)
+                except FramingError:
+                    self._give_up(HTTPStatus.BAD_REQUEST)
+                    return
+                self._feed(data[at:end])
+                if body.done != (self._body is not body):
+                    self._give_up(HTTPStatus.BAD_REQUEST)  # the parser sees another end than we
+            elif self._busy:
+                self._held, self.flow.blocked = data[at:], True
+                self.flow.pause_reading()
+                return
+            else:
+                end = self._seam.reach(data, at)
+                self._head += end - at
+                if self._timer is None:
+                    self._arm(self.limits.header_seconds)
+                self._feed(data[at:end])
+                if self._head > self.limits.max_header_bytes:
+                    self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            at = end
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nobody changes protocols here: the request is answered as it is
+        except httptools.HttpParserError:
+            self._give_up(self._refusal)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -55,41 +129,101 @@ class Wire(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._body is not None:
+            return  # a trailer: it came too late to mean anything
         super().on_header(name, value)
         if len(self.headers) > self.limits.max_headers:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
-        self._open, self._head = False, 0
-        self._disarm()
-        size = sum(len(name) + len(value) for name, value in self.headers)
-        if size > self.limits.max_header_bytes:
+        if sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        lengths = [value for name, value in self.headers if name == b"content-length"]
-        if len(lengths) > 1 or (lengths and not lengths[0].isdigit()):
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+        named = [name for name, _ in self.headers if name in ONCE]
+        if len(named) != len(set(named)) or (version == "1.1" and b"host" not in named):
             self._refuse(HTTPStatus.BAD_REQUEST)
+        body = self._framing(dict(self.headers), version)
+        self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
         super().on_headers_complete()
+        self._disarm()
+        self._head, self._body = 0, body
+        if body is not None:
+            self._arm(self.limits.body_seconds + GRACE)
+
+    def _framing(self, headers: dict[bytes, bytes], version: str) -> Counted | Chunked | None:
+        length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
+        if coding is not None:
+            if length is not None or version == "1.0" or coding.lower() != b"chunked":
+                self._refuse(HTTPStatus.BAD_REQUEST)
+            return Chunked(self.limits)
+        if length is None:
+            return None
+        if not length.isdigit() or len(length) > 18:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        return Counted(int(length)) if int(length) else None
 
     def on_message_complete(self) -> None:
-        self._open = True
         super().on_message_complete()
+        self._body, self._head = None, 0
+        self._disarm()
+        if not self._busy:  # it was answered before it was complete
+            self._unset_keepalive_if_required()
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._reader.begin()
+        self.flow.blocked = False
+        if self._held and not self.transport.is_closing():
+            held, self._held = self._held, b""
+            self._unset_keepalive_if_required()
+            self.flow.resume_reading()
+            self._eat(held)
+
+    def _rest(self) -> None:
+        seconds = self.timeout_keep_alive
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._reader.begin()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.begin()
 
     def send_400_response(self, msg: str) -> None:
-        """Whatever was refused, in JSON, and the end of the connection."""
-        if self.transport.is_closing():
+        self._give_up(self._refusal)
+
+    def _give_up(self, status: HTTPStatus) -> None:
+        """Refuse in JSON what has no answer yet, and close the connection."""
+        if self._lingering or self.transport.is_closing():
             return
-        body = msgspec.json.encode({"error": self._refusal.phrase})
-        head = f"HTTP/1.1 {self._refusal.value} {self._refusal.phrase}\r\ncontent-type: application/json\r\n"
-        tail = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + tail.encode() + body)
-        self.transport.close()
+        self._disarm()
+        self._lingering, self._held = True, b""
+        answered = self._body is not None and not self._busy
+        if self._busy:
+            answered = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not answered:
+            self.refused(status)
+            self.transport.write(refusal(status))
+        if answered or not self.transport.can_write_eof():
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER, self.transport.close)
+        self._reader.begin()
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._refusal = status
         raise RefusedError(status.phrase)
 
-    def _arm(self) -> None:
-        self._timer = self.loop.call_later(self.limits.header_seconds, self._late)
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._late)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -98,25 +232,34 @@ class Wire(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._timer = None
-        if self.transport.is_closing():
-            return
-        if self._head:
-            self._refusal = HTTPStatus.REQUEST_TIMEOUT
-            self.send_400_response("")
+        if self._head or self._body is not None:
+            self._give_up(HTTPStatus.REQUEST_TIMEOUT)
         else:
             self.transport.close()
 
 
-def options(limits: ServeLimits) -> dict[str, Any]:
+def refusal(status: HTTPStatus) -> bytes:
+    """A whole answer, for requests that never came as far as a route."""
+    body = msgspec.json.encode({"error": status.phrase})
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+    tail = f"content-length: {len(body)}\r\nx-request-id: {os.urandom(16).hex()}\r\nconnection: close\r\n\r\n"
+    return head.encode() + tail.encode() + body
+
+
+def protocol(limits: ServeLimits, refused: Refused | None = None) -> type[Wire]:
+    """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
+    return type("LimitedWire", (Wire,), {"limits": limits, "refused": staticmethod(refused or Wire.refused)})
+
+
+def options(limits: ServeLimits, refused: Refused | None = None) -> dict[str, Any]:
     """For `uvicorn.Config`."""
     return {
-        "http": protocol(limits),
+        "http": protocol(limits, refused),
         "ws": "none",
         "lifespan": "off",
         "access_log": False,
         "log_config": None,
         "server_header": False,
         "proxy_headers": False,
-        "limit_concurrency": limits.max_connections,
         "timeout_keep_alive": limits.keep_alive_seconds,
     }

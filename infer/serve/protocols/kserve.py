@@ -14,6 +14,7 @@ from ..routing import Call, Dialect, Route
 from ..service import Service
 from ..tensors import DATATYPES, datatype, shape_of
 from ..types_v2 import InferRequest, InferResponse
+from ..words import error_text
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
 
@@ -112,7 +113,7 @@ class Statistics(msgspec.Struct):
     model_stats: list[ModelStats]
 
 
-DIALECT = Dialect("kserve", lambda error: error.status, lambda error: ErrorText(str(error)), ErrorText)
+DIALECT = Dialect("kserve", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText)
 
 
 def routes(service: Service) -> list[Route]:

@@ -9,6 +9,7 @@ from .. import openapi
 from ..metrics import CONTENT_TYPE
 from ..routing import JSON, Call, Dialect, Reply, Route
 from ..service import Service
+from ..words import error_text
 
 
 class Error(msgspec.Struct):
@@ -32,7 +33,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-DIALECT = Dialect("ops", lambda error: error.status, lambda error: Error(str(error)), Error)
+DIALECT = Dialect("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
 LINKS = {
     "health": "/health",
     "ready": "/ready",
@@ -87,7 +88,7 @@ async def version(call: Call) -> Version:
 
 async def description(call: Call) -> Reply:
     service = call.service
-    document = openapi.document(service.routes, service.version, api_key=service.api_key is not None)
+    document = openapi.document(service.routes, service.version, api_key=service.keys is not None)
     return Reply(msgspec.json.encode(document))
 
 

@@ -1,0 +1,100 @@
+"""Where one HTTP message ends. The parser is fed one message at a time, and what frames a body is bounded."""
+
+from __future__ import annotations
+
+import re
+
+from .limits import ServeLimits
+
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[^\r\n]*)?\r\n")
+HEAD_END = b"\r\n\r\n"
+
+
+class FramingError(Exception):
+    """The body is cut into more, or longer, pieces than anybody needs."""
+
+
+class Counted:
+    """A body of `length` bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def reach(self, data: bytes, at: int) -> int:
+        """Where in `data`, from `at` on, the body ends, or the data."""
+        step = min(self._left, len(data) - at)
+        self._left -= step
+        return at + step
+
+
+class Chunked:
+    """A body in chunks. Only what is bounded is looked at; whether all is well formed, the parser says."""
+
+    def __init__(self, limits: ServeLimits) -> None:
+        self._limits = limits
+        self._line, self._skip = b"", 0
+        self._chunks = self._trailer = 0
+        self._last, self.done = False, False
+
+    def reach(self, data: bytes, at: int) -> int:
+        """Where in `data`, from `at` on, the body ends, or the data; raises `FramingError`."""
+        while at < len(data) and not self.done:
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+                at += step
+                continue
+            newline = data.find(b"\n", at)
+            stop = newline + 1 or len(data)
+            self._line += data[at:stop]
+            at = stop
+            self._check_length()
+            if newline >= 0:
+                line, self._line = self._line, b""
+                self._read(line)
+        return at
+
+    def _check_length(self) -> None:
+        longest = self._limits.max_header_bytes if self._last else self._limits.max_chunk_extension + 19
+        if len(self._line) + self._trailer > longest:
+            raise FramingError
+
+    def _read(self, line: bytes) -> None:
+        if self._last:
+            self._trailer += len(line)
+            self.done = line == b"\r\n"
+            return
+        found = SIZE.fullmatch(line)
+        self._chunks += 1
+        if found is None or self._chunks > self._limits.max_chunks:
+            raise FramingError
+        if len(found[2] or b"") > self._limits.max_chunk_extension:
+            raise FramingError
+        size = int(found[1], 16)
+        self._skip, self._last = (size + 2 if size else 0), size == 0
+
+
+class Seam:
+    """Finds the end of a head that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def reach(self, data: bytes, at: int) -> int:
+        """Where in `data`, from `at` on, the head ends, or the data."""
+        if self._tail:
+            found = (self._tail + data[at : at + 3]).find(HEAD_END)
+            if found >= 0:
+                end = at + found + len(HEAD_END) - len(self._tail)
+                self._tail = b""
+                return end
+        found = data.find(HEAD_END, at)
+        if found >= 0:
+            self._tail = b""
+            return found + len(HEAD_END)
+        self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
+        return len(data)

@@ -1,0 +1,74 @@
+"""API keys: who may ask. Compared in constant time, as digests, so that not even their lengths show."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..errors import UsageError
+
+MAX_FILE = 1 << 16
+MAX_KEYS = 256
+
+
+class Keys:
+    """Any one of `keys` lets a request in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(check(key)) for key in keys]
+        if not 0 < len(self._digests) <= MAX_KEYS:
+            raise UsageError(f"expected 1 to {MAX_KEYS} API keys, got {len(self._digests)}")
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether `Authorization: Bearer KEY` or `X-Api-Key: KEY` is one of them; every key is looked at."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = _digest(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, given)
+        return found
+
+
+def check(key: str) -> bytes:
+    """The key, if a header can carry it; raises `UsageError`."""
+    if not (key and len(key) <= 1024 and key.isascii() and key.isprintable() and " " not in key):
+        raise UsageError("an API key is 1 to 1024 visible ASCII characters without spaces")
+    return key.encode()
+
+
+def read_file(path: str | os.PathLike[str]) -> list[str]:
+    """One key a line; empty lines and those that begin with # say nothing. Raises `UsageError`.
+
+    Nobody but its owner may read or write the file, which is looked at through one open handle.
+    """
+    name = Path(path)
+    try:
+        with name.open("rb") as file:
+            told = os.fstat(file.fileno())
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"can't read the key file: {error.strerror}", where=str(name)) from error
+    if not stat.S_ISREG(told.st_mode):
+        raise UsageError("the key file is no plain file", where=str(name))
+    if os.name == "posix" and told.st_mode & 0o077:
+        raise UsageError(
+            f"others may read or write the key file (mode {told.st_mode & 0o777:04o})",
+            where=str(name),
+            hint=f"chmod 600 {name}",
+        )
+    try:
+        lines = [line.strip() for line in text.decode("ascii").splitlines()] if len(text) <= MAX_FILE else []
+    except UnicodeDecodeError as error:
+        raise UsageError("the key file is not plain ASCII text", where=str(name)) from error
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise UsageError("the key file holds no key, or too much", where=str(name))
+    return keys
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
