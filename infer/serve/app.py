@@ -117,9 +117,7 @@ class Endpoint:
             return
         if over:
             raise CrowdedError("too many connections are open")
-        keys = self.service.keys
-        if keys is not None and not keys.admit(call.headers):
-            raise UnauthorizedError("a valid API key is needed", hint="Send Authorization: Bearer KEY")
+        call.require_key()
 
     def _nearest(self, path: str) -> Route:
         first = path.removeprefix("/").partition("/")[0]

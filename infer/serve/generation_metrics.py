@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from .metrics import MODEL, Metrics
+from .recent import Times
 
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
@@ -21,17 +22,29 @@ class GenerationMetrics:
 
     def __init__(self, metrics: Metrics, shared: Shared, model: str, version: str) -> None:
         self._metrics, self._shared, self._labels = metrics, shared, (model, version)
-        self.first_token = shared.first_token.labels(*self._labels)
+        self.first_times, self.between_times = Times(), Times()
+        self._first_token = shared.first_token.labels(*self._labels)
         self._between = shared.between.setdefault(self._labels, Between())
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
+
+    @property
+    def made(self) -> int:
+        """Tokens since the start."""
+        return self._between.tokens
+
+    def first_token(self, seconds: float) -> None:
+        """A prompt got its first token so long after it was admitted."""
+        self._first_token.observe(seconds)
+        self.first_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float | None) -> None:
         """A completion got `count` tokens, `seconds` after its last; None: they are its first."""
         self._between.tokens += count
         if seconds is not None:
             self._between.observe(seconds / count)
+            self.between_times.observe(seconds / count)
 
     def finished(self, reason: str) -> None:
         self._shared.finished.labels(*self._labels, reason).inc()

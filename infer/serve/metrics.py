@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .recent import Times
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -129,6 +132,8 @@ class Metrics:
         self._load = Gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"), registry=own)
         self._gauges: dict[str, Gauge] = {}
         self._children: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
+        self.times: dict[str, Times] = {}  # of a model's requests that were answered with success
+        self._process = psutil.Process()
         Gauge("infer_build_info", "Always 1", ("infer",), registry=own).labels(version).set(1)
 
     def model(self, name: str, version: str) -> ModelMetrics:
@@ -151,6 +156,22 @@ class Metrics:
             self._children[key] = children
         children[0].inc()
         children[1].observe(seconds)
+        if status == 200 and model:
+            times = self.times.get(model) or self.times.setdefault(model, Times())
+            times.observe(seconds)
+
+    def counted(self, family: Counter, model: str, label: str = "") -> dict[str, int]:
+        """What a counter says of one model, by the values of one of its labels."""
+        found: dict[str, int] = {}
+        for sample in next(iter(family.collect())).samples:
+            if sample.name.endswith("_total") and sample.labels["model"] == model:
+                value = sample.labels.get(label, "")
+                found[value] = found.get(value, 0) + int(sample.value)
+        return found
+
+    def resident_bytes(self) -> int:
+        """Of this process."""
+        return self._process.memory_info().rss
 
     def text(self) -> bytes:
         """The exposition."""

@@ -98,6 +98,12 @@ class Call:
             )
         return strict.parse(text, max_depth=limits.max_json_depth)
 
+    def require_key(self) -> None:
+        """Raises `UnauthorizedError` where the server has an API key and the request has not."""
+        keys = self.service.keys
+        if keys is not None and not keys.admit(self.headers):
+            raise UnauthorizedError("a valid API key is needed", hint="Send Authorization: Bearer KEY")
+
     def timeout(self, default: float | None = None) -> float:
         """Seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
         text = self.headers.get(b"x-request-timeout-ms")

@@ -64,7 +64,7 @@ class Stream:
         if key in self._waiting:
             self._waiting.remove(key)
             owner.started(len(self.requests[key].prompt), when)
-            owner.metrics.first_token.observe(when - self.began)
+            owner.metrics.first_token(when - self.began)
         choice = self.offset[key] + output.index
         if count := len(output.token_ids):
             last, self._last[choice] = self._last[choice], when

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import NotReadyError
-from .. import openapi
+from .. import openapi, page
 from ..metrics import CONTENT_TYPE
 from ..routing import JSON, Call, Dialect, Reply, Route
 from ..service import Service
@@ -50,7 +50,16 @@ def routes(service: Service) -> list[Route]:
         return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)  # type: ignore[arg-type]
 
     return [
-        get("/", Home, home, "Name, version and where to go on", 404, 405),
+        get(
+            "/",
+            Home,
+            home,
+            "The page, for browsers; else name, version and where to go on",
+            401,
+            404,
+            405,
+            open=True,
+        ),
         get("/health", Status, health, "Whether the process should live on", 503, open=True),
         get("/ready", Status, ready, "Whether requests would be answered", 503, open=True),
         get("/metrics", CONTENT_TYPE, metrics, "Counters for Prometheus"),
@@ -60,7 +69,11 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def home(call: Call) -> Home:
+async def home(call: Call) -> Home | Reply:
+    """The page holds nothing of the server, so browsers get it without a key, and ask their user for one."""
+    if b"text/html" in call.headers.get(b"accept", b""):
+        return page.index()
+    call.require_key()
     return Home("infer", call.service.version, list(call.service.models), LINKS)
 
 

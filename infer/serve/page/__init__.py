@@ -1,0 +1,46 @@
+"""The page at /: plain files that come with the package. Nothing is built, nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from ..routing import Reply
+
+MEDIA = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """By name; read once."""
+    folder = resources.files(__name__)
+    return {
+        file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in MEDIA
+    }
+
+
+def index() -> Reply:
+    """The page itself, for browsers; it holds nothing of this server."""
+    return Reply(files()["index.html"], media=MEDIA["html"], headers=[*HEADERS, (b"vary", b"accept")])
+
+
+def asset(name: str) -> Reply | None:
+    """One of its files."""
+    if name not in files():
+        return None
+    return Reply(files()[name], media=MEDIA[name.rpartition(".")[2]], headers=list(HEADERS))

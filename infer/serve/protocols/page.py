@@ -1,0 +1,71 @@
+"""The page at / and what it is made of: its files, the served models, and what they are doing now."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from ...errors import NotFoundError
+from .. import overview, page
+from ..engine import Engine
+from ..overview import Now, Overview
+from ..routing import Call, Reply, Route
+from ..service import Service
+from ..tensors import datatype, to_json
+from ..types_v2 import InferInput, InferRequest
+from .ops import DIALECT
+
+MOST_EXAMPLE_BYTES = 4 << 20
+
+
+def routes(service: Service) -> list[Route]:
+    def get(path: str, out: Any, handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+        return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)
+
+    return [
+        get("/page/{file}", "*/*", asset, "A file of the page at /", 404, open=True),
+        get("/ops/models", Overview, models, "The served models and what was measured of them"),
+        get("/ops/now", Now, now, "What is running and waiting, and counts since the start"),
+        get(
+            "/ops/models/{model}/example",
+            InferRequest,
+            example,
+            "One sample that the model was tested with",
+            404,
+        ),
+    ]
+
+
+async def asset(call: Call) -> Reply:
+    if (found := page.asset(call.path["file"])) is None:
+        raise NotFoundError("no such address")
+    return found
+
+
+async def models(call: Call) -> Overview:
+    return await asyncio.get_running_loop().run_in_executor(
+        call.service.pool, overview.overview, call.service
+    )
+
+
+async def now(call: Call) -> Now:
+    return overview.now(call.service)
+
+
+async def example(call: Call) -> InferRequest:
+    """The first row of the golden inputs, as a request."""
+    engine = call.service.engine(call.path["model"])
+    found = overview.example_file(engine.predictor)
+    if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
+        raise NotFoundError("this model carries no example")
+    arrays = await asyncio.get_running_loop().run_in_executor(call.service.pool, load_file, found)
+    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
+
+
+def _input(engine: Engine, spec: Any, array: np.ndarray) -> InferInput:
+    row = array[:1] if engine.layout.batched else array
+    data, _ = to_json(row)
+    return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)
