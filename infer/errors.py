@@ -16,7 +16,9 @@ InferError                    1  500   a bug of ours, or the base class
     ├── UnsupportedMediaError 1  415
     ├── OverloadedError       1  503   queue full; carries `retry_after` seconds
     ├── DeadlineError         1  504
-    └── NotReadyError         1  503
+    ├── NotReadyError         1  503
+    ├── WorkerDiedError       1  500   the model's process ended while it worked on it
+    └── PoisonError           1  500   the model's process ended twice while it worked on it
 """
 
 from __future__ import annotations
@@ -107,6 +109,14 @@ class DeadlineError(ServeError):
 
 class NotReadyError(ServeError):
     status, code = 503, "not_ready"
+
+
+class WorkerDiedError(ServeError):
+    code = "worker_died"
+
+
+class PoisonError(ServeError):
+    code = "poison_request"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import torch
 
 from .errors import InputError, UsageError
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
+if TYPE_CHECKING:
+    import torch
+
+    DTYPES: dict[str, torch.dtype]
+    DTYPE_NAMES: dict[torch.dtype, str]
+
+NAMES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
 ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32", "u8": "uint8", "i8": "int8"}
-DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 
 _INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
 _DIM = re.compile(r"^[A-Za-z_]\w*$")
@@ -40,7 +33,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        import torch
+
+        return getattr(torch, self.dtype)
 
     def __str__(self) -> str:
         return f"{self.name!r} {self.dtype} [{', '.join(map(str, self.shape))}]"
@@ -52,8 +47,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
         if match is None:
             raise UsageError(f"expected NAME=DTYPE[DIMS], got {text!r}", hint="Example: ids=int64[batch,seq]")
         dtype = ALIASES.get(match["dtype"], match["dtype"])
-        if dtype not in DTYPES:
-            raise UsageError(f"no dtype named {match['dtype']!r}", hint=f"Known: {', '.join(DTYPES)}")
+        if dtype not in NAMES:
+            raise UsageError(f"no dtype named {match['dtype']!r}", hint=f"Known: {', '.join(NAMES)}")
         return cls(
             match["name"], dtype, tuple(_size(part, text) for part in match["dims"].split(",") if part)
         )
@@ -76,7 +71,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         self, array: np.ndarray | torch.Tensor, where: str = "", sizes: dict[str, int] | None = None
     ) -> None:
         """Raise `InputError` unless dtype and shape fit; `sizes` collects symbolic sizes across tensors."""
-        dtype = DTYPE_NAMES.get(array.dtype) if isinstance(array, torch.Tensor) else str(array.dtype)
+        dtype = str(array.dtype).removeprefix("torch.")
         got = f"{dtype} {list(array.shape)}"
         if dtype != self.dtype or len(array.shape) != len(self.shape):
             raise InputError(f"expected input {self}, got {got}", where=where)
@@ -86,6 +81,16 @@ class TensorSpec(msgspec.Struct, frozen=True):
             if expected != have:
                 named = f" with {want}={expected}" if isinstance(want, str) else ""
                 raise InputError(f"expected input {self}{named}, got {got}", where=where)
+
+
+def __getattr__(name: str) -> Any:
+    """`DTYPES`: name → torch dtype, and `DTYPE_NAMES`, its inverse; torch is imported for those who ask."""
+    if name not in ("DTYPES", "DTYPE_NAMES"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    dtypes = {known: getattr(torch, known) for known in NAMES}
+    return dtypes if name == "DTYPES" else {value: known for known, value in dtypes.items()}
 
 
 def _size(part: str, text: str) -> int | str:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
+from infer.serve.arrays import run_arrays
 from infer.serve.batching import Batcher, Entry, Speed
-from infer.serve.engine import Engine, run_arrays
+from infer.serve.engine import Engine
 from infer.serve.layout import Layout, bucket
 from infer.serve.limits import ServeLimits
 from infer.serve.metrics import Metrics
@@ -353,7 +354,7 @@ def test_a_bad_request_fails_alone() -> None:
         assert results[3].outputs["y"][0, 0] == 6
 
     with_engine(gate.predictor, story)
-    assert gate.predictor.batches == [1, 3, 1, 1, 1]
+    assert gate.predictor.batches == [1, 3, 1, 2, 1, 1]
 
 
 def test_a_request_larger_than_a_batch_is_split_and_put_together_again() -> None:

@@ -206,7 +206,8 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(infer.predict.Predictor, "load", load)
     monkeypatch.setattr(serving, "serve", lambda service, listener, say: seen.append(service) or 0)
-    assert serving.run(["m.infer"], port=0, max_delay_us=5, drain=3, limits=ServeLimits(max_batch=2)) == 0
+    bounds = ServeLimits(max_batch=2)
+    assert serving.run(["m.infer"], port=0, max_delay_us=5, drain=3, limits=bounds, in_process=True) == 0
     (service,) = seen
     limits = service.engines["m"].limits
     assert (limits.max_delay_us, limits.drain_seconds, limits.max_batch) == (5, 3, 2)

@@ -238,6 +238,12 @@ def serve(
     max_tokens_per_step: Annotated[
         int | None, typer.Option(help="of a language model: bounds how long a prompt holds up others", min=1)
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="worker processes of each model of tensors, behind one queue", min=1)
+    ] = 1,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="run the models in the server's own process")
+    ] = False,
     trust_code: Trust = False,
 ) -> None:
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
@@ -255,6 +261,8 @@ def serve(
             drain=drain,
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
+            replicas=replicas,
+            in_process=in_process,
             trust_code=trust_code,
         )
     )

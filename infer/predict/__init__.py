@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,8 +27,11 @@ class Predictor(Generation):
     """`with Predictor.load("model.infer") as p: p.predict({"image": array})`.
 
     `inputs`, `outputs`: tuples of `TensorSpec`; `sizes`: symbolic size → (smallest, largest); `report`: the dict of
-    report.json; `notes`: what was noticed while opening (lowered again for this machine, …).
+    report.json; `notes`: what was noticed while opening (lowered again for this machine, …); `phases`: seconds that
+    parts of `load` took.
     """
+
+    phases: dict[str, float]
 
     @classmethod
     def load(
@@ -49,9 +53,10 @@ class Predictor(Generation):
         `NotUsableError` (its backend can't run here).
         """
         parse_size(kv_memory, "kv_memory")
-        folder = Path(path)
+        folder, began = Path(path), time.perf_counter()
         manifest = artifact.read_manifest(folder)
         artifact.verify(folder, manifest)
+        phases = {"hash": time.perf_counter() - began}
         backend = plugins.get("backends", manifest.backend)
         if reason := backend.missing():
             raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
@@ -70,12 +75,18 @@ class Predictor(Generation):
         if (shape := generation_shape(manifest)) is not None:
             runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
         predictor = cls(folder, manifest, runner, notes)
-        predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
+        predictor.kv_memory, predictor.max_tokens_per_step, predictor.phases = (
+            kv_memory,
+            max_tokens_per_step,
+            phases,
+        )
+        tested = time.perf_counter()
         try:
             predictor.self_test(exact=not differs)
         except ArtifactError:
             predictor.close()
             raise
+        phases["self-test"] = time.perf_counter() - tested
         return predictor
 
     @property

@@ -35,6 +35,7 @@ class Entry:
     index: int
     arrived: float = 0.0
     waiting: bool = False
+    deaths: int = 0  # of workers while it ran
 
 
 @dataclass(slots=True)
@@ -73,16 +74,19 @@ class Speed:
 
 
 class Batcher:
-    """Entries in, batches out; bounded in requests, rows, bytes and predicted seconds. Not thread-safe."""
+    """Entries in, batches out; bounded in requests, rows, bytes and predicted seconds. Not thread-safe.
+
+    `lanes`: how many batches run at a time; each has a number, from 0.
+    """
 
     def __init__(
-        self, max_batch: int, limits: ServeLimits, clock: Callable[[], float] = time.monotonic
+        self, max_batch: int, limits: ServeLimits, clock: Callable[[], float] = time.monotonic, lanes: int = 1
     ) -> None:
-        self.max_batch, self.limits, self.clock = max_batch, limits, clock
+        self.max_batch, self.limits, self.clock, self.lanes = max_batch, limits, clock, lanes
         self.speed = Speed()
         self.requests = self.rows = self.bytes = 0
         self.draining = False
-        self._running, self._since = 0, 0.0
+        self._running: dict[int, tuple[int, float]] = {}  # lane → rows of its batch, since when
         self._queues: dict[Hashable, list[tuple[int, float, int, Entry]]] = {}
         self._order = itertools.count()
         self._dead = 0
@@ -91,8 +95,11 @@ class Batcher:
         """How long from now until work that arrives now would start, by the speed measured."""
         full, rest = divmod(self.rows, self.max_batch)
         queued = full * self.speed.seconds(self.max_batch) + self.speed.seconds(rest)
-        current = self.speed.seconds(self._running) - (self.clock() - self._since) if self._running else 0.0
-        return queued + max(current, 0.0)
+        if len(self._running) < self.lanes:
+            return queued / self.lanes
+        now = self.clock()
+        current = [self.speed.seconds(rows) - (now - since) for rows, since in self._running.values()]
+        return queued / self.lanes + max(min(current), 0.0)
 
     def admit(self, entries: Sequence[Entry], deadline: float) -> None:
         """All or none. Raises `OverloadedError`, `TooLargeError`, `NotReadyError`."""
@@ -134,7 +141,7 @@ class Batcher:
             self._sweep()
         return True
 
-    def take(self) -> Taken:
+    def take(self, lane: int = 0) -> Taken:
         """The next batch: the most urgent entry by (priority, deadline), and as many of its key as fit."""
         taken = Taken()
         key = self._most_urgent(taken.expired)
@@ -148,12 +155,13 @@ class Batcher:
         taken.reason = "full" if full else "idle"
         if not queue:
             del self._queues[key]
-        self._running, self._since = sum(e.rows for e in taken.entries), self.clock()
+        if taken.entries:
+            self._running[lane] = sum(e.rows for e in taken.entries), self.clock()
         return taken
 
-    def finish(self, rows: int, seconds: float) -> None:
+    def finish(self, rows: int, seconds: float, lane: int = 0) -> None:
         """The batch that was taken is done; it took `seconds`, 0 if that is no measurement."""
-        self._running = 0
+        self._running.pop(lane, None)
         if seconds > 0:
             self.speed.observe(rows, seconds)
 

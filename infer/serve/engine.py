@@ -1,46 +1,31 @@
-"""One model, one thread: batches are taken, run and handed back to the event loop, one wake-up per batch."""
+"""One served model of tensors: requests come in on the event loop, lanes run them in batches."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..errors import DeadlineError, InferError, OverloadedError
-from .batching import Batcher, Entry, Taken
-from .layout import BATCH, Arrays, Layout
+from .arrays import Arrays
+from .batching import Batcher, Entry
+from .lane import Lane, Local, Ran
+from .layout import BATCH, Layout
 from .limits import ServeLimits
 from .metrics import ModelMetrics
+from .quarantine import Quarantine, digest_of
 from .tickets import Answer, Ticket
 
-log = logging.getLogger("infer.serve")
 NORMAL = 2  # priority of a request that names none; smaller goes first
 
 
-@dataclass(slots=True)
-class Ran:
-    """One batch after it ran: per entry its outputs or the reason that it has none. Seconds."""
-
-    entries: list[Entry]
-    outcomes: list[Arrays | Exception]
-    started: float
-    reason: str
-    assemble: float = 0.0
-    compute: float = 0.0
-    cut: float = 0.0
-    padding: float = 0.0
-
-
 class Engine:
-    """`await engine.infer(arrays)`; arrays are named, checked here, and may hold more rows than one batch."""
+    """`await engine.infer(arrays)`; arrays are named, checked here, and may hold more rows than one batch.
+
+    `predictor` runs in this process, or has `executors` that run it in others, each with a lane of its own.
+    """
 
     def __init__(
         self,
@@ -51,19 +36,18 @@ class Engine:
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.layout = Layout(predictor, limits.max_batch)
-        self.batcher = Batcher(self.layout.max_batch, limits, clock)
-        self.failure: BaseException | None = None
-        self.running, self.beat = 0, clock()
-        self._current: list[Entry] = []
-        self._lock, self._bell = threading.Lock(), queue.SimpleQueue[None]()
-        self._stopping = self._waiting = False
-        self._thread = threading.Thread(target=self._loop, name=f"infer-{predictor.name}", daemon=True)
+        executors = getattr(predictor, "executors", None) or [Local(predictor, clock)]
+        self.batcher = Batcher(self.layout.max_batch, limits, clock, len(executors))
+        self.quarantine = Quarantine()
+        self.lock, self.stopping = threading.Lock(), False
+        self.lanes = [Lane(self, executor, number) for number, executor in enumerate(executors)]
         self._home: asyncio.AbstractEventLoop | None = None
 
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Answers go to `home`; call once."""
         self._home = home
-        self._thread.start()
+        for lane in self.lanes:
+            lane.start()
 
     async def infer(self, arrays: Arrays, *, timeout: float, priority: int = NORMAL) -> Answer:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
@@ -71,7 +55,7 @@ class Engine:
         home = asyncio.get_running_loop()
         ticket = Ticket(home.create_future())
         self._submit(ticket, arrays, self.clock() + timeout, priority)
-        alarm = home.call_later(timeout, self._expire, ticket)
+        alarm = home.call_later(timeout, self.expire, ticket)
         try:
             return await ticket.future
         except asyncio.CancelledError:
@@ -90,10 +74,32 @@ class Engine:
         self.predictor.warmup()
 
     @property
+    def running(self) -> int:
+        """Rows of the batches that run."""
+        return sum([lane.running for lane in self.lanes])
+
+    @property
+    def beat(self) -> float:
+        """When the lane that is longest away last looked."""
+        return min(lane.beat for lane in self.lanes)
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next((lane.failure for lane in self.lanes if lane.failure is not None), None)
+
+    @property
     def healthy(self) -> bool:
-        """The thread lives, and its current batch is not stuck."""
-        stuck = self.running and self.clock() - self.beat > self.limits.wedged_seconds
-        return self.failure is None and self._thread.is_alive() and not stuck
+        """The threads live, and no batch in this process is stuck; workers are watched by their lanes."""
+        now, limit = self.clock(), self.limits.wedged_seconds
+        return self.failure is None and all(
+            lane.thread.is_alive() and not (lane.running and lane.unwatched and now - lane.beat > limit)
+            for lane in self.lanes
+        )
+
+    @property
+    def ready(self) -> bool:
+        """A request would be run now: one lane at least can."""
+        return self.healthy and any(lane.executor.ready for lane in self.lanes)
 
     @property
     def idle(self) -> bool:
@@ -101,21 +107,25 @@ class Engine:
 
     def drain(self) -> None:
         """Admit nothing more; what is queued still runs."""
-        with self._lock:
+        with self.lock:
             self.batcher.draining = True
-        self._bell.put(None)
+        for lane in self.lanes:
+            lane.ring()
 
     def stop(self, error: InferError) -> None:
-        """Fail what is queued and what runs, and end the thread. To be called on the loop's thread."""
-        with self._lock:
-            self._stopping = self.batcher.draining = True
-            entries = [*self.batcher.clear(), *self._current]
-        self._bell.put(None)
+        """Fail what is queued and what runs, and end the threads. To be called on the loop's thread."""
+        with self.lock:
+            self.stopping = self.batcher.draining = True
+            entries = [*self.batcher.clear(), *(entry for lane in self.lanes for entry in lane.current)]
+        for lane in self.lanes:
+            lane.ring()
         for entry in entries:
             entry.ticket.fail(error)
 
     def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        for lane in self.lanes:
+            if lane.thread.ident is not None:
+                lane.thread.join(seconds)
 
     def _submit(self, ticket: Ticket, arrays: Arrays, deadline: float, priority: int) -> None:
         sizes = self.layout.check(arrays)
@@ -128,95 +138,46 @@ class Engine:
             ticket.entries.append(
                 Entry(part, own, key, count, elements, size, deadline, priority, ticket, index)
             )
-        with self._lock:
+        if len(self.quarantine):
+            for entry in ticket.entries:
+                self.quarantine.refuse(digest_of(entry.inputs))
+        with self.lock:
             try:
                 self.batcher.admit(ticket.entries, deadline)
             except InferError as error:
                 self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
                 raise
-            asleep, self._waiting = self._waiting, False
-        if asleep and self._home is not None:
+            lane = self.sleeper()
+        if lane is not None and self._home is not None:
             # One turn of the loop later, so that all requests that came in together ring once and run together.
-            self._home.call_soon(self._bell.put, None)
+            self._home.call_soon(lane.ring)
+
+    def sleeper(self) -> Lane | None:
+        """A lane that sleeps and is to be rung by the caller, who holds the lock."""
+        for lane in self.lanes:
+            if lane.asleep:
+                lane.asleep = False
+                return lane
+        return None
 
     def _withdraw(self, ticket: Ticket) -> int:
-        with self._lock:
+        with self.lock:
             return sum([self.batcher.cancel(entry) for entry in ticket.entries])
 
-    def _expire(self, ticket: Ticket) -> None:
+    def expire(self, ticket: Ticket) -> None:
         if not ticket.future.done():
             waiting = self._withdraw(ticket)
             self.metrics.deadline_exceeded.inc()
             where = "in the queue" if waiting else "while it ran"
             ticket.fail(DeadlineError(f"the time of the request ran out {where}"))
 
-    def _loop(self) -> None:
-        try:
-            while (taken := self._next()) is not None:
-                for entry in taken.expired:
-                    self._call_home(self._expire, entry.ticket)
-                if taken.entries:
-                    self._call_home(self._deliver, self._execute(taken))
-        except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
-            log.critical("the engine of %s died", self.predictor.name, exc_info=error)
-            self.failure = error
-            self._call_home(self.stop, InferError("the engine died"))
-
-    def _next(self) -> Taken | None:
-        """Blocks until there is something to do; None when stopped."""
-        while True:
-            with self._lock:
-                self.running, self._current = 0, []
-                if self._stopping:
-                    return None
-                taken = self.batcher.take()
-                self.beat = self.clock()
-                self._current = taken.entries
-                self.running = sum(entry.rows for entry in taken.entries)
-                if taken.entries or taken.expired:
-                    return taken
-                self._waiting = True
-            with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=min(taken.wait or 1.0, 1.0))  # looks, and so beats, each second
-
-    def _execute(self, taken: Taken) -> Ran:
-        ran = Ran(taken.entries, [], self.clock(), taken.reason)
-        rows = sum(entry.rows for entry in taken.entries)
-        try:
-            ran.outcomes = list(self._run(taken.entries, ran))
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason
-            ran.outcomes = [error] if len(taken.entries) == 1 else self._one_by_one(taken.entries, ran)
-        seconds = self.clock() - ran.started
-        with self._lock:
-            self.batcher.finish(rows, 0.0 if ran.reason == "retry" else seconds)
-        return ran
-
-    def _one_by_one(self, entries: list[Entry], ran: Ran) -> list[Arrays | Exception]:
-        """A batch failed: alone, the bad request fails and its neighbours don't."""
-        ran.reason, outcomes = "retry", list[Arrays | Exception]()
-        for entry in entries:
-            try:
-                outcomes += self._run([entry], ran)
-            except Exception as error:  # noqa: BLE001
-                outcomes.append(error)
-        return outcomes
-
-    def _run(self, entries: list[Entry], ran: Ran) -> list[Arrays]:
-        begin = self.clock()
-        inputs, ran.padding = self.layout.join([entry.inputs for entry in entries])
-        joined = self.clock()
-        outputs = run_arrays(self.predictor, inputs)
-        computed = self.clock()
-        pieces = self.layout.cut(outputs, [entry.sizes for entry in entries])
-        ran.assemble, ran.compute, ran.cut = joined - begin, computed - joined, self.clock() - computed
-        return pieces
-
-    def _call_home(self, function: Callable[..., None], argument: Any) -> None:
+    def call_home(self, function: Callable[..., None], *arguments: Any) -> None:
+        """On the loop's thread, soon; from any thread."""
         home = self._home
         if home is not None and not home.is_closed():
-            home.call_soon_threadsafe(function, argument)
+            home.call_soon_threadsafe(function, *arguments)
 
-    def _deliver(self, ran: Ran) -> None:
+    def deliver(self, ran: Ran) -> None:
         """On the loop's thread: count the batch, and answer every request that is now complete."""
         rows = sum(entry.rows for entry in ran.entries)
         self.metrics.dispatched(ran.reason)
@@ -231,19 +192,3 @@ class Engine:
             self.metrics.answered(entry.rows, queued, ran.assemble, ran.compute, ran.cut)
             size = 1 if ran.reason == "retry" else rows
             entry.ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
-
-
-def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """`predictor.predict`, with bfloat16 carried as uint16 arrays here and as torch tensors there."""
-    if not any(spec.dtype == "bfloat16" for spec in (*predictor.inputs, *predictor.outputs)):
-        return predictor.predict(dict(arrays))
-    import torch
-
-    given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    for spec in predictor.inputs:
-        if spec.dtype == "bfloat16":
-            given[spec.name] = given[spec.name].view(torch.bfloat16)
-    outputs = predictor.predict(given)
-    for name, value in outputs.items():
-        outputs[name] = (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
-    return outputs

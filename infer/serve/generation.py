@@ -117,6 +117,10 @@ class Generator:
         return self.failure is None and not stuck
 
     @property
+    def ready(self) -> bool:
+        return self.healthy
+
+    @property
     def idle(self) -> bool:
         return not self._streams
 

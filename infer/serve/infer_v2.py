@@ -12,8 +12,9 @@ import msgspec
 from ..errors import InferError, InputError
 from ..spec import TensorSpec
 from . import texts
+from .arrays import Arrays
 from .engine import NORMAL, Engine
-from .layout import BATCH, Arrays
+from .layout import BATCH
 from .routing import BINARY, JSON, Call, Reply
 from .tensors import (
     BINARY_ONLY,

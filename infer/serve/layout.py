@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +10,9 @@ import numpy as np
 
 from ..errors import InferError, InputError
 from ..spec import TensorSpec
+from .arrays import Arrays
 
-Arrays = dict[str, np.ndarray]
+New = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, dtype → where to put that input
 BATCH = "batch"
 
 
@@ -103,14 +104,14 @@ class Layout:
         starts = range(0, rows, self.max_batch)
         return [{name: array[s : s + self.max_batch] for name, array in arrays.items()} for s in starts]
 
-    def join(self, parts: Sequence[Arrays]) -> tuple[Arrays, float]:
-        """One batch of all rows, and the share of its elements that is padding."""
-        if len(parts) == 1:
-            return parts[0], 0.0
+    def join(self, parts: Sequence[Arrays], new: New | None = None) -> tuple[Arrays, float]:
+        """One batch of all rows, copied to where `new` says, and the share of its elements that is padding."""
         joined, real, total = {}, 0, 0
         for name in self.inputs:
             arrays = [part[name] for part in parts]
-            joined[name] = _stack(arrays, self.padding.get(name, 0))
+            shape = (sum([len(array) for array in arrays]), *_widest(arrays)) if arrays[0].ndim else ()
+            target = np.empty(shape, arrays[0].dtype) if new is None else new(name, shape, arrays[0].dtype)
+            joined[name] = _stack(arrays, self.padding.get(name, 0), target)
             real += sum(array.size for array in arrays)
             total += joined[name].size
         return joined, 1 - real / total if total else 0.0
@@ -145,18 +146,27 @@ def bucket(length: int) -> int:
     return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def _stack(arrays: list[np.ndarray], pad: int) -> np.ndarray:
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) == 1:
-        return np.concatenate(arrays)
-    widest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    rows = sum(len(array) for array in arrays)
-    stacked = np.full((rows, *widest), pad, dtype=arrays[0].dtype)
-    start = 0
-    for array in arrays:
-        stacked[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
-        start += len(array)
-    return stacked
+def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
+    """Sizes that hold a row of each."""
+    if len(arrays) == 1:
+        return arrays[0].shape[1:]
+    return tuple([max(sizes) for sizes in zip(*[array.shape[1:] for array in arrays], strict=True)])
+
+
+def _stack(arrays: list[np.ndarray], pad: int, target: np.ndarray) -> np.ndarray:
+    """All rows in `target`, the rest of it `pad`."""
+    rest = target.shape[1:]
+    if not target.ndim:
+        target[...] = arrays[0]
+    elif all(array.shape[1:] == rest for array in arrays):
+        np.concatenate(arrays, out=target)
+    else:
+        target.fill(pad)
+        start = 0
+        for array in arrays:
+            target[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
+            start += len(array)
+    return target
 
 
 def _stored(spec: TensorSpec) -> TensorSpec:

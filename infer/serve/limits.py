@@ -51,7 +51,8 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     generation_seconds: float = 600.0  # of a request for text that names no time
     max_wait_seconds: float = 5.0  # predicted wait beyond which new work is turned away
     nonfinite_error: bool = False  # refuse outputs that are NaN or infinite; else they go as strings
-    wedged_seconds: float = 60.0  # a batch that runs longer makes the server not ready
+    wedged_seconds: float = 60.0  # a batch in the server's own process that runs longer makes it not ready
+    watchdog_seconds: float = 30.0  # a worker whose batch takes longer, and ten times its p99, is killed
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:

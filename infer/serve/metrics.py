@@ -59,6 +59,7 @@ class ModelMetrics:
         self.padding_ratio = metrics.padding_ratio.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.nonfinite = metrics.nonfinite.labels(*self._labels)
+        self.worker_deaths = metrics.worker_deaths.labels(*self._labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self._dispatch = {r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "retry")}
         self.stats, self.batches = InferenceStats(), dict[int, BatchStats]()
@@ -120,6 +121,7 @@ class Metrics:
         self.rejected = counter("rejected", "Requests turned away on arrival", ("reason",))
         self.cancelled = counter("cancelled", "Requests whose client went away", ("stage",))
         self.deadline_exceeded = counter("deadline_exceeded", "Requests whose time ran out")
+        self.worker_deaths = counter("worker_deaths", "Processes of the model that ended or were killed")
         self.nonfinite = counter("nonfinite_outputs", "Output values that were NaN or infinite")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of the texts that came in")
         self.queue_seconds = histogram("queue_seconds", "From arrival to the start of the batch", SECONDS)

@@ -12,16 +12,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 import uvicorn
 
 from ..errors import BusyError, NotUsableError, UsageError
-from . import wire
+from . import opening, wire
 from .app import build
 from .limits import LOOPBACK, ServeLimits
 from .service import Service
+from .worker.messages import Source
 
 LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
 SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
@@ -41,6 +41,8 @@ def run(
     drain: float | None = None,
     kv_memory: str | int | None = None,
     max_tokens_per_step: int | None = None,
+    in_process: bool = False,
+    replicas: int = 1,
     limits: ServeLimits | None = None,
     say: Callable[[str], None] | None = None,
 ) -> int:
@@ -48,35 +50,32 @@ def run(
 
     Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
-    one line that is printed when requests are answered. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and
+    one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
+    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and
     `max_tokens_per_step` are for each language model (see `Predictor.load`).
     """
-    from ..predict import Predictor
-
     if not paths:
         raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
+    options = {
+        "device": device,
+        "threads": threads,
+        "trust_code": trust_code,
+        "kv_memory": kv_memory,
+        "max_tokens_per_step": max_tokens_per_step,
+    }
+    own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
+    given = {name: value for name, value in own.items() if value is not None}
+    bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
-        loaded: list[tuple[Any, float]] = []
-        for path in paths:
-            began = time.perf_counter()
-            predictor = stack.enter_context(
-                Predictor.load(
-                    os.fspath(path),
-                    device=device,
-                    threads=threads,
-                    trust_code=trust_code,
-                    kv_memory=kv_memory,
-                    max_tokens_per_step=max_tokens_per_step,
-                )
-            )
-            loaded.append((predictor, time.perf_counter() - began))
-        own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
-        given = {name: value for name, value in own.items() if value is not None}
-        bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
-        service = Service([predictor for predictor, _ in loaded], bounds, api_key=api_key)
-        for predictor, seconds in loaded:
-            service.metrics.loaded(predictor.name, predictor.version, "open", seconds)
+        sources = [Source(path=os.fspath(path), options=options) for path in paths]
+        opened = opening.open_models(
+            sources, stack, in_process=in_process, replicas=replicas, watchdog=bounds.watchdog_seconds
+        )
+        service = Service([predictor for predictor, _ in opened], bounds, api_key=api_key)
+        for predictor, phases in opened:
+            for phase, seconds in phases.items():
+                service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
         return serve(service, listener, say=say)
 
 
@@ -122,7 +121,8 @@ def serve(service: Service, listener: socket.socket, *, say: Callable[[str], Non
         began = time.perf_counter()
         model.warmup()
         name, version = model.predictor.name, model.predictor.version
-        service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
+        if not hasattr(model.predictor, "executors"):
+            service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

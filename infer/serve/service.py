@@ -82,7 +82,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self.state == "ready" and self.healthy
+        return self.state == "ready" and all(model.ready for model in self.models.values())
 
     @property
     def healthy(self) -> bool:

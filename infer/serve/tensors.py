@@ -74,7 +74,7 @@ def _narrow(wide: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
 
 
 def from_binary(spec: TensorSpec, shape: list[int], raw: memoryview, where: str) -> np.ndarray:
-    """Little-endian, row-major; a copy, so that it is aligned and may be written."""
+    """Little-endian, row-major; a view of `raw` that may not be written, nor be aligned: a batch is a copy of it."""
     dtype = DATATYPES[spec.dtype][2]
     want = math.prod(shape) * dtype.itemsize
     if len(raw) != want:
@@ -83,8 +83,7 @@ def from_binary(spec: TensorSpec, shape: list[int], raw: memoryview, where: str)
         bits = np.frombuffer(raw, dtype=np.uint8)
         if bits.size and bits.max() > 1:
             raise InputError("a BOOL byte is neither 0 nor 1", where=where)
-    array = np.frombuffer(raw, dtype=dtype).reshape(shape)
-    return array.astype(dtype.newbyteorder("="), copy=True)
+    return np.frombuffer(raw, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
 def to_json(array: np.ndarray) -> tuple[list[Any], int]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from .arrays import Arrays
 from .engine import NORMAL, Engine
-from .layout import Arrays, bucket
+from .layout import bucket
 from .service import Service
 from .tickets import Answer, together
 

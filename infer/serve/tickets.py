@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ResourceError
+from .arrays import Arrays
 from .batching import Entry
-from .layout import Arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,26 @@
+"""Named numpy arrays through a predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """`predictor.predict`, with bfloat16 carried as uint16 arrays here and as torch tensors there."""
+    if not any(spec.dtype == "bfloat16" for spec in (*predictor.inputs, *predictor.outputs)):
+        return predictor.predict(dict(arrays))
+    import torch
+
+    given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    for spec in predictor.inputs:
+        if spec.dtype == "bfloat16":
+            given[spec.name] = given[spec.name].view(torch.bfloat16)
+    outputs = predictor.predict(given)
+    for name, value in outputs.items():
+        outputs[name] = (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
+    return outputs

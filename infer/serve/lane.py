@@ -1,0 +1,217 @@
+"""A thread that takes batches, runs them on one executor and hands them back: one wake-up of the loop per batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..errors import InferError, PoisonError, WorkerDiedError
+from .arrays import Arrays, run_arrays
+from .batching import Entry, Taken
+from .bell import Bell
+from .quarantine import digest_of
+from .worker.replica import LostError
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+log = logging.getLogger("infer.serve")
+Outcome = Arrays | Exception
+LOOK_SECONDS = 1.0
+
+
+class Executor(Protocol):
+    """Runs one batch after another; see `Local` and `worker.replica.Replica`."""
+
+    ready: bool
+    watched: bool  # a batch that hangs raises `LostError`
+
+    def fileno(self) -> int: ...
+
+    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray: ...
+
+    def run(self, inputs: Arrays) -> tuple[Arrays, float]: ...
+
+    def abandon(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def restart(self, stopping: Callable[[], bool]) -> None: ...
+
+
+class Local:
+    """A predictor in this process."""
+
+    ready, watched = True, False
+
+    def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
+        self._predictor, self._clock = predictor, clock
+
+    def fileno(self) -> int:
+        return -1
+
+    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def run(self, inputs: Arrays) -> tuple[Arrays, float]:
+        began = self._clock()
+        outputs = run_arrays(self._predictor, inputs)
+        return outputs, self._clock() - began
+
+    def abandon(self) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+    def restart(self, stopping: Callable[[], bool]) -> None:
+        raise InferError("a model in this process can't be started again")
+
+
+@dataclass(slots=True)
+class Ran:
+    """One batch after it ran: per entry its outputs or the reason that it has none. Seconds."""
+
+    entries: list[Entry]
+    outcomes: list[Outcome]
+    started: float
+    reason: str
+    assemble: float = 0.0
+    compute: float = 0.0
+    cut: float = 0.0
+    padding: float = 0.0
+
+
+class Lane:
+    """`beat`: when it last looked; `running`: rows of its batch; `failure`: what it died of."""
+
+    def __init__(self, engine: Engine, executor: Executor, number: int) -> None:
+        self.engine, self.executor, self.number = engine, executor, number
+        self.current: list[Entry] = []
+        self.running, self.beat = 0, engine.clock()
+        self.asleep = False
+        self.failure: BaseException | None = None
+        self._bell: Bell | None = None
+        name = f"infer-{engine.predictor.name}-{number}"
+        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether somebody else has to notice that its batch hangs."""
+        return not self.executor.watched
+
+    def start(self) -> None:
+        self._bell = Bell()
+        self.thread.start()
+
+    def ring(self) -> None:
+        """Look now."""
+        if self._bell is not None:
+            self._bell.ring()
+
+    def _loop(self) -> None:
+        engine = self.engine
+        try:
+            while (taken := self._next()) is not None:
+                for entry in taken.expired:
+                    engine.call_home(engine.expire, entry.ticket)
+                if taken.entries:
+                    engine.call_home(engine.deliver, self._execute(taken))
+        except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
+            log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
+            self.failure = error
+            engine.call_home(engine.stop, WorkerDiedError("the engine died"))
+        finally:
+            if self._bell is not None:
+                self._bell.close()
+
+    def _next(self) -> Taken | None:
+        """Blocks until there is something to do; None when stopped."""
+        engine = self.engine
+        while True:
+            with engine.lock:
+                self.running, self.current = 0, []
+                if engine.stopping:
+                    return None
+                taken = engine.batcher.take(self.number)
+                self.beat = engine.clock()
+                self.current = taken.entries
+                self.running = sum([entry.rows for entry in taken.entries])
+                if taken.entries or taken.expired:
+                    if engine.batcher.requests and (other := engine.sleeper()) is not None:
+                        other.ring()
+                    return taken
+                self.asleep = True
+            if self._bell is not None:
+                self._bell.wait(min(taken.wait or LOOK_SECONDS, LOOK_SECONDS), self.executor.fileno())
+            self.asleep = False
+            try:
+                self.executor.look()
+            except LostError as error:
+                self._restart(error)
+
+    def _restart(self, error: LostError) -> None:
+        """Raises `HopelessError` when that does not help."""
+        engine = self.engine
+        if not engine.stopping:
+            log.error("a worker of %s died: %s", engine.predictor.name, error)
+            engine.call_home(engine.metrics.worker_deaths.inc)
+            self.executor.restart(lambda: engine.stopping)
+
+    def _execute(self, taken: Taken) -> Ran:
+        engine, rows = self.engine, self.running
+        ran = Ran(taken.entries, [], engine.clock(), taken.reason)
+        ran.outcomes = self._outcomes(taken.entries, ran)
+        seconds = engine.clock() - ran.started
+        with engine.lock:
+            engine.batcher.finish(rows, 0.0 if ran.reason == "retry" else seconds, self.number)
+        return ran
+
+    def _outcomes(self, entries: Sequence[Entry], ran: Ran) -> list[Outcome]:
+        """Run them; when that fails, their halves, so that a bad request fails and its neighbours don't."""
+        try:
+            return list(self._run(entries, ran))
+        except LostError as error:
+            ran.reason = "retry"
+            self._restart(error)
+            return [self._again(entry, ran) for entry in entries]
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason
+            if len(entries) == 1:
+                return [error]
+            ran.reason, half = "retry", len(entries) // 2
+            return self._outcomes(entries[:half], ran) + self._outcomes(entries[half:], ran)
+
+    def _again(self, entry: Entry, ran: Ran) -> Outcome:
+        """Once more, alone, after its worker died; whoever is there at two deaths is guilty."""
+        engine = self.engine
+        entry.deaths += 1
+        if entry.deaths > 1:
+            engine.quarantine.add(digest_of(entry.inputs))
+            return PoisonError("the model's process died of this request, twice")
+        if engine.stopping or entry.ticket.future.done() or entry.deadline <= engine.clock():
+            return WorkerDiedError("the model's process died")
+        return self._outcomes([entry], ran)[0]
+
+    def _run(self, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+        engine = self.engine
+        layout, clock = engine.layout, engine.clock
+        begin = clock()
+        try:
+            inputs, ran.padding = layout.join([entry.inputs for entry in entries], self.executor.new)
+        except BaseException:
+            self.executor.abandon()
+            raise
+        joined = clock()
+        try:
+            outputs, ran.compute = self.executor.run(inputs)
+        finally:
+            inputs.clear()  # an error's traceback would keep them
+        computed = clock()
+        pieces = layout.cut(outputs, [entry.sizes for entry in entries])
+        ran.assemble, ran.cut = joined - begin, clock() - computed
+        return pieces

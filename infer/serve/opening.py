@@ -1,0 +1,66 @@
+"""Opens what is to be served: in processes of its own, or in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .worker.messages import Source
+from .worker.remote import Starting
+from .worker.replica import WatchLimits
+
+Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
+
+
+def open_models(
+    sources: Sequence[Source],
+    stack: contextlib.ExitStack,
+    *,
+    in_process: bool,
+    replicas: int = 1,
+    watchdog: float = 30.0,
+) -> list[Opened]:
+    """All of them, `stack` closes them; workers open theirs side by side. Raises what opening raised."""
+    if replicas < 1 or (in_process and replicas > 1):
+        raise UsageError("more replicas need processes of their own", where="--replicas")
+    if in_process or sys.platform == "win32":
+        return [_here(source, stack) for source in sources]
+    watch = WatchLimits(batch=watchdog, idle=watchdog)
+    starting = []
+    for source in sources:
+        if generates(Path(source.path)):
+            continue
+        one = Starting(source, replicas, watch=watch)
+        stack.callback(one.close)
+        starting.append(one)
+    opened: list[Opened] = []
+    for source in sources:
+        if generates(Path(source.path)):
+            opened.append(_here(source, stack))
+            continue
+        remote = starting.pop(0).remote()
+        opened.append((remote, remote.phases))
+    return opened
+
+
+def _here(source: Source, stack: contextlib.ExitStack) -> Opened:
+    from ..predict import Predictor
+
+    began = time.perf_counter()
+    predictor = stack.enter_context(Predictor.load(source.path, **source.options))
+    return predictor, {"open": time.perf_counter() - began}
+
+
+def generates(folder: Path) -> bool:
+    """Whether it is an artifact of a language model, from a look at its manifest; False when that can't be read."""
+    try:
+        found = json.loads((folder / "manifest.json").read_bytes())
+        return (found.get("meta") or {}).get("generation") is not None
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False

@@ -1,0 +1,127 @@
+"""`python -m infer.serve.worker PARENT CHANNEL SLAB…`: a process id and inherited descriptors; started by `process`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .channel import Channel, ClosedError
+from .messages import Beat, Card, Manifest, Open, Ready, Source, ToTensors, failed
+from .process import age
+from .slab import Slab
+
+BEAT_SECONDS = 1.0
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0 when told to end, 3 when the model could not be opened."""
+    parent, descriptor, *slabs = map(int, arguments)
+    phases = {"python": age()}
+    _die_with(parent)
+    channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToTensors)
+    threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
+    with contextlib.suppress(ClosedError):
+        return _serve(channel, [Slab(number, index) for index, number in enumerate(slabs)], phases)
+    return 0
+
+
+def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -> int:
+    asked = channel.receive()
+    if not isinstance(asked, Open):
+        return 3
+    try:
+        with _beating(channel):
+            predictor = _open(asked.source, phases)
+        card = card_of(predictor)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
+        channel.send(failed(error))
+        return 3
+    from . import tensors
+
+    channel.send(Ready(card, phases))
+    return tensors.loop(predictor, channel, slabs)
+
+
+def _open(source: Source, phases: dict[str, float]) -> Any:
+    began = time.perf_counter()
+    module, _, name = source.opener.partition(":")
+    opener: Any = importlib.import_module(module)
+    for part in name.split("."):
+        opener = getattr(opener, part)
+    imported = time.perf_counter()
+    predictor = opener(source.path, **source.options)
+    opened = time.perf_counter()
+    predictor.warmup()
+    parts: dict[str, float] = getattr(predictor, "phases", {})
+    phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
+    phases["warmup"] = time.perf_counter() - opened
+    return predictor
+
+
+def card_of(predictor: Any) -> Card:
+    manifest, path = predictor.manifest, getattr(predictor, "path", None)
+    return Card(
+        name=predictor.name,
+        version=predictor.version,
+        task=predictor.task,
+        inputs=tuple(predictor.inputs),
+        outputs=tuple(predictor.outputs),
+        sizes=dict(predictor.sizes),
+        max_batch=predictor.max_batch,
+        padding=dict(getattr(predictor, "padding", {})),
+        manifest=Manifest(manifest.backend, manifest.meta, dict(getattr(manifest, "files", {}))),
+        path=None if path is None else os.fspath(path),
+    )
+
+
+@contextlib.contextmanager
+def _beating(channel: Channel[Any]) -> Iterator[None]:
+    """Signs of life from a thread of their own while the model is opened, which may take minutes."""
+    over = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(ClosedError):
+            while not over.wait(BEAT_SECONDS):
+                channel.send(Beat())
+
+    thread = threading.Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _die_with(parent: int) -> None:
+    """Signals that ask the server to stop are the front's to answer; when it dies, so does this process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(descriptor: int) -> None:
+    """Ends the process when the front hangs up, whatever the main thread is busy with."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # the end of the other side is told in any case
+    poll.poll()
+    time.sleep(1.0)  # the main thread sees it too, and ends in order if it can
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""What front and worker say to each other: plain structs, msgpack, no pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ... import errors
+from ...errors import InferError
+from ...spec import TensorSpec
+
+Placed = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, numpy dtype, shape, offset
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker serves: `opener` is `module:attribute`, called with `path` and `options`."""
+
+    path: str
+    opener: str = "infer.predict:Predictor.load"
+    options: dict[str, Any] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The parts of an artifact's manifest that serving reads."""
+
+    backend: str | None = None
+    meta: dict[str, Any] | None = None
+    files: dict[str, str] = {}
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is. A worker that is started again must show the same card."""
+
+    name: str
+    version: str
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: dict[str, tuple[int, int]]
+    max_batch: int
+    padding: dict[str, int]
+    manifest: Manifest
+    path: str | None = None
+
+
+class Open(msgspec.Struct, tag="open", array_like=True):
+    """To the worker, first: load this, run it once, say `Ready`."""
+
+    source: Source
+
+
+class Run(msgspec.Struct, tag="run", array_like=True):
+    """To the worker: inputs lie in this slab, outputs go behind byte `used` of it."""
+
+    slab: int
+    used: int
+    inputs: list[Placed]
+
+
+class Close(msgspec.Struct, tag="close", array_like=True):
+    """To the worker: end."""
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """From the worker: the model is open, tested and warm. `phases`: seconds of each part of the start."""
+
+    card: Card
+    phases: dict[str, float]
+
+
+class Done(msgspec.Struct, tag="done", array_like=True):
+    """From the worker: a batch ran. `seconds`: of the model alone."""
+
+    outputs: list[Placed]
+    seconds: float
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """From the worker: what was asked raised. `kind`: a class of `infer.errors`, or empty."""
+
+    kind: str
+    text: str
+    where: str = ""
+    hint: str = ""
+
+
+class Beat(msgspec.Struct, tag="beat", array_like=True):
+    """From a worker that loads or has nothing to do, about once a second."""
+
+    steps: int = 0
+
+
+ToTensors = Open | Run | Close
+FromTensors = Ready | Done | Failed | Beat
+
+
+class ModelError(Exception):
+    """The model raised something that is no `InferError`; its traceback stands in the worker's log."""
+
+
+def failed(error: BaseException) -> Failed:
+    """The error as it crosses over."""
+    if isinstance(error, InferError):
+        return Failed(type(error).__name__, error.message, error.where, error.hint)
+    kind = "MemoryError" if isinstance(error, MemoryError) else ""
+    return Failed(kind, f"{type(error).__name__}: {error}")
+
+
+def raised(message: Failed) -> Exception:
+    """The error on the other side: of the same class where it is one of `infer.errors`."""
+    if message.kind == "MemoryError":
+        return MemoryError(message.text)
+    kind = getattr(errors, message.kind, None) if message.kind else None
+    if isinstance(kind, type) and issubclass(kind, InferError):
+        return kind(message.text, where=message.where, hint=message.hint)
+    return ModelError(message.text)

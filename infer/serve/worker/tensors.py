@@ -1,0 +1,47 @@
+"""The worker's loop over batches of tensors. One thread: a batch comes, runs, is answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from ..arrays import run_arrays
+from .channel import Channel
+from .messages import Beat, Done, Failed, Open, Run, failed
+from .slab import Slab
+
+log = logging.getLogger("infer.serve.worker")
+BEAT_SECONDS = 1.0
+
+
+def loop(predictor: Any, channel: Channel[Any], slabs: list[Slab]) -> int:
+    """Until told to end; the exit code. Raises `ClosedError` when the front is gone."""
+    steps = 0
+    while True:
+        asked = channel.receive(BEAT_SECONDS)
+        if asked is None:
+            channel.send(Beat(steps))
+        elif isinstance(asked, Run):
+            steps += 1
+            channel.send(_run(predictor, asked, slabs[asked.slab]))
+        elif not isinstance(asked, Open):
+            predictor.close()
+            return 0
+
+
+def _run(predictor: Any, asked: Run, slab: Slab) -> Done | Failed:
+    slab.begin(asked.used)
+    try:
+        inputs = {placed[0]: slab.at(placed) for placed in asked.inputs}
+        began = time.perf_counter()
+        outputs = run_arrays(predictor, inputs)
+        seconds = time.perf_counter() - began
+        return Done([slab.put(name, array) for name, array in outputs.items()], seconds)
+    except Exception as error:  # noqa: BLE001 - a model may raise anything; the worker goes on
+        message = failed(error)
+        if not message.kind:
+            log.exception("a batch failed")
+        return message
+    finally:
+        slab.whole = None

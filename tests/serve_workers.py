@@ -1,0 +1,132 @@
+"""Models of a few lines for worker processes, and what tests do to those processes.
+
+`python -m tests.serve_workers OPTIONS` serves `Hazards`; OPTIONS is JSON, see `serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+DIE, RAISE, HANG = 666.0, 667.0, 668.0
+
+
+class Hazards:
+    """y = 2·x over [batch, 4], and the process id. A row may hold what ends the process, raises, or never returns."""
+
+    name, version, task, max_batch = "hazards", "1", "tensors", 8
+    sizes, padding = {"batch": (1, 8)}, dict[str, int]()
+
+    def __init__(self, path: str, seconds: float = 0.0, meta: dict[str, Any] | None = None) -> None:
+        from infer.spec import TensorSpec
+
+        self.seconds = seconds
+        self.name = Path(path).name
+        self.manifest = SimpleNamespace(backend="none", meta=meta or {}, files={})
+        self.inputs = (TensorSpec("x", "float32", ("batch", 4)),)
+        self.outputs = TensorSpec("y", "float32", ("batch", 4)), TensorSpec("pid", "int64", ("batch",))
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        time.sleep(self.seconds)
+        if (x == DIE).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (x == RAISE).any():
+            raise ValueError("the secret of the model's insides")
+        if (x == HANG).any():
+            time.sleep(1000)
+        return {"y": x * 2, "pid": np.full(len(x), os.getpid(), np.int64)}
+
+    def warmup(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def refuses(path: str) -> Any:
+    """A model that can't be opened."""
+    from infer.errors import ArtifactError
+
+    raise ArtifactError("a file is missing: weights", where=path, hint="Copy it again")
+
+
+def dies(path: str) -> Any:
+    """A model whose process does not survive opening it."""
+    os._exit(7)
+
+
+def x_of(*values: float) -> dict[str, np.ndarray]:
+    return {"x": np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)}
+
+
+def body_of(*values: float) -> dict[str, Any]:
+    x = x_of(*values)["x"]
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
+
+
+def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists, and is no zombie."""
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of `Hazards` with worker processes, and its address."""
+    command = [sys.executable, "-m", "tests.serve_workers", json.dumps(options)]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as running:
+        try:
+            line = running.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert found, (line, running.poll(), running.stderr.read())
+            yield running, found[0]
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def serve(seconds: float = 0.0, replicas: int = 1, watchdog: float = 30.0, **limits: Any) -> int:
+    from infer.serve import server
+    from infer.serve.limits import ServeLimits
+    from infer.serve.service import Service
+    from infer.serve.worker.messages import Source
+    from infer.serve.worker.remote import Starting
+    from infer.serve.worker.replica import WatchLimits
+
+    source = Source(path="hazards", opener="tests.serve_workers:Hazards", options={"seconds": seconds})
+    watch = WatchLimits(batch=watchdog, idle=watchdog)
+    starting = Starting(source, replicas, watch=watch)
+    with contextlib.closing(starting), server.listen("127.0.0.1", 0) as listener:
+        return server.serve(Service([starting.remote()], ServeLimits(**limits)), listener)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(**json.loads(sys.argv[1])))

@@ -1,0 +1,218 @@
+"""Models in worker processes: the same answers, and what is left when one dies, hangs or raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infer.errors import ArtifactError, NotReadyError, PoisonError
+from infer.serve.engine import Engine
+from infer.serve.limits import ServeLimits
+from infer.serve.metrics import Metrics
+from infer.serve.worker.messages import ModelError, Source
+from infer.serve.worker.remote import Remote, Starting
+from infer.serve.worker.replica import HopelessError, WatchLimits
+from infer.serve.worker.restarts import RestartLimits, Restarts
+from tests.serve_workers import DIE, HANG, RAISE, alive, wait_until, x_of
+
+FAST = RestartLimits(first=0.01)
+
+
+@contextlib.contextmanager
+def remote(replicas: int = 1, watch: WatchLimits | None = None, **options: Any) -> Iterator[Remote]:
+    source = Source(path="hazards", opener="tests.serve_workers:Hazards", options=options)
+    starting = Starting(source, replicas, watch=watch, restart=FAST)
+    with contextlib.closing(starting):
+        yield starting.remote()
+
+
+@contextlib.asynccontextmanager
+async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[Engine]:
+    engine = Engine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+    engine.start(asyncio.get_running_loop())
+    try:
+        yield engine
+    finally:
+        engine.stop(NotReadyError("over"))
+        predictor.close()
+        engine.join(10)
+        assert not any(lane.thread.is_alive() for lane in engine.lanes)
+
+
+async def ask(engine: Engine, *values: float, timeout: float = 60) -> Any:
+    answer = await engine.infer(x_of(*values), timeout=timeout)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(*values)["x"])
+    return answer
+
+
+def test_a_worker_gives_what_the_model_gives_from_another_process() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            first = await ask(engine, 1)
+            assert first.outputs["pid"][0] == predictor.executors[0].pid != os.getpid()
+            answers = await asyncio.gather(*(ask(engine, *range(i, i + 3)) for i in range(20)))
+            assert max(answer.batch_size for answer in answers) > 3
+            await ask(engine, *range(30))
+            assert engine.ready
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_answers_that_are_kept_stay_what_they_were() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            kept = [await ask(engine, value) for value in range(20)]
+        for value, answer in enumerate(kept):
+            np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_request_that_raises_fails_alone_and_its_neighbours_do_not() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            values = [1, 2, RAISE, 4, 5, 6, 7]
+            tasks = [engine.infer(x_of(value), timeout=60) for value in values]
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(answers[2], ModelError)
+            for value, answer in zip(values, answers, strict=True):
+                if value != RAISE:
+                    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+            assert engine.healthy
+            assert predictor.executors[0].restarts.total == 0
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_request_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            values = [1, 2, DIE, 4]
+            tasks = [engine.infer(x_of(value), timeout=60) for value in values]
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(answers[2], PoisonError)
+            for value, answer in zip(values, answers, strict=True):
+                if value != DIE:
+                    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+            deaths = predictor.executors[0].restarts.total
+            assert deaths == 2
+            with pytest.raises(PoisonError):
+                await engine.infer(x_of(DIE), timeout=60)
+            await ask(engine, 7)
+            assert predictor.executors[0].restarts.total == deaths
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            await ask(engine, 1)
+            first = predictor.executors[0].pid
+            assert first is not None
+            running = [asyncio.create_task(ask(engine, value)) for value in range(8)]
+            while not engine.running:
+                await asyncio.sleep(0.001)
+            os.kill(first, signal.SIGKILL)
+            for answer in await asyncio.gather(*running):
+                assert answer.outputs["pid"][0] != first
+            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)  # while it has nothing to do
+            await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total == 2)
+            await asyncio.to_thread(wait_until, lambda: engine.ready)
+            await ask(engine, 1)
+
+    with remote(seconds=0.3) as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_worker_that_hangs_is_killed_whether_it_works_or_not() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            await ask(engine, 1)
+            first = predictor.executors[0].pid or 0
+            os.kill(first, signal.SIGSTOP)
+            await ask(engine, 2)
+            assert not alive(first)
+            second = predictor.executors[0].pid or 0
+            os.kill(second, signal.SIGSTOP)  # and asked for nothing
+            await asyncio.to_thread(wait_until, lambda: not alive(second))
+            with pytest.raises(PoisonError):
+                await engine.infer(x_of(HANG), timeout=60)
+            assert predictor.executors[0].restarts.total == 4
+
+    with remote(watch=WatchLimits(batch=1.5, idle=2.5)) as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_replicas_share_one_queue() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor, max_batch=1) as engine:
+            answers = await asyncio.gather(*(ask(engine, value) for value in range(8)))
+            assert len({int(answer.outputs["pid"][0]) for answer in answers}) == 2
+            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+            await asyncio.gather(*(ask(engine, value) for value in range(8)))
+            assert engine.ready
+
+    with remote(replicas=2, seconds=0.1) as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_when_starting_again_does_not_help_the_engine_gives_up() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            failed = []
+            for value in range(3):
+                try:
+                    await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
+                except Exception as error:  # noqa: BLE001
+                    failed.append(error)
+            assert len(failed) == 3
+            await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
+            assert isinstance(engine.failure, HopelessError)
+            assert not engine.ready
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_what_opening_the_model_raises_is_raised_here_and_no_process_is_left() -> None:
+    starting = Starting(Source(path="nowhere", opener="tests.serve_workers:refuses"))
+    pid = starting._replicas[0].pid or 0
+    with pytest.raises(ArtifactError, match="a file is missing: weights - at nowhere. Copy it again"):
+        starting.remote()
+    assert not alive(pid)
+    starting = Starting(Source(path="nowhere", opener="tests.serve_workers:dies"))
+    with pytest.raises(NotReadyError, match="exit code 7"):
+        starting.remote()
+
+
+def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
+    with remote() as predictor:
+        pid = predictor.executors[0].pid or 0
+        assert alive(pid)
+    assert not alive(pid)
+    before = len(os.listdir("/proc/self/fd"))
+    with remote():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
+    now = [0.0]
+    restarts = Restarts(RestartLimits(), lambda: now[0])
+    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    now[0] = 61.0
+    assert restarts.died() == 1.6
+    restarts.works()
+    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, None]
