@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from infer.generate import draws, truncation
 from infer.generate.requests import Request, Sampling
 from infer.generate.sampling import Pick, Sampler, uniform
 from infer.generate.sequence import Job, Sequence
+from infer.kernels import native
 
 VOCABULARY = 700  # more than the candidates and no multiple of a block
 Choose = Callable[[Tensor, list[Sampling], list[float]], list[int]]
@@ -79,7 +80,54 @@ def by_rows(logits: Tensor, samplings: list[Sampling], places: list[float]) -> l
     return [draws.draw(row, float(row.max()), sampling, place) for row, sampling, place in found]
 
 
-@pytest.mark.parametrize("choose", [by_rows, truncation.choose])
+def natively(logits: Tensor, samplings: list[Sampling], places: list[float]) -> list[int]:
+    asked = [(s.temperature, s.top_k, s.top_p, s.min_p, p) for s, p in zip(samplings, places, strict=True)]
+    return native.sample(logits, np.array(asked))
+
+
+@pytest.fixture(params=["avx512_vnni", "avx2", "neon_dotprod", "scalar"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    if reason := native.why_not():
+        pytest.skip(reason)
+    if request.param not in native.isas():
+        pytest.skip(f"this CPU has no {request.param}")
+    before = native.isa()
+    native.use_isa(request.param)
+    yield request.param
+    native.use_isa(before)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 15, 63, 64, 65, 257, 700, 5003])
+def test_every_instruction_set_draws_as_numpy_does(isa: str, vocabulary: int) -> None:
+    logits = torch.randn(len(CUTS), vocabulary) * 3
+    if vocabulary > 1:
+        logits[:, ::3] = -torch.inf  # as a grammar leaves it
+        logits[:, 1] = 0.5
+    samplings = [Sampling(temperature=0.8, **cut) for cut in CUTS] if vocabulary > 1 else [Sampling()] * 11
+    logits[0] = 1.0
+    for place in (0.0, 0.3, 1 - 2**-53):
+        places = [place] * len(CUTS)
+        assert natively(logits, samplings, places) == by_rows(logits, samplings, places)
+
+
+def test_natively_rows_that_are_no_numbers_or_allow_nothing_have_no_token(isa: str) -> None:
+    logits = torch.randn(6, 70)
+    logits[0, 69], logits[1, 3], logits[2, 64] = torch.nan, torch.nan, torch.inf
+    logits[3] = -torch.inf
+    for temperature in (0.0, 1.0):
+        samplings = [Sampling(temperature=temperature)] * 6
+        found = natively(logits, samplings, [0.5] * 6)
+        assert found[:4] == [-1] * 4
+        assert min(found[4:]) >= 0
+
+
+def test_natively_the_first_of_equals_is_the_most_likely(isa: str) -> None:
+    logits = torch.zeros(2, 200)
+    logits[0, [70, 130]] = 2.0
+    assert natively(logits, [Sampling(temperature=0.0)] * 2, [0.0] * 2) == [70, 0]
+
+
+@pytest.mark.parametrize("choose", [by_rows, truncation.choose, natively])
 @pytest.mark.parametrize(
     ("vocabulary", "spread", "heat"),
     [*((700, s, h) for s in (0.1, 4.0) for h in (0.3, 1.0, 5.0)), (20000, 4.0, 1.0)],

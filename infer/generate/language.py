@@ -20,6 +20,7 @@ from .engine import Engine
 from .grammar import Grammars
 from .requests import Sampling
 from .scheduler import EngineLimits
+from .speculation import PromptLookup
 from .step import StepShape
 
 DEFAULT_TOKENS = Sampling().max_tokens
@@ -31,6 +32,7 @@ class Language:
     """`step` runs the graph of `generate.step` over a cache of `shape`; `folder` holds the artifact's text files.
 
     Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
+    `speculation`: repeated text is drafted by prompt lookup, where that was measured to pay.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Language:
         device: str = "cpu",
         kv_bytes: int | None = None,
         limits: EngineLimits | None = None,
+        speculation: bool = True,
     ) -> None:
         self.step, self.shape, self.folder, self.name, self.device = step, shape, folder, name, device
         self.vocab_size = shape.vocab_size
-        self._kv_bytes, self._limits = kv_bytes, limits
+        self._kv_bytes, self._limits, self._speculation = kv_bytes, limits, speculation
         self._made: tuple[Engine, Driver] | None = None
         self._closed, self._making = False, threading.Lock()
 
@@ -145,6 +148,7 @@ class Language:
             eos_ids=self.eos_ids,
             grammars=self.grammars,
             adapters=self.adapters,
+            speculation=PromptLookup() if self._speculation else None,
             kv_bytes=kv_bytes or self._kv_bytes,
             limits=limits or self._limits,
             device=self.device,

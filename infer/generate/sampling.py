@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels import native
 from .draws import draw
 from .logprobs import score
 from .penalties import Counts
@@ -60,6 +61,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, ends: Many[int]) -> None:
         self.vocab_size, self.ends = vocab_size, tuple(ends)
+        self._native = native.built() and native.why_not() is None
         self._words = -(-vocab_size // 32)
         self._bitmask = torch.zeros((1, self._words), dtype=torch.int32)
 
@@ -80,6 +82,8 @@ class Sampler:
 
     def draw(self, logits: Tensor, sequences: Many[Sequence], aheads: Many[int] | None = None) -> list[int]:
         """A token of each row by temperature and cuts alone."""
+        if self._native and logits.device.type == "cpu":
+            return native.sample(logits, _wishes(sequences, aheads))
         tokens, top = _best(logits)
         hot = [i for i, sequence in enumerate(sequences) if sequence.job.sampling.temperature > 0]
         if hot:
@@ -142,6 +146,17 @@ class Sampler:
             rows[i][torch.from_numpy(bits == 0) if isinstance(rows, Tensor) else bits == 0] = -torch.inf
         if accepted:
             grammar.rollback(accepted)
+
+
+def _wishes(sequences: Many[Sequence], aheads: Many[int] | None) -> np.ndarray:
+    """What the native sampler is asked for each row, float64 [rows, 5]; all 0: the most likely token."""
+    asked = np.zeros((len(sequences), 5))
+    for i, sequence in enumerate(sequences):
+        s = sequence.job.sampling
+        if s.temperature > 0:
+            place = _place(sequence, aheads[i] if aheads else 0)
+            asked[i] = s.temperature, s.top_k, s.top_p, s.min_p, place
+    return asked
 
 
 def _place(sequence: Sequence, ahead: int) -> float:

@@ -43,11 +43,13 @@ class Predictor(Generation):
         trust_code: bool = False,
         kv_memory: str | int | None = None,
         max_tokens_per_step: int | None = None,
+        speculation: bool = True,
     ) -> Self:
         """Verify hashes and trust, open (lowering again where the machine differs), run the golden inputs.
 
         Of a language model, `kv_memory` is for its KV cache ("2GiB" or bytes; default: a share of what is free), and
         `max_tokens_per_step` bounds how long others wait for a prompt that is read (default 512).
+        With `speculation` it drafts text that repeats itself and checks several tokens in one step, where that pays.
 
         Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code nobody trusts),
         `NotUsableError` (its backend can't run here).
@@ -75,11 +77,8 @@ class Predictor(Generation):
         if (shape := generation_shape(manifest)) is not None:
             runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
         predictor = cls(folder, manifest, runner, notes)
-        predictor.kv_memory, predictor.max_tokens_per_step, predictor.phases = (
-            kv_memory,
-            max_tokens_per_step,
-            phases,
-        )
+        predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
+        predictor.speculation, predictor.phases = speculation, phases
         tested = time.perf_counter()
         try:
             predictor.self_test(exact=not differs)

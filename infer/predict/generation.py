@@ -67,6 +67,7 @@ _OWN = ("priority", "adapter", *_CONSTRAINTS)
 class Generation(Texts):
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
+    speculation: bool = True
     _language: Language | None = None
 
     @property
@@ -84,6 +85,7 @@ class Generation(Texts):
                 device=runner.device,
                 kv_bytes=parse_size(self.kv_memory, "kv_memory"),
                 limits=_limits(self.max_tokens_per_step),
+                speculation=self.speculation,
             )
         return self._language
 

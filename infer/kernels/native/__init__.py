@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,23 @@ def fingerprint() -> str:
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def sample(logits: Tensor, asked: np.ndarray) -> list[int]:
+    """A token of each row of float32 [rows, vocab], -1 where they are not numbers; `generate.draws` is the slow twin.
+
+    asked float64 [rows, 5]: temperature (0: the most likely token), top_k, top_p, min_p, place in [0, 1).
+    """
+    rows, vocab = logits.shape
+    logits, asked = logits.contiguous(), np.ascontiguousarray(asked, np.float64)
+    if logits.dtype != torch.float32 or asked.shape != (rows, 5):
+        raise TypeError(f"expected float32 logits and [{rows}, 5] wishes, got {logits.dtype}, {asked.shape}")
+    tokens = np.empty(rows, np.int64)
+    load().infer_sample(
+        *(_pointer(logits), ctypes.c_int64(rows), ctypes.c_int64(vocab)),
+        *(ctypes.c_void_p(asked.ctypes.data), ctypes.c_void_p(tokens.ctypes.data)),
+    )
+    return tokens.tolist()
 
 
 def blocks(rows: int) -> int:

@@ -32,6 +32,10 @@ struct RowKernels {
   void (*scale)(const float* x, float factor, int64_t width, float* y);
   // The first `rotated` of `width` numbers in two halves (a, b): (a cos - b sin, b cos + a sin); the rest stays.
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotated, int64_t width, float* y);
+  // The largest of each 64 numbers, tops [ceil(width / 64)]; the result says whether there is no NaN.
+  bool (*block_tops)(const float* x, int64_t width, float* tops);
+  // exp((x - top) / heat) into y, which may be null; their sum.
+  float (*weights)(const float* x, float top, float heat, int64_t width, float* y);
 };
 
 struct Isa {

@@ -185,7 +185,52 @@ void rotate_row(const float* x, const float* cos, const float* sin, int64_t rota
   if (x != y) std::memcpy(y + rotated, x + rotated, (width - rotated) * sizeof(float));
 }
 
-constexpr RowKernels ROWS = {rms_norm_row, layer_norm_row, activate_row, add_row, multiply_row, scale_row, rotate_row};
+bool block_tops(const float* x, int64_t width, float* tops) {
+  Vector::Sums most = Vector::broadcast(int32_t{0});
+  for (int64_t start = 0; start < width; start += 64, ++tops) {
+    const int64_t left = width - start < 64 ? width - start : 64;
+    alignas(64) float lane[16];
+    Vector::Floats top = Vector::broadcast(-std::numeric_limits<float>::infinity());
+    for (int64_t k = start; k + 16 <= start + left; k += 16) {
+      const Vector::Floats v = Vector::load(x + k);
+      top = Vector::max(top, v);
+      most = Vector::max(most, Vector::abs_bits(v));
+    }
+    Vector::store(lane, top);
+    for (int64_t k = left / 16 * 16; k < left; ++k) {
+      const float v = x[start + k];
+      lane[0] = v > lane[0] ? v : lane[0];
+      if (v != v) most = Vector::broadcast(int32_t{-1} & 0x7fffffff);
+    }
+    for (int half = 8; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
+    *tops = lane[0];
+  }
+  alignas(64) int32_t bits[16];
+  Vector::store_sums(bits, most);
+  for (const int32_t b : bits)
+    if (b > INFINITY_BITS) return false;
+  return true;
+}
+
+float weights_row(const float* x, float top, float heat, int64_t width, float* y) {
+  const Vector::Floats highest = Vector::broadcast(top), cool = Vector::broadcast(heat);
+  Vector::Floats total = Vector::broadcast(0.0f);
+  each_vector(width, [&](int64_t k, int64_t count) {
+    Vector::Floats v = exponential(Vector::div(subtract(load_some(x + k, count), highest), cool));
+    if (count < 16) {
+      alignas(64) float part[16];
+      Vector::store(part, v);
+      v = load_tail(part, count);
+    }
+    total = Vector::add(total, v);
+    if (y != nullptr) store_some(y + k, count, v);
+  });
+  return sum_of(total);
+}
+
+constexpr RowKernels ROWS = {rms_norm_row, layer_norm_row, activate_row, add_row, multiply_row,
+                             scale_row,    rotate_row,     block_tops,   weights_row};
 
 }  // namespace
 }  // namespace infer_native
