@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(RUN) models/demo.py
 
 test: check
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(RUN) -m ruff check .

@@ -1,4 +1,4 @@
-"""For every test: private user folders, seeded numbers, NaN instead of uninitialised memory, two threads."""
+"""For every test: private user folders, seeded numbers, NaN instead of uninitialised memory."""
 
 from __future__ import annotations
 
