@@ -78,7 +78,7 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     speaker = Speaker(Path(tempfile.mkdtemp()))
     speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
     service = Service([speaker])
-    config = uvicorn.Config(build(service), **wire.options(service.limits))
+    config = uvicorn.Config(build(service), **wire.options(service.limits, service.refused))
     config.load()
     service.start()
     body = json.dumps({"model": "speaker", "stream": True, **PATHS[path]}).encode()

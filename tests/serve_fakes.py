@@ -127,7 +127,9 @@ def live(
 ) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key)
-    config = uvicorn.Config(build(service), timeout_graceful_shutdown=1, **wire.options(service.limits))
+    config = uvicorn.Config(
+        build(service), timeout_graceful_shutdown=1, **wire.options(service.limits, service.refused)
+    )
     server, failures = uvicorn.Server(config), list[BaseException]()
 
     async def main(listener: Any) -> None:

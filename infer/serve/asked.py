@@ -21,6 +21,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 INLINE_CHARACTERS = 2000  # less is tokenised sooner than a thread is woken
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
+RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
 MAX_PROMPTS, MAX_BIAS = 1024, 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
@@ -76,8 +77,8 @@ async def chat_prompt(
     if template is None:
         hint = "Ask at /v1/completions, which needs none"
         raise InputError("this model has no chat template", where="messages", hint=hint)
-    if "chat_template" in options:
-        raise InputError("chat templates come with the model", where="chat_template_kwargs.chat_template")
+    for name in RESERVED & options.keys():
+        raise InputError(f"{name} can't be said here", where=f"chat_template_kwargs.{name}")
     chat = [without_nulls(message) for message in messages]
     named = [without_nulls(tool) for tool in tools] if tools else None
     size = sum(len(str(message.get("content", ""))) for message in chat)

@@ -6,7 +6,7 @@ import re
 
 from .limits import ServeLimits
 
-SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[^\r\n]*)?\r\n")
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[^\r\n]*)?\r\n")
 HEAD_END = b"\r\n\r\n"
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Stop = Annotated[str, Meta(max_length=1024)]
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -48,8 +49,8 @@ class Common(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: float | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[Token], Meta(max_length=16)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

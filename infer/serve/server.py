@@ -127,7 +127,9 @@ def serve(service: Service, listener: socket.socket, *, say: Callable[[str], Non
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    config = uvicorn.Config(build(service), timeout_graceful_shutdown=2, **wire.options(service.limits))
+    config = uvicorn.Config(
+        build(service), timeout_graceful_shutdown=2, **wire.options(service.limits, service.refused)
+    )
     host, port = listener.getsockname()[:2]
     with _port_errors(host, port):
         listener.listen(service.limits.max_connections)

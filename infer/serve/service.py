@@ -73,6 +73,10 @@ class Service:
         self.collector.stats[name, version] = generator.driver.stats
         return generator
 
+    def refused(self, status: int) -> None:
+        """Count a request that never came as far as a route."""
+        self.metrics.request("", "", status, "wire", 0.0)
+
     def start(self) -> None:
         """On the running event loop, after the models are warm."""
         home = asyncio.get_running_loop()

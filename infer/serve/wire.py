@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +28,10 @@ ONCE = frozenset(
         *(b"x-request-timeout-ms", b"x-request-id"),
     )
 )
+
+
+# Hidden from the parser, which would take the body of such a request for another protocol, or another request.
+UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 class RefusedError(Exception):
@@ -106,7 +111,7 @@ class Wire(HttpToolsProtocol):
                 self._head += end - at
                 if self._timer is None:
                     self._arm(self.limits.header_seconds)
-                self._feed(data[at:end])
+                self._feed(UPGRADE.sub(rb"\1X-grade", data[at:end]))
                 if self._head > self.limits.max_header_bytes:
                     self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             at = end
@@ -118,9 +123,7 @@ class Wire(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # nobody changes protocols here: the request is answered as it is
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._give_up(self._refusal)
 
     def on_url(self, url: bytes) -> None:
@@ -138,6 +141,8 @@ class Wire(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self.parser.should_upgrade():  # with CONNECT, or with a header that came in two pieces
+            self._refuse(HTTPStatus.BAD_REQUEST)
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
