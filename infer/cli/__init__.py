@@ -244,6 +244,17 @@ def serve(
     in_process: Annotated[
         bool, typer.Option("--in-process", help="run the models in the server's own process")
     ] = False,
+    log_requests: Annotated[
+        bool,
+        typer.Option(help="one line of JSON on stderr for every request to a model, and for every refusal"),
+    ] = True,
+    log_bodies: Annotated[
+        bool,
+        typer.Option("--log-bodies", help="also what was asked: for debugging, it shows what people wrote"),
+    ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="send traces; where to, say OTEL_EXPORTER_OTLP_ENDPOINT and such")
+    ] = False,
     trust_code: Trust = False,
 ) -> None:
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
@@ -264,6 +275,7 @@ def serve(
             replicas=replicas,
             in_process=in_process,
             trust_code=trust_code,
+            observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )
     )
 

@@ -10,17 +10,18 @@ from ..errors import NotUsableError
 
 if TYPE_CHECKING:
     from .limits import ServeLimits
+    from .observing import Observing
     from .server import run
 
-__all__ = ["ServeLimits", "run"]
+__all__ = ["Observing", "ServeLimits", "run"]
 NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
 
 
 def __getattr__(name: str) -> Any:
     if name == "ServeLimits":
         return import_module(".limits", __name__).ServeLimits
-    if name == "run":
+    if name in ("run", "Observing"):
         if missing := [package for package in NEEDS if find_spec(package) is None]:
             raise NotUsableError(f"serving needs {', '.join(missing)}", hint="pip install 'infer[serve]'")
-        return import_module(".server", __name__).run
+        return getattr(import_module(".server", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

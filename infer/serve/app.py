@@ -17,9 +17,20 @@ from starlette.routing import Router
 from .. import plugins
 from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .routing import Call, CrowdedError, Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
+from .routing import (
+    CLIENT_GONE,
+    Call,
+    CrowdedError,
+    Dialect,
+    MethodError,
+    Reply,
+    Route,
+    SlowBodyError,
+    UnauthorizedError,
+)
 from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
+from .tracing import begin
 from .words import failure
 
 log = logging.getLogger("infer.serve")
@@ -27,7 +38,6 @@ Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-CLIENT_GONE = 499
 PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
 
 
@@ -73,7 +83,17 @@ class Endpoint:
         request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else os.urandom(16).hex()
         route = self.methods.get(scope["method"])
         call = Call(
-            service, route or self._nearest(scope["path"]), scope.get("path_params", {}), headers, request_id
+            service,
+            route or self._nearest(scope["path"]),
+            scope.get("path_params", {}),
+            headers,
+            request_id,
+            method=scope["method"],
+            client=(scope.get("client") or ("",))[0],
+            known=route is not None,
+            trace=begin(scope["headers"], always=service.traces)
+            if b"traceparent" in headers or service.traces
+            else None,
         )
         service.active += 1
         share = Share(self.bodies)
@@ -103,14 +123,14 @@ class Endpoint:
                 return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
             return _reply(await call.route.handler(call), call.route)
         except InferError as error:
+            call.error = error
             return error_reply(error, dialect)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
             log.error("request %s failed: %s", call.request_id, failure(error))
-            return error_reply(
-                InferError(f"an internal error; the server's log has it under {call.request_id}"), dialect
-            )
+            call.error = InferError(f"an internal error; the server's log has it under {call.request_id}")
+            return error_reply(call.error, dialect)
 
     def _admit(self, call: Call, *, open: bool, over: bool) -> None:
         if open:
@@ -129,6 +149,8 @@ class Endpoint:
         name, version = (call.model, model.predictor.version) if model else ("", "")
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
+        for observer in self.service.observers:
+            observer.note(call, status, seconds, name, version)
 
 
 def _reply(value: Any, route: Route) -> Reply:
@@ -168,6 +190,8 @@ async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over:
         (b"x-request-id", call.request_id.encode()),
         *reply.headers,
     ]
+    if call.trace is not None:
+        headers.append((b"traceresponse", call.trace.header()))
     if (over or call.service.state == "draining") and (b"connection", b"close") not in headers:
         headers.append((b"connection", b"close"))
     if reply.pieces is not None:

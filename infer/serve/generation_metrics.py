@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from .metrics import MODEL, Metrics
+from .metrics import MODEL, SECONDS, Metrics
 from .recent import Times
 
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -22,7 +22,9 @@ class GenerationMetrics:
 
     def __init__(self, metrics: Metrics, shared: Shared, model: str, version: str) -> None:
         self._metrics, self._shared, self._labels = metrics, shared, (model, version)
+        metrics.begin(model, version)
         self.first_times, self.between_times = Times(), Times()
+        self._decode = shared.decode.labels(*self._labels)
         self._first_token = shared.first_token.labels(*self._labels)
         self._between = shared.between.setdefault(self._labels, Between())
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
@@ -46,7 +48,9 @@ class GenerationMetrics:
             self._between.observe(seconds / count)
             self.between_times.observe(seconds / count)
 
-    def finished(self, reason: str) -> None:
+    def finished(self, reason: str, seconds: float) -> None:
+        """A completion ended, so long after the first token of its request."""
+        self._decode.observe(seconds)
         self._shared.finished.labels(*self._labels, reason).inc()
 
     def rejected(self, reason: str) -> None:
@@ -86,6 +90,9 @@ class Shared:
 
         self.first_token = histogram(
             "time_to_first_token_seconds", "From admission to a prompt's first token", FIRST
+        )
+        self.decode = histogram(
+            "decode_seconds", "From a request's first token to the end of a completion", SECONDS
         )
         self.finished = counter("completions", "Completions that ended", "reason")
         self.unknown_fields = counter("unknown_fields", "Fields of requests that mean nothing here")

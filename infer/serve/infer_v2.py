@@ -46,6 +46,7 @@ async def infer(call: Call, engine: Engine) -> Reply:
         answer = await texts.infer_rows(engine, arrays, timeout=timeout, priority=priority)
     else:
         answer = await engine.infer(_arrays(request, raw, engine), timeout=timeout, priority=priority)
+    call.measure = answer.took
     return _write(engine, request, answer, wanted)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from .recent import Times
 
@@ -53,6 +53,7 @@ class ModelMetrics:
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self._metrics, self._labels = metrics, (model, version)
+        metrics.begin(model, version)
         self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
         self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
         self.batch_size = metrics.batch_size.labels(*self._labels)
@@ -104,6 +105,16 @@ class ModelMetrics:
         stats.success.add(queue + assemble + compute + cut)
 
 
+class Read:
+    """A counter that is kept elsewhere and read when somebody scrapes."""
+
+    def __init__(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self._name, self._text, self._value = name, text, value
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._text, value=self._value())
+
+
 class Metrics:
     """All of it. Names and labels are listed in the documentation; a registry of its own, nothing global."""
 
@@ -135,8 +146,13 @@ class Metrics:
         self._gauges: dict[str, Gauge] = {}
         self._children: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         self.times: dict[str, Times] = {}  # of a model's requests that were answered with success
-        self._process = psutil.Process()
         Gauge("infer_build_info", "Always 1", ("infer",), registry=own).labels(version).set(1)
+
+    def begin(self, model: str, version: str) -> None:
+        """Counters at 0 before anything happens, so that the first event is a rate."""
+        self.rejected.labels(model, version, "overloaded")
+        for stage in ("queued", "running"):
+            self.cancelled.labels(model, version, stage)
 
     def model(self, name: str, version: str) -> ModelMetrics:
         return ModelMetrics(self, name, version)
@@ -146,6 +162,11 @@ class Metrics:
         if what not in self._gauges:
             self._gauges[what] = Gauge(f"infer_{what}", text, MODEL, registry=self.registry)
         self._gauges[what].labels(model, version).set_function(value)
+
+    def dropped_lines(self, value: Callable[[], float]) -> None:
+        """A counter of lines that the request log lost."""
+        text = "Lines of the request log that were lost"
+        self.registry.register(Read("infer_log_dropped", text, value))  # type: ignore[arg-type]
 
     def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
         self._load.labels(model, version, phase).set(seconds)
@@ -170,10 +191,6 @@ class Metrics:
                 value = sample.labels.get(label, "")
                 found[value] = found.get(value, 0) + int(sample.value)
         return found
-
-    def resident_bytes(self) -> int:
-        """Of this process."""
-        return self._process.memory_info().rss
 
     def text(self) -> bytes:
         """The exposition."""

@@ -135,7 +135,9 @@ def example_file(predictor: Any) -> Any:
 
 def now(service: Service) -> Now:
     models = {name: _now(service, name, model) for name, model in service.models.items()}
-    return Now(time.monotonic(), service.state, service.active, service.metrics.resident_bytes(), models)
+    return Now(
+        time.monotonic(), service.state, service.active, service.memory.processes.resident_bytes(), models
+    )
 
 
 def _now(service: Service, name: str, model: Engine | Generator) -> ModelNow:

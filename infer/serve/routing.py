@@ -13,11 +13,13 @@ from . import strict
 
 if TYPE_CHECKING:
     from .service import Service
+    from .tracing import Trace
 
 T = TypeVar("T")
 JSON = "application/json"
 BINARY = "application/octet-stream"
 EVENTS = "text/event-stream"
+CLIENT_GONE = 499  # never sent: what logs and counters say of a client that hung up
 
 
 class MethodError(ServeError):
@@ -42,6 +44,14 @@ class CrowdedError(ServeError):
 
 class UnauthorizedError(ServeError):
     status, code = 401, "unauthorized"
+
+
+class Observer(Protocol):
+    """Is told of every request when it is over; must not fail or wait."""
+
+    def note(self, call: Call, status: int, seconds: float, model: str, version: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Pieces(Protocol):
@@ -75,7 +85,11 @@ class Dialect:
 
 @dataclass(slots=True)
 class Call:
-    """One request on its way: what came, for whom, and how long it may take."""
+    """One request on its way: what came, for whom, and how long it may take.
+
+    `known`: the address takes this method. `error`: what it ended with, if it did. `measure`: once it is answered, what
+    it took, by names that end in their unit.
+    """
 
     service: Service
     route: Route
@@ -84,6 +98,12 @@ class Call:
     request_id: str
     body: bytes | bytearray = b""
     model: str = ""
+    method: str = ""
+    client: str = ""
+    known: bool = True
+    trace: Trace | None = None
+    error: InferError | None = None
+    measure: Callable[[], dict[str, Any]] | None = None
 
     def json(self, to: type[T], part: bytes | memoryview | None = None) -> T:
         """The body, or a part of it, as a `to`; raises `TooLargeError` and `InputError`."""

@@ -20,6 +20,7 @@ from ..errors import BusyError, NotUsableError, UsageError
 from . import opening, wire
 from .app import build
 from .limits import LOOPBACK, ServeLimits
+from .observing import Observing, attach
 from .service import Service
 from .worker.messages import Source
 
@@ -44,6 +45,7 @@ def run(
     in_process: bool = False,
     replicas: int = 1,
     limits: ServeLimits | None = None,
+    observing: Observing | None = None,
     say: Callable[[str], None] | None = None,
 ) -> int:
     """Serve these artifacts until SIGTERM or SIGINT; the exit code. `port` 0 takes a free one.
@@ -52,7 +54,7 @@ def run(
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
     `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and
-    `max_tokens_per_step` are for each language model (see `Predictor.load`).
+    `max_tokens_per_step` are for each language model (see `Predictor.load`). `observing`: nothing by default.
     """
     if not paths:
         raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
@@ -73,6 +75,7 @@ def run(
             sources, stack, in_process=in_process, replicas=replicas, watchdog=bounds.watchdog_seconds
         )
         service = Service([predictor for predictor, _ in opened], bounds, api_key=api_key)
+        attach(service, observing or Observing())
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)

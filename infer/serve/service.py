@@ -14,8 +14,9 @@ from .generation import Generator
 from .generation_metrics import EngineCollector, GenerationMetrics, Shared
 from .keys import Keys
 from .limits import ServeLimits, check_model_name
+from .memory import MemoryCollector, Processes
 from .metrics import Metrics
-from .routing import Route
+from .routing import Observer, Route
 
 
 class Service:
@@ -40,8 +41,12 @@ class Service:
         self.engines: dict[str, Engine] = {}  # those that take tensors
         self.generators: dict[str, Generator] = {}  # those that make text
         self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
-        self.metrics.registry.register(self.collector)
+        self.memory = MemoryCollector(Processes())
+        for collector in (self.collector, self.memory):
+            self.metrics.registry.register(collector)
         self.routes: list[Route] = []  # the table, once the app is built
+        self.observers: list[Observer] = []  # of every request, when it is over
+        self.traces = False  # give each request a trace that came without one
         for predictor in predictors:
             self._add(predictor)
 
@@ -54,6 +59,7 @@ class Service:
             )
         model = self._generator(predictor) if _generates(predictor) else self._engine(predictor)
         self.models[name] = model
+        self.memory.add(predictor, self.collector.stats.get((name, version)))
         watch = self.metrics.watch
         watch("requests_running", "Rows of the batch that runs now", name, version, lambda: model.running)
         watch("requests_waiting", "Requests in the queue", name, version, lambda: model.waiting)
@@ -129,6 +135,8 @@ class Service:
         self.state = "draining"
         for model in self.models.values():
             model.stop(NotReadyError("the server is stopping"))
+        for observer in self.observers:
+            observer.close()
         for pool in (self.pool, self.grammars):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, InferError, NotReadyError
 from ..generate.requests import Output, Request
@@ -34,6 +34,8 @@ class Stream:
         self._unfinished = {request.id: request.sampling.n for request in requests}
         self._waiting = set(self.requests)
         self._last = [0.0] * self.choices  # when a completion had its latest token
+        self._first = 0.0  # when the first of them began
+        self._made = 0
         self._ready: list[Output] = []
         self._error: InferError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -65,13 +67,15 @@ class Stream:
             self._waiting.remove(key)
             owner.started(len(self.requests[key].prompt), when)
             owner.metrics.first_token(when - self.began)
+            self._first = self._first or when
         choice = self.offset[key] + output.index
         if count := len(output.token_ids):
             last, self._last[choice] = self._last[choice], when
             owner.metrics.tokens(count, when - last if last else None)
+            self._made += count
         self._ready.append(output)
         if output.finish is not None:
-            owner.metrics.finished(output.finish)
+            owner.metrics.finished(output.finish, when - self._first)
             self._unfinished[key] -= 1
             if not self._unfinished[key]:
                 del self._unfinished[key]
@@ -80,6 +84,15 @@ class Stream:
                     self._alarm.cancel()
         if self._stepwise or self.done:
             self._wake()
+
+    def took(self) -> dict[str, Any]:
+        """For logs and traces; a stream that was cut says what it had."""
+        prompt = sum(len(request.prompt) for request in self.requests.values())
+        found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
+        if self._first:
+            found["first_token_ms"] = round(1000 * (self._first - self.began), 3)
+            found["stream_ms"] = round(1000 * (max(self._last) - self._first), 3)
+        return found
 
     async def take(self, patience: float | None = None) -> list[Output]:
         """What came since the last call; nothing when all is read, or after `patience` seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,14 @@ class Answer:
     queue_seconds: float
     compute_seconds: float
     batch_size: int
+
+    def took(self) -> dict[str, Any]:
+        """For logs and traces."""
+        return {
+            "queue_ms": round(1000 * self.queue_seconds, 3),
+            "compute_ms": round(1000 * self.compute_seconds, 3),
+            "batch": self.batch_size,
+        }
 
 
 @dataclass(slots=True, eq=False)

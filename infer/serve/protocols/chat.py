@@ -45,6 +45,7 @@ async def chat(call: Call) -> Any:
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open([reply.request], timeout=asked.timeout(call, request), stepwise=bool(request.stream))
     reply.read(stream)
+    call.measure = stream.took
     if request.stream:
         return answers.Events(stream, reply.events, reply.end).reply(model.headers())
     try:

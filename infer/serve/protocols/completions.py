@@ -49,6 +49,7 @@ async def completions(call: Call) -> Any:
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(answer.requests, timeout=asked.timeout(call, request), stepwise=bool(request.stream))
     answer.read(stream)
+    call.measure = stream.took
     if request.stream:
         return answers.Events(stream, answer.events, answer.end).reply(model.headers())
     try:

@@ -112,6 +112,7 @@ async def embeddings(call: Call) -> Embeddings:
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
     arrays = await _tokens(call, engine, request.input)
     answer = await texts.infer_rows(engine, arrays, timeout=call.timeout())
+    call.measure = answer.took
     vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
     engine.metrics.prompt_tokens.inc(used := texts.count(arrays))
     encode = _base64 if request.encoding_format == "base64" else _numbers(engine)

@@ -1,0 +1,82 @@
+"""How much memory the server and its models take: read from the kernel and from what was measured of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ..predict import generation_shape
+
+LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
+KINDS = {"weights": "weights", "run": "scratch"}  # what the report calls it → kind
+
+
+class Processes:
+    """This process and its children."""
+
+    def __init__(self) -> None:
+        self._all = [psutil.Process()]
+        self._looked = time.monotonic()
+
+    def resident_bytes(self) -> int:
+        """Of all of them; pages that they share count for each."""
+        if (now := time.monotonic()) - self._looked > LOOK_SECONDS:
+            self._all, self._looked = [self._all[0], *self._all[0].children()], now
+        total = 0
+        for process in self._all:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total
+
+
+def page_bytes(predictor: Any) -> int:
+    """Of one page of a language model's KV cache, all layers together; 0 where it has none."""
+    if not (getattr(predictor.manifest, "meta", None) or {}).get("generation"):
+        return 0
+    shape = generation_shape(predictor.manifest)
+    return shape.layers * shape.page_bytes if shape is not None else 0
+
+
+def measured_bytes(predictor: Any) -> dict[str, int]:
+    """By kind, as the artifact's report has it."""
+    findings = (getattr(predictor, "report", None) or {}).get("findings", ())
+    return {
+        KINDS[f["what"]]: int(f["value"])
+        for f in findings
+        if f["stage"] == "memory" and f["what"] in KINDS and f["value"] is not None
+    }
+
+
+class MemoryCollector:
+    """`infer_memory_bytes`, by kind; the peak is the highest that was seen at a scrape, of all processes together."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes, self.peak = processes, 0
+        self.fixed: dict[tuple[str, str], dict[str, int]] = {}
+        self.pages: dict[tuple[str, str], tuple[int, Callable[[], Any]]] = {}
+
+    def add(self, predictor: Any, stats: Callable[[], Any] | None) -> None:
+        """`stats`: of a language model, its engine's."""
+        labels = predictor.name, predictor.version
+        self.fixed[labels] = measured_bytes(predictor)
+        if stats is not None and (size := page_bytes(predictor)):
+            self.pages[labels] = size, stats
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Memory of the models as measured when they were made, of KV caches, and of the server's processes"
+        family = GaugeMetricFamily("infer_memory_bytes", text, labels=("model", "version", "kind"))
+        for labels, kinds in self.fixed.items():
+            for kind, value in kinds.items():
+                family.add_metric((*labels, kind), value)
+        for labels, (size, stats) in self.pages.items():
+            family.add_metric((*labels, "kv"), size * stats().pages_total)
+        resident = self.processes.resident_bytes()
+        self.peak = max(self.peak, resident)
+        family.add_metric(("", "", "resident"), resident)
+        family.add_metric(("", "", "peak"), self.peak)
+        yield family

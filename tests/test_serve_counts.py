@@ -1,0 +1,156 @@
+"""Counters add up: every request is counted once, by what became of it, also when it was refused, late or left."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infer.serve.limits import ServeLimits
+from infer.serve.recent import Times, percentile
+from tests.serve_fakes import Live, double, embedder, live
+from tests.serve_speaker import Alphabet, Speaker
+
+TENSORS = "/v2/models/double/infer"
+SPECIFIED = [
+    *("requests_total", "requests_running", "requests_waiting", "queue_seconds"),
+    *("request_seconds", "compute_seconds", "batch_size", "padding_ratio"),
+    *("dispatch_total", "rejected_total", "cancelled_total", "deadline_exceeded_total"),
+    *("time_to_first_token_seconds", "inter_token_seconds", "decode_seconds", "prompt_tokens_total"),
+    *(
+        "generation_tokens_total",
+        "kv_cache_usage_ratio",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+    ),
+    *("preemptions_total", "spec_draft_tokens_total", "spec_accepted_tokens_total", "memory_bytes"),
+    *("engine_heartbeat_age_seconds", "build_info"),
+]
+
+
+def body(value: float = 1.0, rows: int = 1, **parameters: Any) -> dict[str, Any]:
+    given = {"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [value] * 4 * rows}
+    return {"inputs": [given], "parameters": parameters}
+
+
+def count(server: Live, name: str, **labels: str) -> float:
+    """The sum of a counter's samples with these labels."""
+    found = 0.0
+    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+        match = re.fullmatch(rf"infer_{name}(?:{{(.*)}})? (\S+)", line)
+        if match:
+            has = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
+            found += float(match[2]) if labels.items() <= has.items() else 0
+    return found
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Live]:
+    with live(double(), embedder(), Speaker(tmp_path, engine=Alphabet(0.005), context=4096)) as server:
+        yield server
+
+
+def test_every_name_of_the_specification_is_there(told: Live) -> None:
+    httpx.post(f"{told.url}{TENSORS}", json=body())
+    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
+    httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": "a"})
+    text = httpx.get(f"{told.url}/metrics").text
+    missing = [name for name in SPECIFIED if not re.search(rf"^infer_{name}(_bucket)?[{{ ]", text, re.M)]
+    assert missing == []
+
+
+def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:
+    outcomes = [(body(), 200)] * 7 + [(body(666.0), 500)] * 3 + [({"inputs": []}, 400)] * 5
+    for asked, status in outcomes:
+        assert httpx.post(f"{told.url}{TENSORS}", json=asked).status_code == status
+    for status, times in ((200, 7), (500, 3), (400, 5)):
+        assert count(told, "requests_total", model="double", code=str(status), api="kserve") == times
+    assert count(told, "request_seconds_count", model="double") == 15
+    assert count(told, "queue_seconds_count", model="double") == 7
+    now = httpx.get(f"{told.url}/ops/now").json()["models"]["double"]
+    assert now["requests"] == {"200": 7, "500": 3, "400": 5}
+    assert sum(now["request_times"].values()) == 7
+
+
+def test_clients_that_left_are_cancelled_not_answered(told: Live) -> None:
+    asked = {"model": "speaker", "prompt": "hi", "max_tokens": 4000, "stream": True}
+    for _ in range(6):
+        with httpx.stream("POST", f"{told.url}/v1/completions", json=asked) as answer:
+            next(answer.iter_lines())
+    until(lambda: count(told, "cancelled_total", model="speaker", stage="running") == 6)
+    assert count(told, "requests_total", model="speaker", code="499") == 6
+    assert count(told, "requests_total", model="speaker", code="200") == 0
+    assert count(told, "requests_running", model="speaker") == 0
+    assert count(told, "completions_total", model="speaker") == 0
+
+
+def test_late_and_refused_requests_each_have_their_counter() -> None:
+    limits = ServeLimits(max_queue_requests=2, max_batch=1)
+    with live(double(seconds=0.3), limits=limits) as server:
+        statuses: list[int] = []
+
+        def ask(parameters: dict[str, Any]) -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = httpx.post(f"{server.url}{TENSORS}", json=body(**parameters), timeout=20)
+                statuses.append(answer.status_code)
+
+        ask({"timeout": 50_000})
+        assert statuses == [504]
+        threads = [threading.Thread(target=ask, args=({},)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        refused, done = statuses.count(503), statuses.count(200)
+        assert refused + done == 8
+        assert refused > 0
+        assert count(server, "deadline_exceeded_total") == 1
+        assert count(server, "rejected_total", reason="overloaded") == refused
+        assert count(server, "requests_total", model="double", code="503") == refused
+        assert count(server, "requests_total", model="double", code="200") == done
+        assert count(server, "requests_waiting") == count(server, "requests_running") == 0
+
+
+def test_tokens_and_their_times_add_up(told: Live) -> None:
+    for _ in range(3):
+        httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 5})
+    assert count(told, "generation_tokens_total", model="speaker") == 15
+    assert count(told, "inter_token_seconds_count", model="speaker") == 12
+    assert count(told, "time_to_first_token_seconds_count", model="speaker") == 3
+    assert count(told, "decode_seconds_count", model="speaker") == 3
+    now = httpx.get(f"{told.url}/ops/now").json()["models"]["speaker"]
+    assert now["tokens"] == 15
+    assert sum(now["inter_token_times"].values()) == 12
+    assert sum(now["first_token_times"].values()) == 3
+
+
+def test_the_memory_of_the_processes_is_what_the_kernel_says(told: Live) -> None:
+    resident = count(told, "memory_bytes", kind="resident")
+    assert 50e6 < resident <= count(told, "memory_bytes", kind="peak")
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 0.00037, 0.0123, 1.0, 59.0])
+def test_a_percentile_of_fine_buckets_is_near(seconds: float) -> None:
+    times = Times()
+    for _ in range(90):
+        times.observe(seconds)
+    for _ in range(10):
+        times.observe(8 * seconds)
+    for share, expected in ((0.5, seconds), (0.89, seconds), (0.95, 8 * seconds), (0.99, 8 * seconds)):
+        found = percentile(times.counts, share)
+        assert found == pytest.approx(expected, rel=0.046)
+    assert percentile({}, 0.5) is None
