@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from infer.serve.exposition import Registry
 from infer.serve.limits import ServeLimits
 from infer.serve.recent import Times, percentile
 from tests.serve_fakes import Live, double, embedder, live
@@ -71,6 +73,46 @@ def test_every_name_of_the_specification_is_there(told: Live) -> None:
     text = httpx.get(f"{told.url}/metrics").text
     missing = [name for name in SPECIFIED if not re.search(rf"^infer_{name}(_bucket)?[{{ ]", text, re.M)]
     assert missing == []
+
+
+def test_the_exposition_is_what_prometheus_reads(told: Live) -> None:
+    httpx.post(f"{told.url}{TENSORS}", json=body())
+    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
+    answer = httpx.get(f"{told.url}/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {f.name: f for f in text_string_to_metric_families(answer.text)}
+    assert families["infer_requests"].type == "counter"
+    assert families["infer_requests_running"].type == "gauge"
+    spread = families["infer_request_seconds"]
+    assert spread.type == "histogram"
+    for model in ("double", "speaker"):
+        buckets = [
+            s.value for s in spread.samples if s.name.endswith("_bucket") and s.labels["model"] == model
+        ]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == 1
+    assert all(family.documentation for family in families.values())
+    seen = [(s.name, tuple(sorted(s.labels.items()))) for f in families.values() for s in f.samples]
+    assert len(seen) == len(set(seen))
+
+
+def test_labels_and_numbers_are_escaped_as_the_format_has_it() -> None:
+    registry = Registry()
+    registry.gauge("g", "a\\b\nc", ("l",)).labels('q"\\\n').set(float("nan"))
+    registry.gauge("i", "i").labels().set(float("-inf"))
+    registry.histogram("h", "h", (), (0.5, 1.0)).labels().observe(0.75)
+    assert registry.text().decode().splitlines() == [
+        *(
+            "# HELP g a\\\\b\\nc",
+            "# TYPE g gauge",
+            'g{l="q\\"\\\\\\n"} NaN',
+            "# HELP i i",
+            "# TYPE i gauge",
+            "i -Inf",
+        ),
+        *("# HELP h h", "# TYPE h histogram", 'h_bucket{le="0.5"} 0', 'h_bucket{le="1.0"} 1'),
+        *('h_bucket{le="+Inf"} 1', "h_sum 0.75", "h_count 1"),
+    ]
 
 
 def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .server import run
 
 __all__ = ["Observing", "ServeLimits", "run"]
-NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
+NEEDS = ("uvicorn", "starlette", "httptools")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
+from .exposition import Count, Family, Registry, Spread, reading
 from .metrics import MODEL, SECONDS, Metrics
 from .recent import Times
 
@@ -26,7 +22,7 @@ class GenerationMetrics:
         self.first_times, self.between_times = Times(), Times()
         self._decode = shared.decode.labels(*self._labels)
         self._first_token = shared.first_token.labels(*self._labels)
-        self._between = shared.between.setdefault(self._labels, Between())
+        self._between, self._made = shared.between.labels(*self._labels), shared.made.labels(*self._labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
@@ -34,7 +30,7 @@ class GenerationMetrics:
     @property
     def made(self) -> int:
         """Tokens since the start."""
-        return self._between.tokens
+        return int(self._made.value)
 
     def first_token(self, seconds: float) -> None:
         """A prompt got its first token so long after it was admitted."""
@@ -43,7 +39,7 @@ class GenerationMetrics:
 
     def tokens(self, count: int, seconds: float | None) -> None:
         """A completion got `count` tokens, `seconds` after its last; None: they are its first."""
-        self._between.tokens += count
+        self._made.inc(count)
         if seconds is not None:
             self._between.observe(seconds / count)
             self.between_times.observe(seconds / count)
@@ -60,51 +56,25 @@ class GenerationMetrics:
         self._metrics.cancelled.labels(*self._labels, stage).inc()
 
 
-class Between:
-    """Tokens made and the times between them, of one model: counted for every token, so without a lock."""
-
-    def __init__(self) -> None:
-        self.tokens, self.counts, self.total = 0, [0] * (len(BETWEEN) + 1), 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BETWEEN, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
-        return list(zip((*map(str, BETWEEN), "+Inf"), accumulate(self.counts), strict=True))
-
-
 class Shared:
-    """The families that all language models have in common; a collector of those kept in `Between`."""
+    """The families that all language models have in common."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.between: dict[tuple[str, str], Between] = {}
-        registry.register(self)  # type: ignore[arg-type]
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"infer_{name}", text, (*MODEL, *labels), registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"infer_{name}", text, MODEL, registry=registry, buckets=buckets)
+    def __init__(self, registry: Registry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+            return registry.histogram(f"infer_{name}", text, MODEL, buckets)
 
         self.first_token = histogram(
             "time_to_first_token_seconds", "From admission to a prompt's first token", FIRST
         )
+        text = "Between two tokens of one completion; tokens that come together share"
+        self.between = histogram("inter_token_seconds", text, BETWEEN)
         self.decode = histogram(
             "decode_seconds", "From a request's first token to the end of a completion", SECONDS
         )
-        self.finished = counter("completions", "Completions that ended", "reason")
-        self.unknown_fields = counter("unknown_fields", "Fields of requests that mean nothing here")
-
-    def collect(self) -> Iterable[Metric]:
-        made = CounterMetricFamily("infer_generation_tokens", "Tokens made", labels=MODEL)
-        text = "Between two tokens of one completion; tokens that come together share"
-        times = HistogramMetricFamily("infer_inter_token_seconds", text, labels=MODEL)
-        for labels, between in self.between.items():
-            made.add_metric(labels, between.tokens)
-            times.add_metric(labels, between.buckets(), between.total)
-        yield from (made, times)
+        self.made = registry.counter("infer_generation_tokens", "Tokens made", MODEL)
+        self.finished = registry.counter("infer_completions", "Completions that ended", (*MODEL, "reason"))
+        text = "Fields of requests that mean nothing here"
+        self.unknown_fields = registry.counter("infer_unknown_fields", text, MODEL)
 
 
 class EngineCollector:
@@ -127,21 +97,18 @@ class EngineCollector:
     def __init__(self) -> None:
         self.stats: dict[tuple[str, str], Callable[[], Any]] = {}
 
-    def collect(self) -> Iterable[Metric]:
-        if not self.stats:
-            return
+    def collect(self) -> Iterable[Family[Count]]:
         read = {labels: stats() for labels, stats in self.stats.items()}
-        usage = GaugeMetricFamily("infer_kv_cache_usage_ratio", "Share of the pages in use", labels=MODEL)
-        spent = CounterMetricFamily(
-            "infer_engine_seconds", "Of the engine's thread; `step` is the model", labels=(*MODEL, "phase")
-        )
+        usage = reading("gauge", "infer_kv_cache_usage_ratio", "Share of the pages in use", MODEL)
+        text = "Of the engine's thread; `step` is the model"
+        spent = reading("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
         for labels, stats in read.items():
-            usage.add_metric(labels, stats.pages_used / max(stats.pages_total, 1))
+            usage.labels(*labels).set(stats.pages_used / max(stats.pages_total, 1))
             for phase in self.PHASES:
-                spent.add_metric((*labels, phase), getattr(stats, f"{phase}_seconds"))
+                spent.labels(*labels, phase).set(getattr(stats, f"{phase}_seconds"))
         yield from (usage, spent)
         for name, (text, field) in self.COUNTERS.items():
-            family = CounterMetricFamily(f"infer_{name}", text, labels=MODEL)
+            family = reading("counter", f"infer_{name}_total", text, MODEL)
             for labels, stats in read.items():
-                family.add_metric(labels, getattr(stats, field))
+                family.labels(*labels).set(getattr(stats, field))
             yield family

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ..predict import generation_shape
+from .exposition import Count, Family, reading
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 KINDS = {"weights": "weights", "run": "scratch"}  # what the report calls it → kind
@@ -67,16 +67,16 @@ class MemoryCollector:
         if stats is not None and (size := page_bytes(predictor)):
             self.pages[labels] = size, stats
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family[Count]]:
         text = "Memory of the models as measured when they were made, of KV caches, and of the server's processes"
-        family = GaugeMetricFamily("infer_memory_bytes", text, labels=("model", "version", "kind"))
+        family = reading("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))
         for labels, kinds in self.fixed.items():
             for kind, value in kinds.items():
-                family.add_metric((*labels, kind), value)
+                family.labels(*labels, kind).set(value)
         for labels, (size, stats) in self.pages.items():
-            family.add_metric((*labels, "kv"), size * stats().pages_total)
+            family.labels(*labels, "kv").set(size * stats().pages_total)
         resident = self.processes.resident_bytes()
         self.peak = max(self.peak, resident)
-        family.add_metric(("", "", "resident"), resident)
-        family.add_metric(("", "", "peak"), self.peak)
+        family.labels("", "", "resident").set(resident)
+        family.labels("", "", "peak").set(self.peak)
         yield family

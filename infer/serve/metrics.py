@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
 
+from .exposition import Count, Family, Registry, Spread, Watched
 from .recent import Times
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -105,27 +104,17 @@ class ModelMetrics:
         stats.success.add(queue + assemble + compute + cut)
 
 
-class Read:
-    """A counter that is kept elsewhere and read when somebody scrapes."""
-
-    def __init__(self, name: str, text: str, value: Callable[[], float]) -> None:
-        self._name, self._text, self._value = name, text, value
-
-    def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._text, value=self._value())
-
-
 class Metrics:
     """All of it. Names and labels are listed in the documentation; a registry of its own, nothing global."""
 
     def __init__(self, version: str) -> None:
-        self.registry = own = CollectorRegistry()
+        self.registry = own = Registry()
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"infer_{name}", text, (*MODEL, *labels), registry=own)
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Count]:
+            return own.counter(f"infer_{name}", text, (*MODEL, *labels))
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"infer_{name}", text, MODEL, registry=own, buckets=buckets)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+            return own.histogram(f"infer_{name}", text, MODEL, buckets)
 
         self.requests = counter("requests", "Requests answered", ("code", "api"))
         self.dispatch = counter("dispatch", "Batches started", ("reason",))
@@ -142,11 +131,11 @@ class Metrics:
         self.compute_seconds = histogram("compute_seconds", "The model itself, per batch", SECONDS)
         self.batch_size = histogram("batch_size", "Rows per batch", ROWS)
         self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
-        self._load = Gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"), registry=own)
-        self._gauges: dict[str, Gauge] = {}
-        self._children: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
+        self._load = own.gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"))
+        self._gauges: dict[str, Family[Watched]] = {}
+        self._children: dict[tuple[str, str, str, str], tuple[Count, Spread]] = {}
         self.times: dict[str, Times] = {}  # of a model's requests that were answered with success
-        Gauge("infer_build_info", "Always 1", ("infer",), registry=own).labels(version).set(1)
+        own.gauge("infer_build_info", "Always 1", ("infer",)).labels(version).set(1)
 
     def begin(self, model: str, version: str) -> None:
         """Counters at 0 before anything happens, so that the first event is a rate."""
@@ -160,13 +149,13 @@ class Metrics:
     def watch(self, what: str, text: str, model: str, version: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody scrapes."""
         if what not in self._gauges:
-            self._gauges[what] = Gauge(f"infer_{what}", text, MODEL, registry=self.registry)
+            self._gauges[what] = self.registry.watched(f"infer_{what}", text, MODEL)
         self._gauges[what].labels(model, version).set_function(value)
 
     def dropped_lines(self, value: Callable[[], float]) -> None:
         """A counter of lines that the request log lost."""
         text = "Lines of the request log that were lost"
-        self.registry.register(Read("infer_log_dropped", text, value))  # type: ignore[arg-type]
+        self.registry.watched("infer_log_dropped_total", text, kind="counter").labels().set_function(value)
 
     def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
         self._load.labels(model, version, phase).set(seconds)
@@ -183,18 +172,19 @@ class Metrics:
             times = self.times.get(model) or self.times.setdefault(model, Times())
             times.observe(seconds)
 
-    def counted(self, family: Counter, model: str, label: str = "") -> dict[str, int]:
+    def counted(self, family: Family[Count], model: str, label: str = "") -> dict[str, int]:
         """What a counter says of one model, by the values of one of its labels."""
+        at = family.names.index(label) if label else None
         found: dict[str, int] = {}
-        for sample in next(iter(family.collect())).samples:
-            if sample.name.endswith("_total") and sample.labels["model"] == model:
-                value = sample.labels.get(label, "")
-                found[value] = found.get(value, 0) + int(sample.value)
+        for values, child in family.children.items():
+            if values[0] == model:
+                value = "" if at is None else values[at]
+                found[value] = found.get(value, 0) + int(child.value)
         return found
 
     def text(self) -> bytes:
         """The exposition."""
-        return generate_latest(self.registry)
+        return self.registry.text()
 
 
 def stats_dict(model: ModelMetrics) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Service:
         self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
         self.memory = MemoryCollector(Processes())
         for collector in (self.collector, self.memory):
-            self.metrics.registry.register(collector)
+            self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # the table, once the app is built
         self.observers: list[Observer] = []  # of every request, when it is over
         self.traces = False  # give each request a trace that came without one
