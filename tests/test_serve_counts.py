@@ -110,8 +110,8 @@ def test_labels_and_numbers_are_escaped_as_the_format_has_it() -> None:
             "# TYPE i gauge",
             "i -Inf",
         ),
-        *("# HELP h h", "# TYPE h histogram", 'h_bucket{le="0.5"} 0', 'h_bucket{le="1.0"} 1'),
-        *('h_bucket{le="+Inf"} 1', "h_sum 0.75", "h_count 1"),
+        *("# HELP h h", "# TYPE h histogram", 'h_bucket{le="0.5"} 0.0', 'h_bucket{le="1.0"} 1.0'),
+        *('h_bucket{le="+Inf"} 1.0', "h_sum 0.75", "h_count 1.0"),
     ]
 
 

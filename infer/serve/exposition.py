@@ -99,8 +99,8 @@ class Spread:
         so_far = 0
         for start, count in zip(self._starts, self.counts, strict=True):
             so_far += count
-            yield f"{start}{so_far}\n"
-        yield f"{self._tail[0]}{number(self.total)}\n{self._tail[1]}{so_far}\n"
+            yield f"{start}{so_far}.0\n"
+        yield f"{self._tail[0]}{number(self.total)}\n{self._tail[1]}{so_far}.0\n"
 
 
 class Source(Protocol):
@@ -160,8 +160,6 @@ def reading(kind: str, name: str, text: str, labels: Sequence[str]) -> Family[Co
 
 def number(value: float) -> str:
     """As the format has it: what is not finite is NaN, +Inf, -Inf."""
-    if isinstance(value, int):
-        return str(value)
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
