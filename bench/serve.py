@@ -46,15 +46,17 @@ def measure(artifact: str, arguments: argparse.Namespace, say: Callable[[str], N
     }
     with ExitStack() as stack, tempfile.TemporaryDirectory() as work:
         ours = stack.enter_context(started("infer", artifact))
+        embedded = stack.enter_context(started("embedded", artifact))
         naive = stack.enter_context(started("naive", artifact))
         bare = stack.enter_context(started("bare", artifact))
         _, model = stack.enter_context(started("model", artifact))
         ask(model, save=f"{work}/expected.npy")
         expected = np.load(f"{work}/expected.npy")
-        servers = {"json": ours, "binary": ours, "naive": naive, "bare": bare}
-        forms["bare"] = forms["json"]
+        servers = {"json": ours, "binary": ours, "embedded": embedded, "naive": naive, "bare": bare}
+        forms["bare"], forms["embedded"] = forms["json"], forms["binary"]
         for form in ("json", "binary", "naive"):
             check(servers[form][0], form, forms[form], expected)
+        check(embedded[0], "binary", forms["binary"], expected)
         count = arguments.requests * (8 if artifact == NOOP else 1)
         for clients in arguments.clients:
             runs: dict[str, list[dict[str, float]]] = {}
@@ -76,10 +78,10 @@ def timed(
 ) -> dict[str, float]:
     """One run, with the milliseconds of CPU that the server itself spent per request, whoever else is busy."""
     process = psutil.Process(server[1].pid)
-    before = process.cpu_times()
+    processes = [process, *process.children(recursive=True)]
+    before = sum(sum(one.cpu_times()[:2]) for one in processes)
     figures = run(server[0], requests, clients, count)
-    after = process.cpu_times()
-    spent = after.user + after.system - before.user - before.system
+    spent = sum(sum(one.cpu_times()[:2]) for one in processes) - before
     return {**figures, "cpu_ms": 1e3 * spent / count}
 
 
@@ -99,6 +101,10 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
     result["json_over_naive"], result["binary_over_naive"] = ratio("json", "naive"), ratio("binary", "naive")
     result["binary_over_model"] = ratio("binary", "model")
+    result["worker_over_embedded"], result["hop_ms"] = (
+        ratio("binary", "embedded"),
+        added("binary", "embedded"),
+    )
     result["added_ms_over_bare"] = {form: added(form, "bare") for form in ("json", "binary", "naive")}
     result["added_ms_over_model"] = {form: added(form, "model") for form in ("json", "binary", "naive")}
     return result
@@ -108,8 +114,8 @@ def markdown(tables: list[dict[str, Any]]) -> str:
     lines = [
         "| model | clients | infer JSON, req/s | infer binary, req/s | naive FastAPI, req/s | ÷ naive (JSON, binary) "
         "| ÷ model alone | p50 ms (JSON, binary, naive) | p99 ms | added to bare HTTP, ms "
-        "| CPU ms/request (JSON, binary, naive, bare) |",
-        "|" + "---|" * 11,
+        "| worker process: ms added, rate ÷ in-process | CPU ms/request (JSON, binary, in-process, naive, bare) |",
+        "|" + "---|" * 12,
     ]
     for table in tables:
         for clients, row in table["clients"].items():
@@ -121,9 +127,11 @@ def markdown(tables: list[dict[str, Any]]) -> str:
             added = ", ".join(f"{value:.2f}" for value in row["added_ms_over_bare"].values())
             over = f"{row['json_over_naive']:.2f}, {row['binary_over_naive']:.2f}"
             part = "" if table["model"] == NOOP else f"{row['binary_over_model']:.2f}"
-            cpu = ", ".join(f"{row[f]['cpu_ms']:.2f}" for f in ("json", "binary", "naive", "bare"))
+            hop = f"{row['hop_ms']:+.3f}, {row['worker_over_embedded']:.2f}"
+            kinds = ("json", "binary", "embedded", "naive", "bare")
+            cpu = ", ".join(f"{row[f]['cpu_ms']:.2f}" for f in kinds)
             lines.append(
-                f"| {' | '.join([table['model'], clients, *rates, over, part, p50, p99, added, cpu])} |"
+                f"| {' | '.join([table['model'], clients, *rates, over, part, p50, p99, added, hop, cpu])} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -26,7 +26,7 @@ class Connection(asyncio.Protocol):
         if end < 0 or self.answer is None:
             return
         head = bytes(self.buffer[:end]).lower()
-        size = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        size = int(head.partition(b"\r\ncontent-length:")[2].split(b"\r\n")[0])
         if len(self.buffer) >= end + 4 + size:
             body = bytes(self.buffer[end + 4 : end + 4 + size])
             del self.buffer[: end + 4 + size]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ class Noop:
     sizes, padding, report = {"batch": (1, 64)}, dict[str, int](), dict[str, Any]()
     manifest = SimpleNamespace(backend="none", meta={})
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = NOOP) -> None:
         from infer.spec import TensorSpec
 
         self.inputs = (TensorSpec("x", "float32", ("batch", 16)),)
@@ -38,6 +38,9 @@ class Noop:
         return {"y": inputs["x"]}
 
     def warmup(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -68,15 +71,26 @@ def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
     return [{name: array[i % there][None].copy() for name, array in golden.items()} for i in range(count)]
 
 
-def role_infer(artifact: str) -> int:
+def role_infer(artifact: str, *, in_process: bool = False) -> int:
+    """Our server, its model in a worker process."""
     from infer import serve
     from infer.serve import server
     from infer.serve.service import Service
+    from infer.serve.worker.messages import Source
+    from infer.serve.worker.remote import Starting
 
     if artifact != NOOP:
-        return serve.run([artifact], port=0)
+        return serve.run([artifact], port=0, in_process=in_process)
     with server.listen("127.0.0.1", 0) as listener:
-        return server.serve(Service([Noop()]), listener)
+        if in_process:
+            return server.serve(Service([Noop()]), listener)
+        with closing(Starting(Source(path=NOOP, opener="serve_roles:Noop"))) as starting:
+            return server.serve(Service([starting.remote()]), listener)
+
+
+def role_embedded(artifact: str) -> int:
+    """Our server, its model in the server's own process."""
+    return role_infer(artifact, in_process=True)
 
 
 def role_naive(artifact: str) -> int:
@@ -154,6 +168,7 @@ def role_model(artifact: str) -> int:
 
 ROLES: dict[str, Callable[[str], int]] = {
     "infer": role_infer,
+    "embedded": role_embedded,
     "naive": role_naive,
     "bare": role_bare,
     "model": role_model,

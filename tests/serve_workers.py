@@ -57,6 +57,23 @@ class Hazards:
         pass
 
 
+def speaker(path: str, seconds: float = 0.0) -> Any:
+    """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "~" never gets its second letter."""
+    from tests.serve_speaker import Alphabet, Speaker
+
+    class Deadly(Alphabet):
+        def _go_on(self, request: Any, made: int) -> list[Any]:
+            if ord("^") in request.prompt:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ord("~") in request.prompt and made:
+                time.sleep(1000)
+            return super()._go_on(request, made)
+
+    made = Speaker(Path(path), engine=Deadly(seconds))
+    made.warmup = lambda: None  # type: ignore[attr-defined]
+    return made
+
+
 def refuses(path: str) -> Any:
     """A model that can't be opened."""
     from infer.errors import ArtifactError
@@ -119,7 +136,7 @@ def serve(seconds: float = 0.0, replicas: int = 1, watchdog: float = 30.0, **lim
     from infer.serve.service import Service
     from infer.serve.worker.messages import Source
     from infer.serve.worker.remote import Starting
-    from infer.serve.worker.replica import WatchLimits
+    from infer.serve.worker.supervised import WatchLimits
 
     source = Source(path="hazards", opener="tests.serve_workers:Hazards", options={"seconds": seconds})
     watch = WatchLimits(batch=watchdog, idle=watchdog)

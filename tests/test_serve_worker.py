@@ -18,8 +18,8 @@ from infer.serve.limits import ServeLimits
 from infer.serve.metrics import Metrics
 from infer.serve.worker.messages import ModelError, Source
 from infer.serve.worker.remote import Remote, Starting
-from infer.serve.worker.replica import HopelessError, WatchLimits
 from infer.serve.worker.restarts import RestartLimits, Restarts
+from infer.serve.worker.supervised import HopelessError, WatchLimits
 from tests.serve_workers import DIE, HANG, RAISE, alive, wait_until, x_of
 
 FAST = RestartLimits(first=0.01)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import InferError, NotReadyError, OverloadedError
-from ..generate.requests import Output, Request, Sampling
+from ..errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
+from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
 from .limits import ServeLimits
 from .text_stream import Stream
+from .warming import warm
+from .worker.driver import RemoteDriver
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
@@ -62,12 +63,8 @@ class Generator:
 
     def warmup(self) -> None:
         """Two tokens, so that the first request pays for nothing. To be called before `start`."""
-        done = threading.Event()
-        request = Request(id="warmup", prompt=[0], sampling=Sampling(max_tokens=2, ignore_eos=True))
-        self.driver.submit(request, lambda outputs: done.set() if outputs[-1].finish else None)
-        while not done.wait(0.05):
-            if self.driver.failure is not None:
-                raise InferError("the engine died while it warmed up") from self.driver.failure
+        if not isinstance(self.driver, RemoteDriver):
+            warm(self.driver)
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> Stream:
         """Submit them; raises `InputError`, or `OverloadedError` with the seconds after which to try again.
@@ -81,7 +78,10 @@ class Generator:
         self.waiting_tokens += tokens
         try:
             for request in requests:
-                self.driver.submit(request, self._deliver_to)
+                if isinstance(self.driver, RemoteDriver):
+                    self.driver.submit(request, self._deliver_to, replay=not stepwise)
+                else:
+                    self.driver.submit(request, self._deliver_to)
                 self._streams[request.id] = stream
         except InferError as error:
             stream.fail(error)
@@ -118,7 +118,8 @@ class Generator:
 
     @property
     def ready(self) -> bool:
-        return self.healthy
+        """A request would be run now."""
+        return self.healthy and getattr(self.driver, "ready", True)
 
     @property
     def idle(self) -> bool:
@@ -153,7 +154,7 @@ class Generator:
         """Now and then: fail all streams when the driver died, for a dead driver delivers nothing."""
         if self.failure is not None:
             log.critical("the engine of %s died", self.predictor.name, exc_info=self.failure)
-            self.stop(InferError("the engine died"))
+            self.stop(WorkerDiedError("the engine died"))
         elif self._home is not None:
             self._timer = self._home.call_later(LOOK_SECONDS, self._look)
 

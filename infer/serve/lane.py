@@ -15,7 +15,7 @@ from .arrays import Arrays, run_arrays
 from .batching import Entry, Taken
 from .bell import Bell
 from .quarantine import digest_of
-from .worker.replica import LostError
+from .worker.supervised import LostError
 
 if TYPE_CHECKING:
     from .engine import Engine

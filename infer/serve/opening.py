@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UsageError
 from .worker.messages import Source
 from .worker.remote import Starting
-from .worker.replica import WatchLimits
+from .worker.supervised import WatchLimits
 
 Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
 
@@ -34,17 +34,14 @@ def open_models(
     watch = WatchLimits(batch=watchdog, idle=watchdog)
     starting = []
     for source in sources:
-        if generates(Path(source.path)):
-            continue
-        one = Starting(source, replicas, watch=watch)
+        text = generates(Path(source.path))
+        one = Starting(source, 1 if text else replicas, text=text, watch=watch)
         stack.callback(one.close)
         starting.append(one)
     opened: list[Opened] = []
-    for source in sources:
-        if generates(Path(source.path)):
-            opened.append(_here(source, stack))
-            continue
-        remote = starting.pop(0).remote()
+    for one in starting:
+        remote = one.remote()
+        stack.callback(remote.close)
         opened.append((remote, remote.phases))
     return opened
 

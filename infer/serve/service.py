@@ -17,6 +17,7 @@ from .limits import ServeLimits, check_model_name
 from .memory import MemoryCollector, Processes
 from .metrics import Metrics
 from .routing import Observer, Route
+from .warming import generates
 
 
 class Service:
@@ -57,7 +58,7 @@ class Service:
                 f"two models are named {name!r}",
                 hint="Serve one of them, or make it again under another name",
             )
-        model = self._generator(predictor) if _generates(predictor) else self._engine(predictor)
+        model = self._generator(predictor) if generates(predictor.manifest) else self._engine(predictor)
         self.models[name] = model
         self.memory.add(predictor, self.collector.stats.get((name, version)))
         watch = self.metrics.watch
@@ -139,8 +140,3 @@ class Service:
             observer.close()
         for pool in (self.pool, self.grammars):
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _generates(predictor: Any) -> bool:
-    """Whether the artifact holds the step of a language model; else it is served as tensors."""
-    return (getattr(predictor.manifest, "meta", None) or {}).get("generation") is not None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, InferError, NotReadyError
 from ..generate.requests import Output, Request
+from .worker.suspects import Again, Refusal
 
 if TYPE_CHECKING:
     from .generation import Generator
@@ -58,6 +59,12 @@ class Stream:
     def put(self, output: Output, when: float) -> None:
         """One completion of one request went on."""
         owner, key = self._owner, output.id
+        if isinstance(output, Refusal):
+            self.fail(output.error)
+            return
+        if isinstance(output, Again):
+            self._begin_again(key)
+            return
         if output.finish in ("error", "cancelled"):
             stopping = output.finish == "cancelled"
             reason = "the server is stopping" if stopping else f"the model failed: {output.stopped_by}"
@@ -94,9 +101,18 @@ class Stream:
             found["stream_ms"] = round(1000 * (max(self._last) - self._first), 3)
         return found
 
+    def _begin_again(self, key: str) -> None:
+        """Whoever made it died; nobody has read of it yet."""
+        if key in self._unfinished:
+            first, count = self.offset[key], self.requests[key].sampling.n
+            self._ready = [output for output in self._ready if output.id != key]
+            self._unfinished[key] = count
+            self._last[first : first + count] = [0.0] * count
+
     async def take(self, patience: float | None = None) -> list[Output]:
-        """What came since the last call; nothing when all is read, or after `patience` seconds."""
-        if not self._ready and not self.done and self._error is None:
+        """What came since the last call, or all of it unless `stepwise`; nothing when all is read, or after `patience`
+        seconds."""
+        if not (self._ready and self._stepwise) and not self.done and self._error is None:
             home = asyncio.get_running_loop()
             self._waiter = home.create_future()
             timer = home.call_later(patience, self._wake) if patience else None

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ..warming import generates, warm
 from .channel import Channel, ClosedError
-from .messages import Beat, Card, Manifest, Open, Ready, Source, ToTensors, failed
+from .messages import Beat, Card, Manifest, Open, Ready, Source, ToWorker, failed
 from .process import age
 from .slab import Slab
 
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     parent, descriptor, *slabs = map(int, arguments)
     phases = {"python": age()}
     _die_with(parent)
-    channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToTensors)
+    channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
     threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
     with contextlib.suppress(ClosedError):
         return _serve(channel, [Slab(number, index) for index, number in enumerate(slabs)], phases)
@@ -47,9 +48,13 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
         channel.send(failed(error))
         return 3
+    channel.send(Ready(card, phases))
+    if generates(predictor.manifest):
+        from . import language
+
+        return language.loop(predictor, channel)
     from . import tensors
 
-    channel.send(Ready(card, phases))
     return tensors.loop(predictor, channel, slabs)
 
 
@@ -63,6 +68,8 @@ def _open(source: Source, phases: dict[str, float]) -> Any:
     predictor = opener(source.path, **source.options)
     opened = time.perf_counter()
     predictor.warmup()
+    if generates(predictor.manifest):
+        warm(predictor.language.driver)
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
     phases["warmup"] = time.perf_counter() - opened
@@ -71,17 +78,22 @@ def _open(source: Source, phases: dict[str, float]) -> Any:
 
 def card_of(predictor: Any) -> Card:
     manifest, path = predictor.manifest, getattr(predictor, "path", None)
+    language = predictor.language if generates(manifest) else None
     return Card(
         name=predictor.name,
         version=predictor.version,
         task=predictor.task,
-        inputs=tuple(predictor.inputs),
-        outputs=tuple(predictor.outputs),
-        sizes=dict(predictor.sizes),
-        max_batch=predictor.max_batch,
+        inputs=tuple(getattr(predictor, "inputs", ())),
+        outputs=tuple(getattr(predictor, "outputs", ())),
+        sizes=dict(getattr(predictor, "sizes", {})),
+        max_batch=getattr(predictor, "max_batch", 1),
         padding=dict(getattr(predictor, "padding", {})),
-        manifest=Manifest(manifest.backend, manifest.meta, dict(getattr(manifest, "files", {}))),
+        manifest=Manifest(
+            getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
+        ),
         path=None if path is None else os.fspath(path),
+        context=0 if language is None else language.context,
+        vocab_size=0 if language is None else language.vocab_size,
     )
 
 

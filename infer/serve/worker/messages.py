@@ -8,6 +8,7 @@ import msgspec
 
 from ... import errors
 from ...errors import InferError
+from ...generate.requests import Output, Request
 from ...spec import TensorSpec
 
 Placed = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, numpy dtype, shape, offset
@@ -42,6 +43,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     padding: dict[str, int]
     manifest: Manifest
     path: str | None = None
+    context: int = 0  # of a language model: tokens of prompt and answer together
+    vocab_size: int = 0
 
 
 class Open(msgspec.Struct, tag="open", array_like=True):
@@ -91,8 +94,55 @@ class Beat(msgspec.Struct, tag="beat", array_like=True):
     steps: int = 0
 
 
-ToTensors = Open | Run | Close
-FromTensors = Ready | Done | Failed | Beat
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """To the worker: begin this request; `Outputs` or `Refused` follow."""
+
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    """To the worker: nobody wants more of this request."""
+
+    id: str
+
+
+class Check(msgspec.Struct, tag="check", array_like=True):
+    """To the worker: compile this grammar; `Checked` of the same number follows."""
+
+    number: int
+    constraint: dict[str, Any]
+
+
+class Outputs(msgspec.Struct, tag="outputs", array_like=True):
+    """From the worker: what one step of the engine made."""
+
+    outputs: list[Output]
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True):
+    """From the worker: the request was not begun, for this reason."""
+
+    id: str
+    error: Failed
+
+
+class Checked(msgspec.Struct, tag="checked", array_like=True):
+    """From the worker: the grammar is compiled and cached, or can't be."""
+
+    number: int
+    error: Failed | None
+
+
+class Pulse(msgspec.Struct, tag="pulse", array_like=True):
+    """From a worker of a language model, twice a second. `beat`: the system's monotonic clock when the engine last
+    turned; `stats`: its counters."""
+
+    beat: float
+    stats: dict[str, float]
+
+
+ToWorker = Open | Run | Submit | Cancel | Check | Close
+FromWorker = Ready | Done | Failed | Beat | Outputs | Refused | Checked | Pulse
 
 
 class ModelError(Exception):

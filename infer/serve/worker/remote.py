@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,37 @@ import numpy as np
 from ...errors import NotReadyError, UsageError
 from ...text import Tokenizer
 from .messages import Card, Source
-from .replica import LostError, Replica, WatchLimits
+from .replica import Replica
 from .restarts import RestartLimits
+from .supervised import LostError, Supervised, WatchLimits
 
 
-class Remote:
-    """`executors` run its batches; what a text model needs of its tokenizer is done here. `phases`: seconds."""
+class Carded:
+    """What its card says of a model. `phases`: seconds of the parts of its workers' start."""
 
-    def __init__(self, executors: Sequence[Replica], card: Card) -> None:
-        self.executors, self.card = list(executors), card
+    def __init__(self, workers: Sequence[Supervised], card: Card) -> None:
+        self.card, self.phases = card, dict(workers[0].phases)
         self.name, self.version, self.task = card.name, card.version, card.task
         self.inputs, self.outputs, self.sizes = card.inputs, card.outputs, card.sizes
         self.max_batch, self.padding, self.manifest = card.max_batch, card.padding, card.manifest
         self.path = None if card.path is None else Path(card.path)
-        self.phases = dict(executors[0].phases)
-        self._tokenizer: Tokenizer | None = None
 
     @property
     def report(self) -> dict[str, Any]:
         """As `Predictor.report`."""
         return {} if self.path is None else json.loads((self.path / "report.json").read_text())
+
+    def warmup(self) -> None:
+        """The workers did that before they were ready."""
+
+
+class Remote(Carded):
+    """A model of tensors: `executors` run its batches; texts are tokenized here."""
+
+    def __init__(self, executors: Sequence[Replica], card: Card) -> None:
+        super().__init__(executors, card)
+        self.executors = list(executors)
+        self._tokenizer: Tokenizer | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -52,9 +62,6 @@ class Remote:
         wanted = {spec.name for spec in self.inputs}
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 
-    def warmup(self) -> None:
-        """The workers did that before they were ready."""
-
     def close(self) -> None:
         for executor in self.executors:
             executor.close()
@@ -68,26 +75,34 @@ class Starting:
         source: Source,
         replicas: int = 1,
         *,
+        text: bool = False,
         watch: WatchLimits | None = None,
         restart: RestartLimits | None = None,
     ) -> None:
-        self.began = time.perf_counter()
-        self._replicas = [Replica(source, watch=watch, restart=restart) for _ in range(replicas)]
-        for replica in self._replicas:
-            replica.start()
+        self._text = text
+        self._workers: list[Supervised] = []
+        for _ in range(replicas):
+            plain = Supervised(source, watch=watch, restart=restart) if text else None
+            self._workers.append(plain or Replica(source, watch=watch, restart=restart))
+        for worker in self._workers:
+            worker.start()
 
-    def remote(self) -> Remote:
-        """Raises what opening the model raised; nothing is left running then."""
+    def remote(self) -> Any:
+        """`Remote`, or `RemoteText`. Raises what opening the model raised; nothing is left running then."""
         try:
-            cards = [replica.wait() for replica in self._replicas]
+            cards = [worker.wait() for worker in self._workers]
         except LostError as error:
             self.close()
             raise NotReadyError(f"the model's process ended while it started: {error}") from error
         except BaseException:
             self.close()
             raise
-        return Remote(self._replicas, cards[0])
+        if self._text:
+            from .text import RemoteText
+
+            return RemoteText(self._workers[0], cards[0])
+        return Remote([worker for worker in self._workers if isinstance(worker, Replica)], cards[0])
 
     def close(self) -> None:
-        for replica in self._replicas:
-            replica.close()
+        for worker in self._workers:
+            worker.close()

@@ -1,0 +1,182 @@
+"""The front's side of a language model's worker, with the surface of `infer.generate.driver.Driver`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
+from ...generate.driver import Deliver
+from ...generate.requests import Request
+from .channel import ClosedError
+from .messages import Cancel, Check, Checked, Failed, Outputs, Pulse, Refused, Submit, raised
+from .supervised import LostError, Supervised
+from .suspects import Table
+
+log = logging.getLogger("infer.serve")
+LOOK_SECONDS = 0.25
+COMPILE_SECONDS = 30.0
+
+
+class RemoteDriver:
+    """`beat`: when the engine last turned; `failure`: why the worker is not started again, else None.
+
+    Two threads: one reads what the worker says, and starts it again when it dies; one writes, so that a worker that
+    does not read holds up nobody.
+    """
+
+    def __init__(self, worker: Supervised, *, name: str) -> None:
+        self.worker, self.name = worker, name
+        self.failure: BaseException | None = None
+        self._table = Table()
+        self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._epoch = 0  # of the process that messages are for
+        self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
+        self._checks: dict[int, tuple[threading.Event, list[Failed | None]]] = {}
+        self._numbers = itertools.count()
+        self._stats: dict[str, float] = {}
+        while not self._stats:
+            self._take(worker.hear(None, worker.watch.idle))
+        self._threads = [
+            threading.Thread(target=self._read, name=f"infer {name} out", daemon=True),
+            threading.Thread(target=self._write, name=f"infer {name} in", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def ready(self) -> bool:
+        return self.failure is None and self.worker.ready
+
+    @property
+    def beat(self) -> float:
+        return self._beat if self.worker.ready and self._table.busy else time.monotonic()
+
+    @property
+    def deaths(self) -> int:
+        return self.worker.restarts.total
+
+    def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
+        """As `Driver.submit`, but what only the engine can know comes as a `Refusal`; for `replay` see `Table.add`.
+        Raises `PoisonError` too."""
+        if self.failure is not None:
+            raise NotReadyError("the model's process died") from self.failure
+        self._table.add(request, deliver, replay=replay)
+        self._send_next()
+
+    def cancel(self, id: str) -> None:
+        if self._table.drop(id):
+            self._send(Cancel(id))
+        self._send_next()
+
+    def stats(self) -> Any:
+        """The engine's, at most half a second old."""
+        return SimpleNamespace(**self._stats)
+
+    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
+        """Compile it in the worker; blocks. Raises `InputError` for what can't be enforced."""
+        if not self.ready:
+            raise NotReadyError("the model's process is being started")
+        number, done, result = next(self._numbers), threading.Event(), list[Failed | None]()
+        self._checks[number] = done, result
+        self._send(Check(number, dict(constraint)))
+        told = done.wait(COMPILE_SECONDS)
+        self._checks.pop(number, None)
+        if not told:
+            raise OverloadedError("other grammars are being compiled", where="grammar")
+        if not result:
+            raise WorkerDiedError("the model's process died")
+        if result[0] is not None:
+            raise raised(result[0])
+
+    def close(self) -> None:
+        """End the worker, whatever it does; may be called twice."""
+        self.worker.close()
+        self._outbox.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(10)
+
+    def _send(self, message: Any) -> None:
+        self._outbox.put((self._epoch, message))
+
+    def _send_next(self) -> None:
+        if self.worker.ready:
+            for request in self._table.next():
+                self._send(Submit(request))
+
+    def _write(self) -> None:
+        while (item := self._outbox.get()) is not None:
+            epoch, message = item
+            if epoch == self._epoch:
+                with contextlib.suppress(ClosedError, LostError):  # the reader notices
+                    self.worker.channel.send(message)
+
+    def _read(self) -> None:
+        worker = self.worker
+        try:
+            while not worker.closing:
+                try:
+                    with worker.using:
+                        message = worker.hear(LOOK_SECONDS, worker.watch.idle)
+                    self._take(message)
+                    self._watch()
+                except LostError as error:
+                    self._lost(error)
+        except BaseException as error:  # noqa: BLE001 - it must reach health and every caller
+            log.critical("the engine of %s died", self.name, exc_info=error)
+            self.failure = error
+        finally:
+            self._epoch += 1
+            self._table.end(WorkerDiedError("the model's process died"))
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Outputs):
+            self._beat = time.monotonic()
+            self.worker.restarts.works()
+            if self._table.deliver(message.outputs):
+                self._send_next()
+        elif isinstance(message, Pulse):
+            self._slowest.append(max(time.monotonic() - message.beat, 0.0))
+            self._beat, self._stats = max(self._beat, message.beat), message.stats
+        elif isinstance(message, Refused):
+            error = raised(message.error)
+            refused = error if isinstance(error, InferError) else InferError("the model failed")
+            self._table.refuse(message.id, refused)
+            self._send_next()
+        elif isinstance(message, Checked) and (waiting := self._checks.get(message.number)) is not None:
+            waiting[1].append(message.error)
+            waiting[0].set()
+
+    def _watch(self) -> None:
+        """Raises `LostError` when the engine's step takes far longer than its steps do."""
+        if not self._table.busy:
+            self._beat = time.monotonic()
+            return
+        usual = sorted(self._slowest)[int(0.99 * len(self._slowest))] if self._slowest else 0.0
+        patience = max(self.worker.watch.batch, 10 * min(usual, self.worker.watch.batch))
+        if time.monotonic() - self._beat > patience:
+            with self.worker.using:
+                raise self.worker.hung(patience)
+
+    def _lost(self, error: LostError) -> None:
+        """Raises `HopelessError`."""
+        if self.worker.closing:
+            return
+        log.error("the worker of %s died: %s", self.name, error)
+        self._epoch += 1
+        for done, _ in list(self._checks.values()):
+            done.set()
+        self._table.died()
+        self.worker.restart(lambda: False)
+        self._beat = time.monotonic()
+        self._slowest.clear()
+        self._send_next()

@@ -1,0 +1,177 @@
+"""A worker process that is watched, and started again when it dies: the part that all kinds of workers share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ...errors import ArtifactError, InferError
+from .channel import Channel, ClosedError
+from .messages import Card, Failed, FromWorker, Open, Ready, Source, raised
+from .process import Process
+from .restarts import RestartLimits, Restarts
+
+log = logging.getLogger("infer.serve")
+LOOK_SECONDS = 0.1
+CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
+
+
+class LostError(Exception):
+    """The worker died, or was killed because it hung, before it answered."""
+
+
+class HopelessError(InferError):
+    """Starting it again does not help."""
+
+
+class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of silence after which a worker is killed: in a batch (at least; else ten times its p99), and else."""
+
+    batch: float = 30.0
+    idle: float = 30.0
+    opening: float = 120.0
+
+
+class Supervised:
+    """One thread uses it, others may `close` it. `start` and `wait` come first, `card` is known then.
+
+    `heard`: when the worker last said something; `phases`: seconds of the parts of its start.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        descriptors: Sequence[int] = (),
+        *,
+        watch: WatchLimits | None = None,
+        restart: RestartLimits | None = None,
+    ) -> None:
+        self.source, self.watch = source, watch or WatchLimits()
+        self.restarts = Restarts(restart or RestartLimits())
+        self.card: Card | None = None
+        self.phases: dict[str, float] = {}
+        self.ready = self.closing = False
+        self.heard = time.monotonic()
+        self.using = threading.Lock()  # held while the channel is read
+        self._descriptors = list(descriptors)
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when the worker said something."""
+        return -1 if self._process is None else self._process.channel.fileno()
+
+    @property
+    def channel(self) -> Channel[Any]:
+        """Raises `LostError` while there is no process."""
+        process = self._process
+        if process is None:
+            raise LostError("it is not running")
+        return process.channel
+
+    def start(self) -> None:
+        """Start the process; it opens its model while the caller goes on."""
+        self.heard = time.monotonic()
+        self._process = Process(FromWorker, self._descriptors)
+        with contextlib.suppress(ClosedError):  # noticed by `wait`
+            self.channel.send(Open(self.source))
+
+    def wait(self) -> Card:
+        """Until it is ready. Raises what opening the model raised, or `LostError`."""
+        while True:
+            message = self.hear(LOOK_SECONDS, self.watch.opening)
+            if self.closing:
+                raise LostError("the server is stopping")
+            if isinstance(message, Failed):
+                raise raised(message)
+            if isinstance(message, Ready):
+                if self.card is not None and message.card != self.card:
+                    raise ArtifactError("it was replaced while it was served", where=self.source.path)
+                self.card, self.phases, self.ready = message.card, message.phases, True
+                return message.card
+
+    def hear(self, seconds: float | None, patience: float) -> Any:
+        """The next message, or None after `seconds`. Raises `LostError` after `patience` without any."""
+        left = max(self.heard + patience - time.monotonic(), 0.0)
+        try:
+            message = self.channel.receive(left if seconds is None else min(seconds, left))
+        except (ClosedError, msgspec.DecodeError) as error:
+            raise self.lost() from error
+        if message is not None:
+            self.heard = time.monotonic()
+        elif time.monotonic() - self.heard >= patience:
+            raise self.hung(patience)
+        return message
+
+    def lost(self) -> LostError:
+        """To be raised when the channel is closed."""
+        how = self._process.exit if self._process is not None else "it is not running"
+        self._end()
+        return LostError(how)
+
+    def hung(self, seconds: float) -> LostError:
+        """To be raised when nothing came for so long; it is killed."""
+        self._end()
+        return LostError(f"killed after {seconds:.0f} s of silence")
+
+    def restart(self, stopping: Callable[[], bool]) -> None:
+        """Start it again, as often as that is sensible; returns when it is ready, or `stopping`.
+
+        Raises `HopelessError`.
+        """
+
+        def over() -> bool:
+            return self.closing or stopping()
+
+        with self.using:
+            while not over():
+                if (pause := self.restarts.died()) is None:
+                    raise HopelessError(f"the worker of {self.source.path} died too often")
+                until = time.monotonic() + pause
+                while time.monotonic() < until and not over():
+                    time.sleep(min(LOOK_SECONDS, pause))
+                if over():
+                    return
+                try:
+                    self.start()
+                    self.wait()
+                except (LostError, InferError) as error:
+                    self._end()
+                    log.error("the worker of %s did not start again: %s", self.source.path, error)
+                    continue
+                log.warning("the worker of %s was started again", self.source.path)
+                return
+
+    def close(self) -> None:
+        """End the process, at once when it is busy; may be called twice."""
+        if self.closing:
+            return
+        self.closing = True
+        process = self._process
+        if self.using.acquire(timeout=CLOSE_SECONDS):
+            if process is not None:
+                process.close()
+        else:
+            if process is not None:
+                process.kill()
+            self.using.acquire()
+        try:
+            self._end()
+        finally:
+            self.using.release()
+
+    def _end(self) -> None:
+        self.ready = False
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.channel.close()

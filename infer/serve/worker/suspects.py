@@ -1,0 +1,163 @@
+"""Requests for text that a worker has, or is about to get; and who is tried alone after a worker died."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from ...errors import InferError, InputError, PoisonError, WorkerDiedError
+from ...generate.driver import Deliver
+from ...generate.requests import Output, Request
+from ..quarantine import Quarantine
+
+log = logging.getLogger("infer.serve")
+
+
+class Refusal(Output, frozen=True, kw_only=True):
+    """The end of all completions of a request, for a reason with a class of its own."""
+
+    error: Any
+
+
+class Again(Output, frozen=True, kw_only=True):
+    """What came of this request is void: it begins anew."""
+
+
+class _Ticket:
+    def __init__(self, request: Request, deliver: Deliver, replay: bool) -> None:
+        self.request, self.deliver, self.replay = request, deliver, replay
+        self.deaths = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.started, self.unfinished = False, set(range(self.request.sampling.n))
+
+
+class Table:
+    """Any thread. After a death, those of whom nobody has seen a token are tried again one at a time, each until it has
+    one, while others wait: who is there at two deaths was alone at the second."""
+
+    def __init__(self) -> None:
+        self.quarantine = Quarantine()
+        self._lock = threading.RLock()
+        self._sent: dict[str, _Ticket] = {}
+        self._waiting: dict[str, _Ticket] = {}
+        self._suspects: deque[_Ticket] = deque()
+        self._tried: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """The worker has something to do."""
+        return bool(self._sent)
+
+    def add(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
+        """`replay`: nobody looks at its outputs before the last, so that it may begin `Again`.
+
+        Raises `PoisonError`, or `InputError` for an id that is there.
+        """
+        if len(self.quarantine):
+            self.quarantine.refuse(digest_of(request))
+        with self._lock:
+            if request.id in self._sent or request.id in self._waiting:
+                raise InputError(f"a request named {request.id!r} is running", where="id")
+            self._waiting[request.id] = _Ticket(request, deliver, replay)
+
+    def next(self) -> list[Request]:
+        """What the worker may get now; it counts as sent."""
+        with self._lock:
+            if self._tried is not None:
+                return []
+            if self._suspects:
+                chosen = [self._suspects.popleft()]
+                self._tried = chosen[0].request.id
+            else:
+                chosen = list(self._waiting.values())
+                self._waiting.clear()
+            self._sent |= {ticket.request.id: ticket for ticket in chosen}
+            return [ticket.request for ticket in chosen]
+
+    def drop(self, id: str) -> bool:
+        """Whether the worker has it. It is forgotten."""
+        with self._lock:
+            self._waiting.pop(id, None)
+            self._suspects = deque(ticket for ticket in self._suspects if ticket.request.id != id)
+            self._tried = None if self._tried == id else self._tried
+            return self._sent.pop(id, None) is not None
+
+    def deliver(self, outputs: list[Output]) -> bool:
+        """Hand them on, one call for each receiver; whether `next` may have more now."""
+        letters: dict[Deliver, list[Output]] = {}
+        with self._lock:
+            for output in outputs:
+                ticket = self._sent.get(output.id)
+                if ticket is None:
+                    continue
+                ticket.started = True
+                letters.setdefault(ticket.deliver, []).append(output)
+                if output.finish is not None:
+                    ticket.unfinished.discard(output.index)
+                    if not ticket.unfinished:
+                        del self._sent[output.id]
+                if self._tried == output.id:
+                    self._tried = None
+            more = self._tried is None and bool(self._suspects or self._waiting)
+        for deliver, own in letters.items():
+            _hand(deliver, own)
+        return more
+
+    def refuse(self, id: str, error: InferError) -> None:
+        with self._lock:
+            ticket = self._sent.pop(id, None)
+            self._tried = None if self._tried == id else self._tried
+        if ticket is not None:
+            _tell(ticket, error)
+
+    def died(self) -> None:
+        """The worker did: those it had are tried again, refused, or, once they had a token, failed."""
+        with self._lock:
+            sent, self._sent, self._tried = list(self._sent.values()), {}, None
+        for ticket in sent:
+            ticket.deaths += 1
+            if ticket.started and not ticket.replay:
+                _tell(ticket, WorkerDiedError("the model's process died"))
+            elif ticket.deaths > 1:
+                self.quarantine.add(digest_of(ticket.request))
+                _tell(ticket, PoisonError("the model's process died of this request, twice"))
+            else:
+                if ticket.started:
+                    _hand(ticket.deliver, [Again(id=ticket.request.id, index=0)])
+                    ticket.reset()
+                with self._lock:
+                    self._suspects.append(ticket)
+
+    def end(self, error: InferError) -> None:
+        """Fail all of them."""
+        with self._lock:
+            tickets = [*self._sent.values(), *self._suspects, *self._waiting.values()]
+            self._sent, self._waiting = {}, {}
+            self._suspects.clear()
+        for ticket in tickets:
+            _tell(ticket, error)
+
+
+def digest_of(request: Request) -> bytes:
+    """Of everything but its id."""
+    return hashlib.blake2b(
+        msgspec.msgpack.encode(msgspec.structs.replace(request, id="")), digest_size=16
+    ).digest()
+
+
+def _tell(ticket: _Ticket, error: InferError) -> None:
+    _hand(ticket.deliver, [Refusal(id=ticket.request.id, index=0, finish="error", error=error)])
+
+
+def _hand(deliver: Deliver, outputs: list[Output]) -> None:
+    try:
+        deliver(outputs)
+    except Exception:
+        log.exception("outputs could not be delivered")

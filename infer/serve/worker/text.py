@@ -1,0 +1,64 @@
+"""A language model in a worker process, with the surface of a Predictor that the server needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...errors import NotUsableError, UsageError
+from ...generate.chat import ChatTemplate
+from ...generate.config import GenerationConfig
+from ...text import Text
+from .driver import RemoteDriver
+from .messages import Card
+from .remote import Carded
+from .supervised import Supervised
+
+
+class RemoteLanguage:
+    """As `infer.generate.language.Language`: text, template and recommendations are read here, the rest is asked."""
+
+    def __init__(self, driver: RemoteDriver, card: Card) -> None:
+        self.driver, self.name = driver, card.name
+        self.context, self.vocab_size = card.context, card.vocab_size
+        self.folder = Path(card.path or ".")
+
+    @cached_property
+    def text(self) -> Text:
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
+        return Text(path)
+
+    @cached_property
+    def config(self) -> GenerationConfig:
+        return GenerationConfig.open(self.folder, self.text.tokenizer.get_vocab(True))
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.open(self.folder)
+
+    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
+        """Compile it in the worker; raises `InputError` for what can't be enforced."""
+        self.driver.check_grammar(constraint)
+
+
+class RemoteText(Carded):
+    """`language`: what makes its text side of driver and card."""
+
+    def __init__(
+        self,
+        worker: Supervised,
+        card: Card,
+        language: Callable[[RemoteDriver, Card], Any] = RemoteLanguage,
+    ) -> None:
+        super().__init__([worker], card)
+        if card.context <= 0:
+            raise NotUsableError(f"{card.name} can't generate")
+        self.driver = RemoteDriver(worker, name=card.name)
+        self.language = language(self.driver, card)
+
+    def close(self) -> None:
+        self.driver.close()

@@ -1,0 +1,200 @@
+"""Language models in worker processes: tokens come from another process, and what is lost when it dies is little."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from infer.errors import PoisonError
+from infer.generate.chat import ChatTemplate
+from infer.generate.config import GenerationConfig
+from infer.generate.requests import Output, Request, Sampling
+from infer.serve.worker.messages import Card, Source
+from infer.serve.worker.restarts import RestartLimits
+from infer.serve.worker.supervised import HopelessError, Supervised, WatchLimits
+from infer.serve.worker.suspects import Refusal, Table
+from infer.serve.worker.text import RemoteText
+from tests.serve_fakes import Live, live
+from tests.serve_speaker import TEMPLATE, Bytes
+from tests.serve_workers import alive, wait_until
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def language(driver: Any, card: Card) -> Any:
+    """The text side of `serve_speaker.Speaker`, in this process."""
+    return SimpleNamespace(
+        driver=driver,
+        text=Bytes(),
+        template=ChatTemplate({"default": TEMPLATE}, TOKENS),
+        config=GenerationConfig(),
+        context=card.context,
+        vocab_size=card.vocab_size,
+        folder=Path(card.path or "."),
+        check_grammar=driver.check_grammar,
+    )
+
+
+@contextlib.contextmanager
+def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteText]]:
+    source = Source(path=str(folder), opener="tests.serve_workers:speaker", options={"seconds": seconds})
+    worker = Supervised(source, watch=WatchLimits(**watch), restart=RestartLimits(first=0.01))
+    worker.start()
+    predictor = RemoteText(worker, worker.wait(), language)
+    with live(predictor) as server:
+        yield server, predictor
+
+
+def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
+    body = {"model": "speaker", "prompt": prompt, "max_tokens": 5, **options}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+def test_tokens_come_from_another_process_whole_and_as_a_stream(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        assert predictor.driver.worker.pid != os.getpid()
+        assert ask(server, "x").json()["choices"][0]["text"] == "ABCDE"
+        answers = [ask(server, "x", n=2, logprobs=1).json() for _ in range(3)]
+        assert all([choice["text"] for choice in a["choices"]] == ["ABCDE", "BCDEF"] for a in answers)
+        streamed = ask(server, "x", stream=True)
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert streamed.text.count('"text"') >= 1
+        assert ask(server, "%").status_code in (400, 500)  # what only the engine knows
+        assert ask(server, "!").status_code == 500
+        assert ask(server, "x").status_code == 200
+        text = httpx.get(f"{server.url}/metrics").text
+        assert 'infer_engine_steps_total{model="speaker",version="1"}' in text
+        assert predictor.driver.deaths == 0
+
+
+def test_what_the_engine_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, _):
+        refused = ask(server, "%")
+        assert refused.status_code == 400
+        assert "no percentages" in refused.text
+        wrong = ask(server, "x", structured_outputs={"regex": "("})
+        assert wrong.status_code == 422
+        assert "this regex can't be read" in wrong.text
+        assert ask(server, "x", structured_outputs={"regex": "a+"}).status_code == 200
+
+
+def test_a_client_that_hangs_up_is_cancelled_in_the_worker(tmp_path: Path) -> None:
+    with served(tmp_path, seconds=0.02) as (server, predictor):
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            next(answer.iter_text())
+        generator = server.service.generators["speaker"]
+        wait_until(lambda: generator.idle)
+        assert not predictor.driver._table.busy
+        assert ask(server, "x").status_code == 200
+
+
+def test_after_kill_9_who_waited_is_answered_and_who_streamed_is_told(tmp_path: Path) -> None:
+    with served(tmp_path, seconds=0.02) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        answers: list[httpx.Response] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+            texts = answer.iter_text()
+            text = next(texts)
+            os.kill(first, signal.SIGSTOP)
+            waiting = [threading.Thread(target=lambda: answers.append(ask(server, "y"))) for _ in range(3)]
+            for thread in waiting:
+                thread.start()
+            wait_until(lambda: len(predictor.driver._table._sent) == 4)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            os.kill(first, signal.SIGKILL)
+            text += "".join(texts)
+        for thread in waiting:
+            thread.join()
+        assert [a.json()["choices"][0]["text"] for a in answers] == ["ABCDE"] * 3
+        assert '"worker_died"' in text
+        assert "[DONE]" not in text
+        assert predictor.driver.deaths == 1
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        assert predictor.driver.worker.pid != first
+
+
+@pytest.mark.parametrize("poison", ["^", "#"])
+def test_a_prompt_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed(
+    tmp_path: Path, poison: str
+) -> None:
+    with served(tmp_path) as (server, predictor):
+        answers: dict[str, httpx.Response] = {}
+        threads = [
+            threading.Thread(target=lambda p=prompt: answers.__setitem__(p, ask(server, p)))
+            for prompt in ("a", "b", poison, "c")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {p: a.status_code for p, a in answers.items()} == {"a": 200, "b": 200, poison: 500, "c": 200}
+        assert answers[poison].json()["error"]["code"] == "poison_request"
+        assert predictor.driver.deaths == 2
+        assert ask(server, poison).json()["error"]["code"] == "poison_request"
+        assert predictor.driver.deaths == 2
+        assert ask(server, "d").status_code == 200
+
+
+def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
+    with served(tmp_path, batch=1.0) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        assert ask(server, "~").json()["error"]["code"] == "poison_request"
+        assert not alive(first)
+        assert ask(server, "x").status_code == 200
+
+
+def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
+    with served(tmp_path, idle=1.5) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: not alive(first))
+        assert ask(server, "x").status_code == 200
+
+
+def test_when_starting_again_does_not_help_everybody_is_told(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        for number in range(3):
+            assert ask(server, f"^{number}").status_code == 500
+        wait_until(lambda: predictor.driver.failure is not None)
+        assert isinstance(predictor.driver.failure, HopelessError)
+        assert server.service.died
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert ask(server, "x").status_code == 503
+
+
+def _request(name: str, prompt: int = 1) -> Request:
+    return Request(id=name, prompt=[prompt], sampling=Sampling(max_tokens=3))
+
+
+def test_suspects_are_tried_one_at_a_time_and_others_wait_meanwhile() -> None:
+    table, told = Table(), list[Output]()
+    for name in "abc":
+        table.add(_request(name, ord(name)), told.extend)
+    assert [request.id for request in table.next()] == ["a", "b", "c"]
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    table.died()
+    assert [(o.id, type(o)) for o in told] == [("a", Output), ("a", Refusal)]
+    table.add(_request("new"), told.extend)
+    assert [request.id for request in table.next()] == ["b"]
+    assert table.next() == []
+    table.died()
+    assert isinstance(told[-1].error, PoisonError)
+    with pytest.raises(PoisonError):
+        table.add(_request("again", ord("b")), told.extend)
+    assert [request.id for request in table.next()] == ["c"]
+    assert table.deliver([Output(id="c", index=0, token_ids=(1,), finish="length")])
+    assert [request.id for request in table.next()] == ["new"]
+    assert table.busy
+    assert table.drop("new")
+    assert not table.busy
