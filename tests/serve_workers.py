@@ -1,6 +1,6 @@
 """Models of a few lines for worker processes, and what tests do to those processes.
 
-`python -m tests.serve_workers OPTIONS` serves `Hazards`; OPTIONS is JSON, see `serve`.
+`python -m tests.serve_workers OPTIONS` serves one of them; OPTIONS is JSON, see `serve`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Hazards:
     name, version, task, max_batch = "hazards", "1", "tensors", 8
     sizes, padding = {"batch": (1, 8)}, dict[str, int]()
 
-    def __init__(self, path: str, seconds: float = 0.0, meta: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str, seconds: float = 0.0, opening: float = 0.0, warming: float = 0.0) -> None:
         from infer.spec import TensorSpec
 
-        self.seconds = seconds
+        time.sleep(opening)
+        self.seconds, self.warming = seconds, warming
         self.name = Path(path).name
-        self.manifest = SimpleNamespace(backend="none", meta=meta or {}, files={})
+        self.manifest = SimpleNamespace(backend="none", meta={}, files={})
         self.inputs = (TensorSpec("x", "float32", ("batch", 4)),)
         self.outputs = TensorSpec("y", "float32", ("batch", 4)), TensorSpec("pid", "int64", ("batch",))
 
@@ -51,7 +52,7 @@ class Hazards:
         return {"y": x * 2, "pid": np.full(len(x), os.getpid(), np.int64)}
 
     def warmup(self) -> None:
-        pass
+        time.sleep(self.warming)
 
     def close(self) -> None:
         pass
@@ -72,6 +73,24 @@ def speaker(path: str, seconds: float = 0.0) -> Any:
     made = Speaker(Path(path), engine=Deadly(seconds))
     made.warmup = lambda: None  # type: ignore[attr-defined]
     return made
+
+
+def language(driver: Any, card: Any) -> Any:
+    """The text side of `serve_speaker.Speaker`, in this process."""
+    from infer.generate.chat import ChatTemplate
+    from infer.generate.config import GenerationConfig
+    from tests.serve_speaker import TEMPLATE, Bytes
+
+    return SimpleNamespace(
+        driver=driver,
+        text=Bytes(),
+        template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>", "eos_token": "</s>"}),
+        config=GenerationConfig(),
+        context=card.context,
+        vocab_size=card.vocab_size,
+        folder=Path(card.path or "."),
+        check_grammar=driver.check_grammar,
+    )
 
 
 def refuses(path: str) -> Any:
@@ -115,34 +134,47 @@ def children(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of `Hazards` with worker processes, and its address."""
+def started(**options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A server process of `serve`, which has begun to load its model."""
     command = [sys.executable, "-m", "tests.serve_workers", json.dumps(options)]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as running:
         try:
-            line = running.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
-            assert found, (line, running.poll(), running.stderr.read())
-            yield running, found[0]
+            assert running.stdout.readline() == "loading\n"
+            yield running
         finally:
             if running.poll() is None:
                 running.kill()
 
 
-def serve(seconds: float = 0.0, replicas: int = 1, watchdog: float = 30.0, **limits: Any) -> int:
-    from infer.serve import server
-    from infer.serve.limits import ServeLimits
-    from infer.serve.service import Service
-    from infer.serve.worker.messages import Source
-    from infer.serve.worker.remote import Starting
-    from infer.serve.worker.supervised import WatchLimits
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The same, once it answers, and its address."""
+    with started(**options) as running:
+        line = running.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, (line, running.poll(), running.stderr.read())
+        yield running, found[0]
 
-    source = Source(path="hazards", opener="tests.serve_workers:Hazards", options={"seconds": seconds})
-    watch = WatchLimits(batch=watchdog, idle=watchdog)
-    starting = Starting(source, replicas, watch=watch)
-    with contextlib.closing(starting), server.listen("127.0.0.1", 0) as listener:
-        return server.serve(Service([starting.remote()], ServeLimits(**limits)), listener)
+
+def serve(
+    opener: str = "Hazards", path: str = "hazards", options: Any = None, text: bool = False, **limits: Any
+) -> int:
+    """`infer.serve.run` with `tests.serve_workers:OPENER` in place of an artifact; says so when it begins to load."""
+    from infer.serve import opening, server
+    from infer.serve.limits import ServeLimits
+    from infer.serve.worker import text as texts
+    from infer.serve.worker.messages import Source
+
+    def source(path: str, options: Any) -> Source:
+        print("loading", flush=True)
+        return Source(path=path, opener=f"tests.serve_workers:{opener}", options=own)
+
+    own, server.Source = options or {}, source  # type: ignore[misc,assignment]
+    if text:
+        opening.generates = lambda folder: True
+        texts.RemoteLanguage = language  # type: ignore[misc,assignment]
+    return server.run([path], port=0, limits=ServeLimits(**limits))
 
 
 if __name__ == "__main__":

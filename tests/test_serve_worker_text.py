@@ -8,40 +8,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from infer.errors import PoisonError
-from infer.generate.chat import ChatTemplate
-from infer.generate.config import GenerationConfig
 from infer.generate.requests import Output, Request, Sampling
-from infer.serve.worker.messages import Card, Source
+from infer.serve.worker.messages import Source
 from infer.serve.worker.restarts import RestartLimits
 from infer.serve.worker.supervised import HopelessError, Supervised, WatchLimits
 from infer.serve.worker.suspects import Refusal, Table
 from infer.serve.worker.text import RemoteText
 from tests.serve_fakes import Live, live
-from tests.serve_speaker import TEMPLATE, Bytes
-from tests.serve_workers import alive, wait_until
-
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def language(driver: Any, card: Card) -> Any:
-    """The text side of `serve_speaker.Speaker`, in this process."""
-    return SimpleNamespace(
-        driver=driver,
-        text=Bytes(),
-        template=ChatTemplate({"default": TEMPLATE}, TOKENS),
-        config=GenerationConfig(),
-        context=card.context,
-        vocab_size=card.vocab_size,
-        folder=Path(card.path or "."),
-        check_grammar=driver.check_grammar,
-    )
+from tests.serve_workers import alive, language, wait_until
 
 
 @contextlib.contextmanager

@@ -255,6 +255,7 @@ def serve(
     otel: Annotated[
         bool, typer.Option("--otel", help="send traces; where to, say OTEL_EXPORTER_OTLP_ENDPOINT and such")
     ] = False,
+    timings: Annotated[bool, typer.Option("--timings", help="say what the start took, by phase")] = False,
     trust_code: Trust = False,
 ) -> None:
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
@@ -274,6 +275,7 @@ def serve(
             max_tokens_per_step=max_tokens_per_step,
             replicas=replicas,
             in_process=in_process,
+            timings=timings,
             trust_code=trust_code,
             observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import gc
 import os
-import signal
 import socket
 import sys
 import time
@@ -17,12 +16,14 @@ import msgspec
 import uvicorn
 
 from ..errors import BusyError, NotUsableError, UsageError
-from . import opening, wire
+from . import descriptors, opening, wire
 from .app import build
 from .limits import LOOPBACK, ServeLimits
 from .observing import Observing, attach
 from .service import Service
+from .signals import Signals, StoppedError, stoppable
 from .worker.messages import Source
+from .worker.process import age
 
 LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
 SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
@@ -44,6 +45,7 @@ def run(
     max_tokens_per_step: int | None = None,
     in_process: bool = False,
     replicas: int = 1,
+    timings: bool = False,
     limits: ServeLimits | None = None,
     observing: Observing | None = None,
     say: Callable[[str], None] | None = None,
@@ -53,9 +55,11 @@ def run(
     Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
-    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and
-    `max_tokens_per_step` are for each language model (see `Predictor.load`). `observing`: nothing by default.
+    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step` are
+    for each language model (see `Predictor.load`). With `timings` a second line says what the start took.
+    `observing`: nothing by default.
     """
+    began = age()
     if not paths:
         raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
     options = {
@@ -68,8 +72,9 @@ def run(
     own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
     given = {name: value for name, value in own.items() if value is not None}
     bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
-    with contextlib.ExitStack() as stack:
+    with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
+        descriptors.make_room(bounds, len(paths) * replicas)
         sources = [Source(path=os.fspath(path), options=options) for path in paths]
         opened = opening.open_models(
             sources, stack, in_process=in_process, replicas=replicas, watchdog=bounds.watchdog_seconds
@@ -79,7 +84,9 @@ def run(
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
-        return serve(service, listener, say=say)
+        notes = [opening.times(opened, server=began, opening=age() - began)] if timings else []
+        return serve(service, listener, say=say, notes=notes)
+    return 0
 
 
 @contextlib.contextmanager
@@ -118,8 +125,17 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
         raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
 
 
-def serve(service: Service, listener: socket.socket, *, say: Callable[[str], None] | None = None) -> int:
-    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it."""
+def serve(
+    service: Service,
+    listener: socket.socket,
+    *,
+    say: Callable[[str], None] | None = None,
+    notes: Sequence[str] = (),
+) -> int:
+    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it.
+
+    `notes` are said after the line that says that requests are answered.
+    """
     for model in service.models.values():
         began = time.perf_counter()
         model.warmup()
@@ -139,7 +155,7 @@ def serve(service: Service, listener: socket.socket, *, say: Callable[[str], Non
     loop = "asyncio" if sys.platform == "win32" else "uvloop"
     config.loop = loop
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_live(service, Server(config), listener, say or _print))
+        return runner.run(_live(service, Server(config), listener, say or _print, notes))
 
 
 class Server(uvicorn.Server):
@@ -150,13 +166,20 @@ class Server(uvicorn.Server):
         yield
 
 
-async def _live(service: Service, server: Server, listener: socket.socket, say: Callable[[str], None]) -> int:
-    signals = _Signals(asyncio.get_running_loop())
+async def _live(
+    service: Service,
+    server: Server,
+    listener: socket.socket,
+    say: Callable[[str], None],
+    notes: Sequence[str],
+) -> int:
+    signals = Signals(asyncio.get_running_loop())
     service.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
-    say(greeting(service, listener))
+    for line in (greeting(service, listener), *notes):
+        say(line)
     try:
         while not signals.first.is_set() and not service.died and not serving.done():
             await _wait(signals.first, 0.25)
@@ -170,7 +193,7 @@ async def _live(service: Service, server: Server, listener: socket.socket, say: 
     return 1 if died else 0
 
 
-async def _drain(service: Service, signals: _Signals) -> None:
+async def _drain(service: Service, signals: Signals) -> None:
     """Readiness goes first, what was admitted is finished; a second signal or the limit cuts it short."""
     service.drain()
     began = time.monotonic()
@@ -183,27 +206,6 @@ async def _drain(service: Service, signals: _Signals) -> None:
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-class _Signals:
-    """SIGTERM and SIGINT, counted."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.first, self.second = asyncio.Event(), asyncio.Event()
-        self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if sys.platform == "win32":
-                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._hear))
-            else:
-                loop.add_signal_handler(number, self._hear)
-
-    def _hear(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    def remove(self) -> None:
-        if sys.platform != "win32":
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.remove_signal_handler(number)
 
 
 def greeting(service: Service, listener: socket.socket) -> str:

@@ -52,13 +52,13 @@ class RemoteText(Carded):
         self,
         worker: Supervised,
         card: Card,
-        language: Callable[[RemoteDriver, Card], Any] = RemoteLanguage,
+        language: Callable[[RemoteDriver, Card], Any] | None = None,
     ) -> None:
         super().__init__([worker], card)
         if card.context <= 0:
             raise NotUsableError(f"{card.name} can't generate")
         self.driver = RemoteDriver(worker, name=card.name)
-        self.language = language(self.driver, card)
+        self.language = (language or RemoteLanguage)(self.driver, card)
 
     def close(self) -> None:
         self.driver.close()
