@@ -34,6 +34,7 @@ bench-load: $(STAMP)
 
 bench-serve: $(STAMP)
 	$(RUN) bench/serve.py
+	$(RUN) bench/serve_hop.py
 
 # Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch).
 conformance: $(STAMP)

@@ -17,7 +17,6 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-from serve_client import check, encode, run
-from serve_roles import NOOP, ROOT, ask, samples, started
+from serve_client import check, encode, timed
+from serve_roles import NOOP, ROOT, ask, make_minilm, samples, started
 
 RESULTS = ROOT / "bench" / "results"
 
@@ -71,18 +69,6 @@ def measure(artifact: str, arguments: argparse.Namespace, say: Callable[[str], N
                         runs.setdefault(form, []).append(figures)
             table["clients"][str(clients)] = summary(runs)
     return table
-
-
-def timed(
-    server: tuple[int, subprocess.Popen[str]], requests: list[bytes], clients: int, count: int
-) -> dict[str, float]:
-    """One run, with the milliseconds of CPU that the server itself spent per request, whoever else is busy."""
-    process = psutil.Process(server[1].pid)
-    processes = [process, *process.children(recursive=True)]
-    before = sum(sum(one.cpu_times()[:2]) for one in processes)
-    figures = run(server[0], requests, clients, count)
-    spent = sum(sum(one.cpu_times()[:2]) for one in processes) - before
-    return {**figures, "cpu_ms": 1e3 * spent / count}
 
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -134,18 +120,6 @@ def markdown(tables: list[dict[str, Any]]) -> str:
                 f"| {' | '.join([table['model'], clients, *rates, over, part, p50, p99, added, hop, cpu])} |"
             )
     return "\n".join(lines) + "\n"
-
-
-def make_minilm(folder: str, say: Callable[[str], None]) -> str:
-    import minilm
-
-    from infer import Plan, optimize
-
-    say("making the MiniLM artifact")
-    texts = Path(folder) / "sentences.txt"
-    texts.write_text("\n".join(minilm.sentences()) + "\n")
-    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), allow_slower=True)
-    return str(optimize(plan, Path(folder) / "minilm.infer").path)
 
 
 def main() -> int:

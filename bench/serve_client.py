@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from typing import Any
 
 import numpy as np
+import psutil
 
 HIGHEST = 20_000  # requests a run may hold
 LONGEST = 120.0  # seconds a run may take
@@ -72,6 +74,18 @@ def run(port: int, requests: list[bytes], clients: int, count: int) -> dict[str,
         "p50_ms": 1e3 * seconds[len(seconds) // 2],
         "p99_ms": 1e3 * seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))],
     }
+
+
+def timed(
+    server: tuple[int, subprocess.Popen[str]], requests: list[bytes], clients: int, count: int
+) -> dict[str, float]:
+    """One run, with the milliseconds of CPU that the server itself spent per request, whoever else is busy."""
+    process = psutil.Process(server[1].pid)
+    processes = [process, *process.children(recursive=True)]
+    before = sum(sum(one.cpu_times()[:2]) for one in processes)
+    figures = run(server[0], requests, clients, count)
+    spent = sum(sum(one.cpu_times()[:2]) for one in processes) - before
+    return {**figures, "cpu_ms": 1e3 * spent / count}
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

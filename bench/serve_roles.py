@@ -52,6 +52,18 @@ def load(artifact: str) -> Any:
     return Predictor.load(artifact)
 
 
+def make_minilm(folder: str, say: Callable[[str], None]) -> str:
+    import minilm
+
+    from infer import Plan, optimize
+
+    say("making the MiniLM artifact")
+    texts = Path(folder) / "sentences.txt"
+    texts.write_text("\n".join(minilm.sentences()) + "\n")
+    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), allow_slower=True)
+    return str(optimize(plan, Path(folder) / "minilm.infer").path)
+
+
 def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
     """`count` one-row requests: sentences of many lengths for a model with a tokenizer, else its golden inputs."""
     if artifact == NOOP:

@@ -216,6 +216,39 @@ def test_a_request_at_which_the_model_fails_fails_alone() -> None:
     assert sorted(ends) == [(i, "error", "RuntimeError: a poisonous token") for i in range(2)]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("where", ["take", "take_next", "build"])
+def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, where: str, n: int
+) -> None:
+    running = engine()
+
+    def broken(real: Any, of: Any) -> Any:
+        def call(first: Any, *rest: Any) -> Any:
+            if any(s.job.request.id == "bad" and len(s.tokens) > 7 for s in of(first)):
+                raise RuntimeError("the tokenizer broke")
+            return real(first, *rest)
+
+        return call
+
+    if where == "build":
+        build = broken(running._batch.build, lambda work: [item.sequence for item in work])
+        monkeypatch.setattr(running._batch, "build", build)
+    else:
+        from infer.generate import engine as module
+
+        monkeypatch.setattr(module, where, broken(getattr(module, where), lambda sequence: [sequence]))
+    running.submit(request("good", letters(6)))
+    size = 6 if where == "take_next" else 8  # prompts are read by one way, what follows by the other
+    running.submit(request("bad", letters(size), n=n))
+    outputs = drive(running)
+    assert tokens(outputs, "good") == expected(request("good", letters(6)))
+    ends = [(o.index, o.finish, o.stopped_by) for o in outputs if o.id == "bad" and o.finish]
+    assert sorted(ends) == [(i, "error", "RuntimeError: the tokenizer broke") for i in range(n)]
+    running.check_integrity()
+    assert running.idle
+
+
 class NanAfter(FakeStep):
     """Logits of sequences of that length are not numbers."""
 

@@ -127,16 +127,9 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request; its pages are free at once, the next `step()` tells so. Unknown ids are no error."""
         job = self._jobs.get(request_id)
-        if job is None:
-            return
-        for index in range(job.sampling.n):
-            if index >= len(job.sequences):
-                self._outputs.append(Output(id=request_id, index=index, finish="cancelled"))
-            elif not job.sequences[index].finished:
-                self._end(job.sequences[index])
-                self._outputs.append(Output(id=request_id, index=index, finish="cancelled"))
-        self._forget(job)
-        self.statistics.cancelled += 1
+        if job is not None:
+            self._drop(job, "cancelled")
+            self.statistics.cancelled += 1
 
     def step(self) -> list[Output]:
         """Run one step and return what it brought; [] when there is nothing to do."""
@@ -201,16 +194,19 @@ class Engine:
             left = sequence.job.sampling.max_tokens - sequence.outputs - 1
             limit = min(left, self.context - len(sequence.tokens) - 1, self.limits.max_draft)
             if sequence.outputs and limit > 0:
-                sequence.draft = list(sequence.speculator.draft(sequence.tokens, limit))[:limit]
+                try:
+                    sequence.draft = list(sequence.speculator.draft(sequence.tokens, limit))[:limit]
+                except FAILURES:  # it goes on without guesses
+                    sequence.speculator = None
 
     def _decode(self, work: list[Work]) -> None:
         """`_run` where each sequence gets its next token and nothing else is wanted: the usual step, on a short way."""
         started = self._clock()
         sequences = [sequence for sequence, _ in work]
-        inputs = self._batch.decode(sequences)
-        self._lend(inputs, work)
-        built = self._clock()
         try:
+            inputs = self._batch.decode(sequences)
+            self._lend(inputs, work)
+            built = self._clock()
             with torch.inference_mode():
                 logits = self._step.run(inputs)["logits"]
                 ran = self._clock()
@@ -221,11 +217,17 @@ class Engine:
         sampled = self._clock()
         page, advance, eos_ids = self.shape.page, self.scheduler.advance, self.eos_ids
         for sequence, token in zip(sequences, tokens, strict=True):
-            if (sequence.computed + 1) % page:
-                sequence.computed += 1
-            else:
-                advance(sequence, 1)
-            output = take_next(sequence, token, eos_ids, self.context)
+            if sequence.finished:  # with another completion of its request, just now
+                continue
+            try:
+                if (sequence.computed + 1) % page:
+                    sequence.computed += 1
+                else:
+                    advance(sequence, 1)
+                output = take_next(sequence, token, eos_ids, self.context)
+            except FAILURES as error:
+                self._blame(sequence, error)
+                continue
             self._outputs.append(output)
             if output.finish is not None:
                 self._finish(sequence)
@@ -238,12 +240,12 @@ class Engine:
         """One call of the model; when it fails, each sequence once more alone, so that a bad one fails alone."""
         started = self._clock()
         rows: list[int] = []
-        scored = rows_to_score(work, rows)
-        picks, shares = self._picks(work, rows)
-        inputs = self._batch.build(work, rows)
-        self._lend(inputs, work)
-        built = self._clock()
         try:
+            scored = rows_to_score(work, rows)
+            picks, shares = self._picks(work, rows)
+            inputs = self._batch.build(work, rows)
+            self._lend(inputs, work)
+            built = self._clock()
             with torch.inference_mode():
                 logits = self._step.run(inputs)["logits"]
                 ran = self._clock()
@@ -256,10 +258,15 @@ class Engine:
         for job, values in scores:
             job.add_scores(values)
         prefill = sum(item.size for item in work if not item.decodes)
-        decoded = sum(
-            self._advance(*item, picks[share], drawn.tokens[share], _cut(drawn.logprobs, share))
-            for item, share in zip(work, shares, strict=True)
-        )
+        decoded = 0
+        for item, share in zip(work, shares, strict=True):
+            if item.sequence.finished:  # with another completion of its request, just now
+                continue
+            scores_of = _cut(drawn.logprobs, share)
+            try:
+                decoded += self._advance(*item, picks[share], drawn.tokens[share], scores_of)
+            except FAILURES as error:
+                self._blame(item.sequence, error)
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self.statistics.count(prefill, decoded, times)
         if self._speculation is not None and not prefill:
@@ -349,6 +356,23 @@ class Engine:
         sequence.finished = True
         sequence.job.unfinished -= 1
         self.scheduler.remove(sequence)
+
+    def _drop(self, job: Job, finish: FinishReason, by: str | None = None) -> None:
+        """End all completions of a request that are not over, without a token."""
+        id = job.request.id
+        for index in range(job.sampling.n):
+            if index >= len(job.sequences):
+                self._outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by))
+            elif not job.sequences[index].finished:
+                self._end(job.sequences[index])
+                self._outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by))
+        self._forget(job)
+
+    def _blame(self, sequence: Sequence, error: Exception) -> None:
+        """What followed the model raised on account of this sequence: its request ends, the others go on."""
+        self.statistics.failed += 1
+        if sequence.job.request.id in self._jobs:
+            self._drop(sequence.job, "error", f"{type(error).__name__}: {error}")
 
     def _failed(self, work: list[Work], error: Exception) -> None:
         if len(work) > 1:
