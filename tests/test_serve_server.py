@@ -205,7 +205,7 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
         return fake
 
     monkeypatch.setattr(infer.predict.Predictor, "load", load)
-    monkeypatch.setattr(serving, "serve", lambda service, listener, say: seen.append(service) or 0)
+    monkeypatch.setattr(serving, "serve", lambda service, *_, **options: seen.append(service) or 0)
     bounds = ServeLimits(max_batch=2)
     assert serving.run(["m.infer"], port=0, max_delay_us=5, drain=3, limits=bounds, in_process=True) == 0
     (service,) = seen

@@ -188,7 +188,7 @@ def test_when_starting_again_does_not_help_the_engine_gives_up() -> None:
 
 def test_what_opening_the_model_raises_is_raised_here_and_no_process_is_left() -> None:
     starting = Starting(Source(path="nowhere", opener="tests.serve_workers:refuses"))
-    pid = starting._replicas[0].pid or 0
+    pid = starting._workers[0].pid or 0
     with pytest.raises(ArtifactError, match="a file is missing: weights - at nowhere. Copy it again"):
         starting.remote()
     assert not alive(pid)
@@ -216,3 +216,14 @@ def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
     assert restarts.died() == 1.6
     restarts.works()
     assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, None]
+
+
+def test_a_server_of_workers_imports_no_torch(run_python) -> None:
+    code = """
+import sys
+import infer.cli, infer.serve.server, infer.serve.worker.text, infer.serve.worker.remote
+from infer import plugins
+[plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]
+print("torch" in sys.modules)
+"""
+    assert run_python(code).strip() == "False"

@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 
-from ..predict import generation_shape
 from .exposition import Count, Family, reading
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
@@ -38,6 +37,10 @@ def page_bytes(predictor: Any) -> int:
     """Of one page of a language model's KV cache, all layers together; 0 where it has none."""
     if not (getattr(predictor.manifest, "meta", None) or {}).get("generation"):
         return 0
+    if (card := getattr(predictor, "card", None)) is not None:
+        return card.page_bytes
+    from ..predict import generation_shape  # and torch, which a server of workers has no need of
+
     shape = generation_shape(predictor.manifest)
     return shape.layers * shape.page_bytes if shape is not None else 0
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ..memory import page_bytes
 from ..warming import generates, warm
 from .channel import Channel, ClosedError
 from .messages import Beat, Card, Manifest, Open, Ready, Source, ToWorker, failed
@@ -94,6 +95,7 @@ def card_of(predictor: Any) -> Card:
         path=None if path is None else os.fspath(path),
         context=0 if language is None else language.context,
         vocab_size=0 if language is None else language.vocab_size,
+        page_bytes=page_bytes(predictor),
     )
 
 
