@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -41,6 +41,11 @@ conformance: $(STAMP)
 	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
 	$(RUN) -m pytest tests/test_serve_conformance.py
+
+# Ray brings 36 packages, so only who asks for a cluster gets them.
+ray: $(STAMP)
+	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
+	$(RUN) -m pytest tests/test_serve_ray.py
 
 bench-stream: $(STAMP)
 	$(RUN) bench/stream.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 import time
@@ -14,6 +15,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from infer.cli import main
+from infer.cli.top import HEADS, Readings, read
 from infer.serve.exposition import Registry
 from infer.serve.limits import ServeLimits
 from infer.serve.recent import Times, percentile
@@ -113,6 +116,46 @@ def test_labels_and_numbers_are_escaped_as_the_format_has_it() -> None:
         *("# HELP h h", "# TYPE h histogram", 'h_bucket{le="0.5"} 0.0', 'h_bucket{le="1.0"} 1.0'),
         *('h_bucket{le="+Inf"} 1.0', "h_sum 0.75", "h_count 1.0"),
     ]
+
+
+def test_the_dashboard_asks_only_for_what_is_there(told: Live) -> None:
+    httpx.post(f"{told.url}{TENSORS}", json=body())
+    text = httpx.get(f"{told.url}/metrics").text
+    shown = json.loads((Path(__file__).parent.parent / "docs/grafana.json").read_text())
+    asked = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
+    names = {name for expression in asked for name in re.findall(r"infer_\w+", expression)}
+    assert len(names) > 15
+    assert [name for name in names if not re.search(rf"^{name}[{{ ]", text, re.M)] == []
+
+
+def test_top_shows_each_model_in_a_row(
+    told: Live, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    for _ in range(5):
+        httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
+    assert main(["top", told.url, "--once", "--interval", "0.2"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("ready", "double", "embedder", "speaker", "p99"))
+    readings = Readings()
+    readings.add(read(told.url, None))
+    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 5})
+    for _ in range(4):
+        httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
+    readings.add(read(told.url, None))
+    rows = {name: dict(zip(HEADS, readings.row(name), strict=True)) for name in ("double", "speaker")}
+    assert rows["double"]["batch"] == "2.0"
+    assert rows["speaker"]["batch"] == "1.0"
+    assert rows["double"]["p99"].endswith("s")
+    assert rows["double"]["refused"] == rows["double"]["failed"] == "0"
+
+
+@pytest.mark.parametrize(("url", "code"), [("localhost", 2), ("http://127.0.0.1:1", 5)])
+def test_top_says_what_is_wrong_with_an_address(
+    url: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", url]) == code
+    assert url in capsys.readouterr().err
 
 
 def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:

@@ -244,6 +244,23 @@ def serve(
     in_process: Annotated[
         bool, typer.Option("--in-process", help="run the models in the server's own process")
     ] = False,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="deploy on Ray Serve: replicas on the nodes of a cluster (extra ray)"),
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="of the cluster: auto, HOST:6379, ray://HOST:10001; default: a new one here"),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(help="with --ray: as many, when requests wait; --replicas is the least", min=1),
+    ] = None,
+    num_cpus: Annotated[float, typer.Option(help="with --ray: CPUs of one replica", min=0)] = 1.0,
+    num_gpus: Annotated[float, typer.Option(help="with --ray: GPUs of one replica", min=0)] = 0.0,
+    ray_config: Annotated[
+        Path | None, typer.Option(help="with --ray: write the file for `serve deploy` here, deploy nothing")
+    ] = None,
     log_requests: Annotated[
         bool,
         typer.Option(help="one line of JSON on stderr for every request to a model, and for every refusal"),
@@ -261,6 +278,25 @@ def serve(
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
     from .. import serve as serving
 
+    if ray or ray_address or ray_config:
+        from . import raying
+
+        asked = raying.asked(
+            artifacts,
+            replicas=replicas,
+            max_replicas=max_replicas,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            threads=threads,
+            api_key=api_key,
+            max_delay_us=int(max_delay_ms * 1000),
+            drain=drain,
+            kv_memory=kv_memory,
+            max_tokens_per_step=max_tokens_per_step,
+            trust_code=trust_code,
+            observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
+        )
+        raise typer.Exit(raying.run(asked, ray_address, host, port, ray_config, anonymous=anonymous))
     raise typer.Exit(
         serving.run(
             [str(a) for a in artifacts],
@@ -280,6 +316,21 @@ def serve(
             observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )
     )
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Argument(help="of a running server")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFER_API_KEY", help="if the server asks for one")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="print one table and leave")] = False,
+) -> None:
+    """Watch a running server: throughput, latency, queue, batches and memory of each model."""
+    from .top import watch
+
+    watch(url, api_key, interval, once=once)
 
 
 @app.command()

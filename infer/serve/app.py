@@ -104,6 +104,9 @@ class Endpoint:
             self._count(call, reply.status, began)
         except ClientGoneError:
             self._count(call, CLIENT_GONE, began)
+        except asyncio.CancelledError:  # under Ray, which cancels where uvicorn says that the client left
+            self._count(call, CLIENT_GONE, began)
+            raise
         finally:
             share.close()
             service.active -= 1

@@ -1,0 +1,117 @@
+"""`infer top`: what a running server does, in the terminal, once a second."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ..errors import NotUsableError, UsageError
+from ..report.wording import seconds, size
+from ..serve.recent import percentile
+
+WINDOW = 10.0  # seconds that percentiles are over
+RATE = 3.0
+HEADS = ("model", "per second", "p50", "p95", "p99", "waiting", "running", "batch", "KV", "refused", "failed")
+Reading = Mapping[str, Any]
+
+
+def read(url: str, key: str | None) -> Reading:
+    """One reading of /ops/now; raises `UsageError` and `NotUsableError` in words."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"expected an address like http://127.0.0.1:8000, got {url!r}")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/ops/now", headers=headers)  # noqa: S310 - checked above
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        hint = "Give --api-key" if error.code == 401 else "Is it a server of infer?"
+        raise NotUsableError(f"{url} answered {error.code}", hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise NotUsableError(f"no server answers at {url}: {error}") from error
+
+
+class Readings:
+    """The last seconds, oldest first."""
+
+    def __init__(self) -> None:
+        self.all: list[Reading] = []
+
+    def add(self, reading: Reading) -> None:
+        if self.all and reading["time"] <= self.all[-1]["time"]:
+            self.all.clear()  # the server began anew
+        self.all.append(reading)
+        while self.all[0]["time"] < reading["time"] - WINDOW - 1:
+            self.all.pop(0)
+
+    def before(self, span: float) -> Reading:
+        """The newest that is at least so old, else the oldest there is."""
+        now = self.all[-1]["time"]
+        return next((r for r in reversed(self.all) if now - r["time"] >= span), self.all[0])
+
+    def row(self, name: str) -> list[str]:
+        now, then = self.all[-1]["models"][name], self.before(RATE)["models"].get(name)
+        then = then or now
+        passed = self.all[-1]["time"] - self.before(RATE)["time"]
+        text = now["kv_pages"] is not None
+        done = "tokens" if text else "rows"
+        rate = f"{(now[done] - then[done]) / passed:,.1f} {done}" if passed > 0 else "-"
+        old = self.before(WINDOW)["models"].get(name, {}).get("request_times", {})
+        counts = {int(i): n - old.get(i, 0) for i, n in now["request_times"].items() if n > old.get(i, 0)}
+        used, pages = now["kv_pages"] or (0, 0)
+        failed = sum(n for code, n in now["requests"].items() if code >= "500" and code != "503")
+        return [
+            name,
+            rate,
+            *(seconds(percentile(counts, share)) for share in (0.5, 0.95, 0.99)),
+            str(now["waiting"]),
+            str(now["running"]),
+            _batch(now, then),
+            f"{100 * used / pages:.0f} %" if pages else "",
+            str(sum(now["rejected"].values())),
+            str(failed + now["late"]),
+        ]
+
+    def table(self, url: str) -> Table:
+        now = self.all[-1]
+        title = f"{url} · {now['state']} · {now['active']} requests · {size(now['memory'])}"
+        table = Table(title=title, title_justify="left")
+        for head in HEADS:
+            table.add_column(head, justify="left" if head == "model" else "right")
+        for name in now["models"]:
+            table.add_row(*self.row(name))
+        return table
+
+
+def _batch(now: Reading, then: Reading) -> str:
+    """Mean rows, or tokens, of what ran lately."""
+    if now["kv_pages"] is not None:
+        steps = now["steps"] - then["steps"]
+        return f"{(now['tokens'] - then['tokens']) / steps:.1f}" if steps else "-"
+    counts = {int(rows): n - then["batches"].get(rows, 0) for rows, n in now["batches"].items()}
+    batches = sum(counts.values())
+    return f"{sum(rows * n for rows, n in counts.items()) / batches:.1f}" if batches else "-"
+
+
+def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
+    """Until it is interrupted, or, `once`, two readings an interval apart."""
+    console, readings = Console(), Readings()
+    readings.add(read(url, key))
+    if once:
+        time.sleep(interval)
+        readings.add(read(url, key))
+        console.print(readings.table(url))
+        return
+    with Live(readings.table(url), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            readings.add(read(url, key))
+            live.update(readings.table(url), refresh=True)
