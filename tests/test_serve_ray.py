@@ -154,6 +154,8 @@ class Nodes:
 
     def start(self, *arguments: str) -> None:
         common = ["--disable-usage-stats", "--num-cpus", "1", "--object-store-memory", "80000000"]
+        for name in ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export"):
+            common += [f"--{name}-port", str(free_port())]  # else a node waits for each, and not for long
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *common]
         for _ in range(3):  # a busy machine may miss Ray's own 30 seconds for it
             told = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
