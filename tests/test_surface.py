@@ -11,7 +11,7 @@ from infer.cli import app
 from infer.spec import Plan
 
 COMMANDS = [
-    "optimize", "predict", "generate", "chat", "bench", "serve", "inspect", "verify", "doctor", "report",
+    "optimize", "predict", "generate", "chat", "bench", "serve", "top", "inspect", "verify", "doctor", "report",
 ]  # fmt: skip
 
 
