@@ -22,6 +22,8 @@ ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32",
 
 _INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
 _DIM = re.compile(r"^[A-Za-z_]\w*$")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -99,6 +101,20 @@ def _size(part: str, text: str) -> int | str:
     if _DIM.match(part):
         return part
     raise UsageError(f"a size is a positive number or a name, got {part!r} in {text!r}")
+
+
+def parse_size(text: str | int | None, where: str) -> int | None:
+    """`2GiB`, `500MB`, `1048576` → bytes."""
+    if text is None or isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    try:
+        size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    except (ValueError, KeyError):
+        size = 0
+    if size <= 0:
+        raise UsageError(f"expected a size like 2GiB or 500MB, got {text!r}", where=where)
+    return size
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -58,6 +58,21 @@ class Hazards:
         pass
 
 
+def multiplies(path: str) -> Any:
+    """y = factor·x, as the manifest of its folder has it; one that says "broken" can't be opened."""
+    from infer.errors import ArtifactError
+
+    said = json.loads((Path(path) / "manifest.json").read_text())
+    if "broken" in said:
+        raise ArtifactError("weights are damaged", where=path)
+    made = Hazards(path)
+    made.predict = lambda inputs: {  # type: ignore[method-assign]
+        "y": inputs["x"] * np.float32(said["factor"]),
+        "pid": np.full(len(inputs["x"]), os.getpid(), np.int64),
+    }
+    return made
+
+
 def speaker(path: str, seconds: float = 0.0) -> Any:
     """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "~" never gets its second letter."""
     from tests.serve_speaker import Alphabet, Speaker
@@ -158,7 +173,12 @@ def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def serve(
-    opener: str = "Hazards", path: str = "hazards", options: Any = None, text: bool = False, **limits: Any
+    opener: str = "Hazards",
+    path: str = "hazards",
+    options: Any = None,
+    text: bool = False,
+    run: Any = None,
+    **limits: Any,
 ) -> int:
     """`infer.serve.run` with `tests.serve_workers:OPENER` in place of an artifact; says so when it begins to load."""
     from infer.serve import opening, server
@@ -166,15 +186,18 @@ def serve(
     from infer.serve.worker import text as texts
     from infer.serve.worker.messages import Source
 
-    def source(path: str, options: Any) -> Source:
-        print("loading", flush=True)
-        return Source(path=path, opener=f"tests.serve_workers:{opener}", options=own)
+    def source(**given: Any) -> Source:
+        if not said:
+            print("loading", flush=True)
+        said.append(True)
+        return Source(**{**given, "opener": f"tests.serve_workers:{opener}", "options": own})
 
+    said: list[bool] = []
     own, server.Source = options or {}, source  # type: ignore[misc,assignment]
     if text:
         opening.generates = lambda folder: True
         texts.RemoteLanguage = language  # type: ignore[misc,assignment]
-    return server.run([path], port=0, limits=ServeLimits(**limits))
+    return server.run([path], port=0, limits=ServeLimits(**limits), **(run or {}))
 
 
 if __name__ == "__main__":

@@ -272,6 +272,12 @@ def serve(
     otel: Annotated[
         bool, typer.Option("--otel", help="send traces; where to, say OTEL_EXPORTER_OTLP_ENDPOINT and such")
     ] = False,
+    allow_reload: Annotated[
+        bool, typer.Option("--allow-reload", help="let clients load and unload models of these folders")
+    ] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="what all models may take, like 8GiB; default: what is free")
+    ] = None,
     timings: Annotated[bool, typer.Option("--timings", help="say what the start took, by phase")] = False,
     trust_code: Trust = False,
 ) -> None:
@@ -312,6 +318,8 @@ def serve(
             replicas=replicas,
             in_process=in_process,
             timings=timings,
+            allow_reload=allow_reload,
+            memory=memory,
             trust_code=trust_code,
             observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )

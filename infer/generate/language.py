@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, NotUsableError, UsageError
+from ..spec import parse_size
 from ..text import Text
 from .adapters import Adapters
 from .chat import ChatTemplate, no_template
@@ -23,9 +23,8 @@ from .scheduler import EngineLimits
 from .speculation import PromptLookup
 from .step import StepShape
 
+__all__ = ["Language", "parse_size"]
 DEFAULT_TOKENS = Sampling().max_tokens
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
-_SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)
 
 
 class Language:
@@ -209,17 +208,3 @@ class Language:
             self._closed, made = True, self._made
         if made is not None:
             made[1].close()
-
-
-def parse_size(text: str | int | None, where: str) -> int | None:
-    """`2GiB`, `500MB`, `1048576` → bytes."""
-    if text is None or isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text)
-    try:
-        size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    except (ValueError, KeyError):
-        size = 0
-    if size <= 0:
-        raise UsageError(f"expected a size like 2GiB or 500MB, got {text!r}", where=where)
-    return size

@@ -70,6 +70,10 @@ class MemoryCollector:
         if stats is not None and (size := page_bytes(predictor)):
             self.pages[labels] = size, stats
 
+    def forget(self, labels: tuple[str, str]) -> None:
+        self.fixed.pop(labels, None)
+        self.pages.pop(labels, None)
+
     def collect(self) -> Iterable[Family[Count]]:
         text = "Memory of the models as measured when they were made, of KV caches, and of the server's processes"
         family = reading("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))

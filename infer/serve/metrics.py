@@ -152,6 +152,11 @@ class Metrics:
             self._gauges[what] = self.registry.watched(f"infer_{what}", text, MODEL)
         self._gauges[what].labels(model, version).set_function(value)
 
+    def unwatch(self, model: str, version: str) -> None:
+        """The model is gone; its counters stay."""
+        for family in self._gauges.values():
+            family.children.pop((model, version), None)
+
     def dropped_lines(self, value: Callable[[], float]) -> None:
         """A counter of lines that the request log lost."""
         text = "Lines of the request log that were lost"

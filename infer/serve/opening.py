@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .worker.messages import Source
+from .worker.messages import Source, rename
 from .worker.remote import Starting
 from .worker.supervised import WatchLimits
 
@@ -31,19 +31,37 @@ def open_models(
         raise UsageError("more replicas need processes of their own", where="--replicas")
     if in_process or sys.platform == "win32":
         return [_here(source, stack) for source in sources]
-    watch = WatchLimits(batch=watchdog, idle=watchdog)
     starting = []
     for source in sources:
-        text = generates(Path(source.path))
-        one = Starting(source, 1 if text else replicas, text=text, watch=watch)
-        stack.callback(one.close)
-        starting.append(one)
+        starting.append(begin(source, replicas, watchdog=watchdog))
+        stack.callback(starting[-1].close)
     opened: list[Opened] = []
     for one in starting:
         remote = one.remote()
         stack.callback(remote.close)
         opened.append((remote, remote.phases))
     return opened
+
+
+def begin(source: Source, replicas: int, *, watchdog: float) -> Starting:
+    """Start its workers."""
+    text, watch = generates(Path(source.path)), WatchLimits(batch=watchdog, idle=watchdog)
+    return Starting(source, 1 if text else replicas, text=text, watch=watch)
+
+
+class Here:
+    """As `Starting`, but in this process."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._stack = source, contextlib.ExitStack()
+
+    def remote(self) -> Any:
+        predictor, _ = _here(self._source, self._stack)
+        predictor.warmup()
+        return predictor
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 def times(opened: Sequence[Opened], *, server: float, opening: float) -> str:
@@ -60,7 +78,7 @@ def _here(source: Source, stack: contextlib.ExitStack) -> Opened:
     from ..predict import Predictor
 
     began = time.perf_counter()
-    predictor = stack.enter_context(Predictor.load(source.path, **source.options))
+    predictor = rename(stack.enter_context(Predictor.load(source.path, **source.options)), source)
     return predictor, {"open": time.perf_counter() - began}
 
 

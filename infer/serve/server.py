@@ -11,15 +11,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import uvicorn
 
 from ..errors import BusyError, NotUsableError, UsageError
+from ..spec import parse_size
 from . import descriptors, opening, wire
+from .admin import Admin, check_memory
 from .app import build
 from .limits import LOOPBACK, ServeLimits
 from .observing import Observing, attach
+from .repository import Found, Repository
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
 from .worker.messages import Source
@@ -46,6 +50,8 @@ def run(
     in_process: bool = False,
     replicas: int = 1,
     timings: bool = False,
+    allow_reload: bool = False,
+    memory: str | int | None = None,
     limits: ServeLimits | None = None,
     observing: Observing | None = None,
     say: Callable[[str], None] | None = None,
@@ -57,7 +63,9 @@ def run(
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
     `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step` are
     for each language model (see `Predictor.load`). With `timings` a second line says what the start took.
-    `observing`: nothing by default.
+    `observing`: nothing by default. A path may also be a folder of models or of versions (see `repository`);
+    `allow_reload` lets clients load and unload what is in these folders. What does not fit into `memory` ("8GiB" or
+    bytes), or into what is free, is refused with `ResourceError`.
     """
     began = age()
     if not paths:
@@ -74,13 +82,30 @@ def run(
     bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
-        descriptors.make_room(bounds, len(paths) * replicas)
-        sources = [Source(path=os.fspath(path), options=options) for path in paths]
+        repository, budget = Repository(paths), parse_size(memory, "--memory")
+        chosen = repository.latest()
+        descriptors.make_room(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
+        for found in chosen:
+            check_memory(found.path, found.path.name, replicas, budget, None)
+
+        def source(found: Found) -> Source:
+            return Source(path=str(found.path), name=found.name, version=found.version, options=options)
+
+        sources = [source(found) for found in chosen]
         opened = opening.open_models(
             sources, stack, in_process=in_process, replicas=replicas, watchdog=bounds.watchdog_seconds
         )
         service = Service([predictor for predictor, _ in opened], bounds, api_key=api_key)
         attach(service, observing or Observing())
+        if allow_reload:
+
+            def opener(found: Found) -> Any:
+                if in_process:
+                    return opening.Here(source(found))
+                return opening.begin(source(found), replicas, watchdog=bounds.watchdog_seconds)
+
+            service.admin = Admin(service, repository, opener, replicas=replicas, memory=budget)
+            stack.callback(service.admin.close)
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)

@@ -46,6 +46,9 @@ class Service:
         for collector in (self.collector, self.memory):
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # the table, once the app is built
+        self.retiring: list[Engine | Generator] = []  # replaced, and not yet done
+        self.admin: Any = None  # see `admin`; None: models neither come nor go
+        self._home: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # of every request, when it is over
         self.traces = False  # give each request a trace that came without one
         for predictor in predictors:
@@ -53,13 +56,15 @@ class Service:
 
     def _add(self, predictor: Any) -> None:
         name, version = check_model_name(predictor.name), predictor.version
-        if name in self.models:
+        if name in self.models and self._home is None:
             raise UsageError(
                 f"two models are named {name!r}",
                 hint="Serve one of them, or make it again under another name",
             )
         model = self._generator(predictor) if generates(predictor.manifest) else self._engine(predictor)
         self.models[name] = model
+        if self._home is not None:
+            model.start(self._home)
         self.memory.add(predictor, self.collector.stats.get((name, version)))
         watch = self.metrics.watch
         watch("requests_running", "Rows of the batch that runs now", name, version, lambda: model.running)
@@ -86,10 +91,40 @@ class Service:
 
     def start(self) -> None:
         """On the running event loop, after the models are warm."""
-        home = asyncio.get_running_loop()
+        self._home = asyncio.get_running_loop()
         for model in self.models.values():
-            model.start(home)
+            model.start(self._home)
         self.state = "ready"
+
+    def install(self, predictor: Any) -> Engine | Generator | None:
+        """Serve it from now on, on the event loop; the model of its name that was served till now, which still answers
+        what it is asked, and is to be handed to `forget`."""
+        check_model_name(predictor.name)
+        old = self.remove(predictor.name) if predictor.name in self.models else None
+        self._add(predictor)
+        return old
+
+    def remove(self, name: str) -> Engine | Generator:
+        """Nobody finds it any more; it still answers what it is asked."""
+        old = self.models.pop(name)
+        self.engines.pop(name, None)
+        self.generators.pop(name, None)
+        self.retiring.append(old)
+        return old
+
+    def forget(self, old: Engine | Generator) -> None:
+        """It ended: it counts no more."""
+        self.retiring.remove(old)
+        labels = old.predictor.name, old.predictor.version
+        now = self.models.get(labels[0])
+        if now is None or now.predictor.version != labels[1]:
+            self.metrics.unwatch(*labels)
+            self.collector.stats.pop(labels, None)
+            self.memory.forget(labels)
+
+    @property
+    def _all(self) -> list[Engine | Generator]:
+        return [*self.models.values(), *self.retiring]
 
     @property
     def ready(self) -> bool:
@@ -124,17 +159,17 @@ class Service:
     def drain(self) -> None:
         """Admit nothing more; `idle` becomes true when all that was admitted is answered."""
         self.state = "draining"
-        for model in self.models.values():
+        for model in self._all:
             model.drain()
 
     @property
     def idle(self) -> bool:
-        return self.active == 0 and all(model.idle for model in self.models.values())
+        return self.active == 0 and all(model.idle for model in self._all)
 
     def stop(self) -> None:
         """End the engines; what still waits is refused."""
         self.state = "draining"
-        for model in self.models.values():
+        for model in self._all:
             model.stop(NotReadyError("the server is stopping"))
         for observer in self.observers:
             observer.close()

@@ -18,7 +18,7 @@ from typing import Any
 from ..memory import page_bytes
 from ..warming import generates, warm
 from .channel import Channel, ClosedError
-from .messages import Beat, Card, Manifest, Open, Ready, Source, ToWorker, failed
+from .messages import Beat, Card, Manifest, Open, Ready, Source, ToWorker, failed, rename
 from .process import age
 from .slab import Slab
 
@@ -66,7 +66,7 @@ def _open(source: Source, phases: dict[str, float]) -> Any:
     for part in name.split("."):
         opener = getattr(opener, part)
     imported = time.perf_counter()
-    predictor = opener(source.path, **source.options)
+    predictor = rename(opener(source.path, **source.options), source)
     opened = time.perf_counter()
     predictor.warmup()
     if generates(predictor.manifest):

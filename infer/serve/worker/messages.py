@@ -15,11 +15,21 @@ Placed = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, nump
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker serves: `opener` is `module:attribute`, called with `path` and `options`."""
+    """What a worker serves: `opener` is `module:attribute`, called with `path` and `options`. `name` and `version`
+    replace those that the artifact gives itself."""
 
     path: str
+    name: str | None = None
+    version: str | None = None
     opener: str = "infer.predict:Predictor.load"
     options: dict[str, Any] = {}
+
+
+def rename(predictor: Any, source: Source) -> Any:
+    """The predictor under the names of `source`."""
+    predictor.name = source.name or predictor.name
+    predictor.version = source.version or predictor.version
+    return predictor
 
 
 class Manifest(msgspec.Struct, frozen=True):
