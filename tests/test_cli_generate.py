@@ -235,6 +235,8 @@ def test_bench_of_a_language_model_counts_tokens(lm: Path, capsys: pytest.Captur
         assert row["decode_per_second"] == pytest.approx(row["batch"] / row["between_tokens"]["p50"])
         assert row["floor"] > 0
         assert row["first_token"]["p50"] > 0
+        assert row["budget"]["sampling"] > 0
+        assert sum(row["budget"].values()) > row["budget"]["engine"] > 0
     assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, bytes
     assert found["kv_memory"] >= found["kv_tokens"] * found["kv_bytes_per_token"]
 

@@ -23,6 +23,7 @@ from ..report import memory
 from ..report.latency import Latency, Paired, decide, summarize
 from ..spec import Finding
 from . import same_answers
+from .budget import StepBudget, measure
 
 CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
@@ -50,6 +51,7 @@ class Load(msgspec.Struct, kw_only=True):
     floor: float
     pair: Paired | None = None
     first_pair: Paired | None = None
+    budget: StepBudget | None = None
 
     @property
     def of_floor(self) -> float:
@@ -170,6 +172,7 @@ def _row(
     first = [summarize([s for r in own for s in r.first]) for own in rounds]
     steps = [summarize([s for r in own for s in r.steps]) for own in rounds]
     prefill = summarize([r.prefill for r in rounds[0]])
+    waits = batch * context // EngineLimits().mixed_tokens  # tokens of the first while the last is read
     row = Load(
         batch=batch,
         context=context,
@@ -179,6 +182,7 @@ def _row(
         decode_per_second=batch / steps[0].p50,
         kv_bytes=0,
         floor=0.0,
+        budget=measure(_engine(ours, batch, context + tokens + waits), batch, context, tokens),
     )
     if other is not None:
         row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)
@@ -196,7 +200,8 @@ def _engine(predictor: Predictor, batch: int, length: int) -> Engine:
     shape = predictor.language.shape
     pages = batch * (-(-length // shape.page) + 1) + 2
     limits = EngineLimits(prefix_cache=False, max_running=max(batch, EngineLimits().max_running))
-    return predictor.language.new_engine(kv_bytes=pages * shape.layers * shape.page_bytes, limits=limits)
+    size = pages * shape.layers * shape.page_bytes
+    return predictor.language.new_engine(kv_bytes=size, limits=limits, speculation=False)
 
 
 def play(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> Round:

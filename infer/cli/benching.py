@@ -41,7 +41,12 @@ def show(result: Measured, *, as_json: bool) -> None:
         console = Console(width=WIDTH)
     for line in _card(result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(_tokens(result) if isinstance(result, language.LanguageBench) else _calls(result))
+    if isinstance(result, language.LanguageBench):
+        console.print(_tokens(result))
+        console.print("\nwhere a decode step goes, ms", highlight=False)
+        console.print(_budgets(result))
+    else:
+        console.print(_calls(result))
     for finding in result.memory:
         _memory(console, finding)
 
@@ -92,6 +97,17 @@ def _tokens(result: language.LanguageBench) -> Table:
         cells += [f"{row.prefill_per_second:,.0f}", *times, f"{row.decode_per_second:,.1f}"]
         first = [f"{row.first_pair.ratio:.2f}"] if row.first_pair else []
         table.add_row(*cells, wording.share(row.of_floor), *_pair(row.pair), *first)
+    return table
+
+
+def _budgets(result: language.LanguageBench) -> Table:
+    """`outside`: the share that is neither weights, activations quantized for them, nor attention."""
+    parts = ("weights", "quantizing", "attention", "rows", "waiting", "other", "sampling", "engine")
+    table = _table("batch", "context", *parts, "outside")
+    for row in result.rows:
+        if row.budget is not None:
+            times = [f"{1e3 * getattr(row.budget, part):.3f}" for part in parts]
+            table.add_row(str(row.batch), str(row.context), *times, wording.share(row.budget.outside))
     return table
 
 

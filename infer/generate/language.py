@@ -137,8 +137,15 @@ class Language:
         """Tokens of prompt and answer together that there is room for."""
         return self.engine.context
 
-    def new_engine(self, *, kv_bytes: int | None = None, limits: EngineLimits | None = None) -> Engine:
+    def new_engine(
+        self,
+        *,
+        kv_bytes: int | None = None,
+        limits: EngineLimits | None = None,
+        speculation: bool | None = None,
+    ) -> Engine:
         """One more engine over the same step, with a cache of its own; whoever asks for it steps it."""
+        drafts = self._speculation if speculation is None else speculation
         text = self.text_or_none
         return Engine(
             self.step,
@@ -147,7 +154,7 @@ class Language:
             eos_ids=self.eos_ids,
             grammars=self.grammars,
             adapters=self.adapters,
-            speculation=PromptLookup() if self._speculation else None,
+            speculation=PromptLookup() if drafts else None,
             kv_bytes=kv_bytes or self._kv_bytes,
             limits=limits or self._limits,
             device=self.device,

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +88,24 @@ def fingerprint() -> str:
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+class ChainTimes(NamedTuple):
+    """Seconds that the first thread of the chains spent on each kind of work."""
+
+    quantizing: float
+    multiplying: float
+    rows: float
+    waiting: float
+    attention: float
+
+
+def watch_chains(*, on: bool) -> ChainTimes:
+    """What was spent since the last call, while they were watched; all 0 where there are no native kernels."""
+    spent = (ctypes.c_double * len(ChainTimes._fields))()
+    if why_not() is None:
+        load().infer_chain_watch(ctypes.c_int(on), spent)
+    return ChainTimes(*spent)
 
 
 def sample(logits: Tensor, asked: np.ndarray) -> list[int]:
