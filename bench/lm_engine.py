@@ -13,7 +13,8 @@ from lm_shapes import SHAPES
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from infer.generate.engine import Engine, StepRunner
+from infer.generate.calls import StepRunner
+from infer.generate.engine import Engine
 from infer.generate.requests import Request, Sampling
 from infer.generate.scheduler import EngineLimits
 from infer.generate.step import StepShape
