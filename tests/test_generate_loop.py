@@ -232,10 +232,10 @@ def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
         return call
 
     if where == "build":
-        build = broken(running._batch.build, lambda work: [item.sequence for item in work])
-        monkeypatch.setattr(running._batch, "build", build)
+        build = broken(running._call._batch.build, lambda work: [item.sequence for item in work])
+        monkeypatch.setattr(running._call._batch, "build", build)
     else:
-        from infer.generate import engine as module
+        from infer.generate import calls as module
 
         monkeypatch.setattr(module, where, broken(getattr(module, where), lambda sequence: [sequence]))
     running.submit(request("good", letters(6)))
