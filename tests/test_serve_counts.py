@@ -158,6 +158,14 @@ def test_top_says_what_is_wrong_with_an_address(
     assert url in capsys.readouterr().err
 
 
+def test_a_reading_says_which_server_it_is_of(told: Live) -> None:
+    first, second = (httpx.get(f"{told.url}/ops/now").json() for _ in range(2))
+    assert first["instance"] == second["instance"]
+    assert first["time"] < second["time"]
+    with live(double()) as other:
+        assert httpx.get(f"{other.url}/ops/now").json()["instance"] != first["instance"]
+
+
 def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:
     outcomes = [(body(), 200)] * 7 + [(body(666.0), 500)] * 3 + [({"inputs": []}, 400)] * 5
     for asked, status in outcomes:

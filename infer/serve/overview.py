@@ -78,8 +78,10 @@ class ModelNow(msgspec.Struct):
 
 
 class Now(msgspec.Struct):
-    """`time`: seconds of a clock that never jumps; `memory`: bytes resident in the server's processes."""
+    """`instance`: which server says so, where a balancer has several behind one address. `time`: seconds of a clock
+    that never jumps; `memory`: bytes resident in the server's processes."""
 
+    instance: str
     time: float
     state: str
     active: int
@@ -134,9 +136,13 @@ def example_file(predictor: Any) -> Any:
 
 
 def now(service: Service) -> Now:
-    models = {name: _now(service, name, model) for name, model in service.models.items()}
     return Now(
-        time.monotonic(), service.state, service.active, service.memory.processes.resident_bytes(), models
+        instance=service.instance,
+        time=time.monotonic(),
+        state=service.state,
+        active=service.active,
+        memory=service.memory.processes.resident_bytes(),
+        models={name: _now(service, name, model) for name, model in service.models.items()},
     )
 
 

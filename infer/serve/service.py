@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,7 @@ class Service:
         self.keys = Keys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
         self.metrics = Metrics(__version__)
         self.version = __version__
+        self.instance = os.urandom(4).hex()
         self.state = "starting"
         self.active = 0  # requests being answered
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
