@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -202,6 +203,7 @@ class Nodes:
             if self.temporary in " ".join(_words(process)):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def _words(process: psutil.Process) -> list[str]:
