@@ -40,6 +40,7 @@ class RemoteDriver:
         self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._epoch = 0  # of the process that messages are for
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
+        self._usual = 0.0  # seconds that the engine may be away between two turns
         self._checks: dict[int, tuple[threading.Event, list[Failed | None]]] = {}
         self._numbers = itertools.count()
         self._stats: dict[str, float] = {}
@@ -146,6 +147,7 @@ class RemoteDriver:
                 self._send_next()
         elif isinstance(message, Pulse):
             self._slowest.append(max(time.monotonic() - message.beat, 0.0))
+            self._usual = sorted(self._slowest)[int(0.99 * len(self._slowest))]
             self._beat, self._stats = max(self._beat, message.beat), message.stats
         elif isinstance(message, Refused):
             error = raised(message.error)
@@ -161,8 +163,7 @@ class RemoteDriver:
         if not self._table.busy:
             self._beat = time.monotonic()
             return
-        usual = sorted(self._slowest)[int(0.99 * len(self._slowest))] if self._slowest else 0.0
-        patience = max(self.worker.watch.batch, 10 * min(usual, self.worker.watch.batch))
+        patience = max(self.worker.watch.batch, 10 * min(self._usual, self.worker.watch.batch))
         if time.monotonic() - self._beat > patience:
             with self.worker.using:
                 raise self.worker.hung(patience)

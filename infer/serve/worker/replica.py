@@ -29,7 +29,7 @@ class Replica(Supervised):
         self._slabs = Slabs(SLABS)
         self._slab: Slab | None = None
         self._placed: list[Placed] = []
-        self._seconds, self._slowest = deque[float](maxlen=512), 0.0
+        self._seconds, self._slowest, self._runs = deque[float](maxlen=512), 0.0, 0
         descriptors = [slab.descriptor for slab in self._slabs.all]
         super().__init__(source, descriptors, watch=watch, restart=restart)
 
@@ -93,6 +93,7 @@ class Replica(Supervised):
 
     def _count(self, seconds: float) -> None:
         self._seconds.append(seconds)
+        self._runs += 1
         self.restarts.works()
-        if len(self._seconds) % 64 == 0:
+        if self._runs % 64 == 0:
             self._slowest = sorted(self._seconds)[int(0.99 * len(self._seconds))]
