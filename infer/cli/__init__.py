@@ -238,6 +238,12 @@ def serve(
     max_tokens_per_step: Annotated[
         int | None, typer.Option(help="of a language model: bounds how long a prompt holds up others", min=1)
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER", help="an adapter of PEFT's format; clients ask for it as a model"
+        ),
+    ] = None,
     replicas: Annotated[
         int, typer.Option(help="worker processes of each model of tensors, behind one queue", min=1)
     ] = 1,
@@ -283,6 +289,7 @@ def serve(
 ) -> None:
     """Serve artifacts over HTTP: tensors (KServe v2), text and embeddings (OpenAI), health and metrics."""
     from .. import serve as serving
+    from . import options
 
     if ray or ray_address or ray_config:
         from . import raying
@@ -315,6 +322,7 @@ def serve(
             drain=drain,
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
+            lora=options.parse_named(lora or [], "--lora"),
             replicas=replicas,
             in_process=in_process,
             timings=timings,

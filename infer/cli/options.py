@@ -87,6 +87,17 @@ def parse_layers(texts: Sequence[str]) -> dict[str, str]:
     return pins
 
 
+def parse_named(texts: Sequence[str], where: str) -> dict[str, str]:
+    """`style=adapters/style` → folders by name, each named once."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in found:
+            raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where=where)
+        found[name] = folder
+    return found
+
+
 def parse_batches(text: str) -> tuple[int, ...]:
     """`1,8` → (1, 8)."""
     parts = [part.strip() for part in text.split(",")]

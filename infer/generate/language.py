@@ -94,6 +94,11 @@ class Language:
         self._adapters.unload(name)
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Of those that are loaded."""
+        return () if self.adapters is None else tuple(self.adapters.names)
+
+    @property
     def _adapters(self) -> Adapters:
         if self.adapters is None:
             hint = "Make it again with infer optimize … --adapters SLOTS"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from .. import artifact, fidelity, plugins
 from .. import device as hardware
-from ..errors import ArtifactError, NotUsableError
+from ..errors import ArtifactError, InferError, NotUsableError
 from ..generate import Windows, cuda_graphs
 from ..generate.language import parse_size
 from ..spec import LIMITS, Finding, precision
@@ -44,12 +45,14 @@ class Predictor(Generation):
         kv_memory: str | int | None = None,
         max_tokens_per_step: int | None = None,
         speculation: bool = True,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> Self:
         """Verify hashes and trust, open (lowering again where the machine differs), run the golden inputs.
 
         Of a language model, `kv_memory` is for its KV cache ("2GiB" or bytes; default: a share of what is free), and
         `max_tokens_per_step` bounds how long others wait for a prompt that is read (default 512).
         With `speculation` it drafts text that repeats itself and checks several tokens in one step, where that pays.
+        `adapters`: LoRA adapters of PEFT's format to load, folders by name (see `Language.load_adapter`).
 
         Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code nobody trusts),
         `NotUsableError` (its backend can't run here).
@@ -82,7 +85,9 @@ class Predictor(Generation):
         tested = time.perf_counter()
         try:
             predictor.self_test(exact=not differs)
-        except ArtifactError:
+            for name, place_of in (adapters or {}).items():
+                predictor.language.load_adapter(name, place_of)
+        except InferError:
             predictor.close()
             raise
         phases["self-test"] = time.perf_counter() - tested

@@ -30,6 +30,7 @@ class Reply:
         prompt: list[int],
         tools: Tools,
         grammar: dict[str, Any] | None,
+        adapter: str | None,
     ) -> None:
         self.model, self.tools, self.logprobs = model, tools, bool(asked_for.logprobs)
         self.head = answers.head(model, asked_for, "chatcmpl", "chat.completion.chunk")
@@ -39,9 +40,13 @@ class Reply:
         sampling = asked.sampling(asked_for, model, asked.room(model, prompt, wanted, None), count, None)
         if tools.active:  # markers of calls may be special tokens
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        priority = asked_for.priority or 0
         self.request = Request(
-            id=self.head.id, prompt=prompt, sampling=sampling, priority=priority, grammar=grammar
+            id=self.head.id,
+            prompt=prompt,
+            sampling=sampling,
+            priority=asked_for.priority or 0,
+            grammar=grammar,
+            adapter=adapter,
         )
         usage, self.always = answers.options(asked_for)
         self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage

@@ -41,6 +41,7 @@ class Generator:
         self.text, self.template, self.driver = language.text, language.template, language.driver
         self.context: int = language.context
         self.vocab_size: int = language.vocab_size
+        self.adapters: tuple[str, ...] = tuple(getattr(language, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.draining = False

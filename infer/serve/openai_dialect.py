@@ -61,10 +61,14 @@ def require_json(call: Call) -> None:
 
 
 def find(call: Call, name: str) -> Any:
-    """The served model of that name, of whatever kind; raises `ModelNotFoundError`."""
+    """The served model of that name, of whatever kind, or the one that has an adapter of that name; raises
+    `ModelNotFoundError`."""
     model = call.service.models.get(name)
+    if model is None and (owner := call.service.adapters.get(name)) is not None:
+        call.adapter, name = name, owner
+        model = call.service.models.get(owner)
     if model is None:
-        served = ", ".join(call.service.models)
+        served = ", ".join([*call.service.models, *call.service.adapters])
         raise ModelNotFoundError("no such model is served", hint=f"Served: {served}")
     call.model = name
     return model

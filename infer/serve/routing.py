@@ -87,8 +87,8 @@ class Dialect:
 class Call:
     """One request on its way: what came, for whom, and how long it may take.
 
-    `known`: the address takes this method. `error`: what it ended with, if it did. `measure`: once it is answered, what
-    it took, by names that end in their unit.
+    `adapter`: of the model, where the request named one. `known`: the address takes this method. `error`: what it ended
+    with, if it did. `measure`: once it is answered, what it took, by names that end in their unit.
     """
 
     service: Service
@@ -98,6 +98,7 @@ class Call:
     request_id: str
     body: bytes | bytearray = b""
     model: str = ""
+    adapter: str | None = None
     method: str = ""
     client: str = ""
     known: bool = True

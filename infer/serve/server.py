@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,6 +47,7 @@ def run(
     drain: float | None = None,
     kv_memory: str | int | None = None,
     max_tokens_per_step: int | None = None,
+    lora: Mapping[str, str | os.PathLike[str]] | None = None,
     in_process: bool = False,
     replicas: int = 1,
     timings: bool = False,
@@ -61,11 +62,12 @@ def run(
     Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
-    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step` are
-    for each language model (see `Predictor.load`). With `timings` a second line says what the start took.
-    `observing`: nothing by default. A path may also be a folder of models or of versions (see `repository`);
-    `allow_reload` lets clients load and unload what is in these folders. What does not fit into `memory` ("8GiB" or
-    bytes), or into what is free, is refused with `ResourceError`.
+    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step`
+    are for each language model (see `Predictor.load`), `lora` names adapters of the only one, folders by name. With
+    `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
+    of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
+    folders. What does not fit into `memory` ("8GiB" or bytes), or into what is free, is refused with
+    `ResourceError`.
     """
     began = age()
     if not paths:
@@ -84,6 +86,12 @@ def run(
         listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
         repository, budget = Repository(paths), parse_size(memory, "--memory")
         chosen = repository.latest()
+        if lora:
+            if len(chosen) != 1:
+                raise UsageError(
+                    f"adapters belong to one model, and {len(chosen)} are served", where="--lora"
+                )
+            options["adapters"] = {name: os.fspath(folder) for name, folder in lora.items()}
         descriptors.make_room(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
         for found in chosen:
             check_memory(found.path, found.path.name, replicas, budget, None)

@@ -43,6 +43,7 @@ class Service:
         self.models: dict[str, Engine | Generator] = {}  # of every kind
         self.engines: dict[str, Engine] = {}  # those that take tensors
         self.generators: dict[str, Generator] = {}  # those that make text
+        self.adapters: dict[str, str] = {}  # name → name of the model it belongs to
         self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
         self.memory = MemoryCollector(Processes())
         for collector in (self.collector, self.memory):
@@ -85,6 +86,10 @@ class Service:
         counters = GenerationMetrics(self.metrics, self.generation, name, version)
         generator = self.generators[name] = Generator(predictor, self.limits, counters)
         self.collector.stats[name, version] = generator.driver.stats
+        for adapter in generator.adapters:
+            if adapter == name or adapter in self.models or self.adapters.get(adapter, name) != name:
+                raise UsageError(f"{adapter} is the name of two things that are served", where=name)
+            self.adapters[adapter] = name
         return generator
 
     def refused(self, status: int) -> None:
@@ -111,6 +116,7 @@ class Service:
         old = self.models.pop(name)
         self.engines.pop(name, None)
         self.generators.pop(name, None)
+        self.adapters = {adapter: owner for adapter, owner in self.adapters.items() if owner != name}
         self.retiring.append(old)
         return old
 

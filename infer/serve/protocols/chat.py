@@ -40,7 +40,7 @@ async def chat(call: Call) -> Any:
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
     prompt = await asked.chat_prompt(call, model, request.messages, shown, options)
-    reply = Reply(model, request, prompt, tools, grammar)
+    reply = Reply(model, request, prompt, tools, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open([reply.request], timeout=asked.timeout(call, request), stepwise=bool(request.stream))

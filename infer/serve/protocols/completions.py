@@ -44,7 +44,7 @@ async def completions(call: Call) -> Any:
     special = request.add_special_tokens is not False
     prompts = await asked.prompts(call, model, request.prompt, special)
     grammar = asked.grammar(request)
-    answer = Answer(model, request, prompts, grammar)
+    answer = Answer(model, request, prompts, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "response_format")
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(answer.requests, timeout=asked.timeout(call, request), stepwise=bool(request.stream))
@@ -74,6 +74,7 @@ class Answer:
         request: CompletionRequest,
         prompts: Sequence[list[int]],
         grammar: dict[str, Any] | None,
+        adapter: str | None,
     ) -> None:
         self.model, self.request, self.echo = model, request, bool(request.echo)
         self.head = answers.head(model, request, "cmpl", "text_completion")
@@ -91,6 +92,7 @@ class Answer:
                 ),
                 priority=request.priority or 0,
                 grammar=grammar,
+                adapter=adapter,
             )
             for index, prompt in enumerate(prompts)
         ]

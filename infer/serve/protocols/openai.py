@@ -22,7 +22,8 @@ Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 class Model(msgspec.Struct):
-    """`max_model_len`: tokens that prompt and completion may have together; null where nothing is generated."""
+    """`max_model_len`: tokens that prompt and completion may have together; null where nothing is generated. `parent`:
+    the model that an adapter belongs to."""
 
     id: str
     task: str
@@ -30,6 +31,7 @@ class Model(msgspec.Struct):
     created: int = 0
     owned_by: str = "infer"
     max_model_len: int | None = None
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct):
@@ -86,16 +88,19 @@ def routes(service: Service) -> list[Route]:
 
 
 async def models(call: Call) -> ModelList:
-    return ModelList([_described(name, served) for name, served in call.service.models.items()])
+    service = call.service
+    found = [_described(name, served) for name, served in service.models.items()]
+    return ModelList([*found, *(_described(n, service.models[o], o) for n, o in service.adapters.items())])
 
 
 async def model(call: Call) -> Model:
-    return _described(call.path["model"], find(call, call.path["model"]))
+    served = find(call, call.path["model"])
+    return _described(call.path["model"], served, call.model if call.adapter else None)
 
 
-def _described(name: str, served: Engine | Generator) -> Model:
+def _described(name: str, served: Engine | Generator, parent: str | None = None) -> Model:
     context = served.context if isinstance(served, Generator) else None
-    return Model(name, served.predictor.task, max_model_len=context)
+    return Model(name, served.predictor.task, max_model_len=context, parent=parent)
 
 
 async def embeddings(call: Call) -> Embeddings:

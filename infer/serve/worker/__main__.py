@@ -96,6 +96,7 @@ def card_of(predictor: Any) -> Card:
         context=0 if language is None else language.context,
         vocab_size=0 if language is None else language.vocab_size,
         page_bytes=page_bytes(predictor),
+        adapters=() if language is None else tuple(getattr(language, "adapter_names", ())),
     )
 
 

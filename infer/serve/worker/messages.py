@@ -56,6 +56,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0  # of a language model: tokens of prompt and answer together
     vocab_size: int = 0
     page_bytes: int = 0  # of its KV cache, all layers together
+    adapters: tuple[str, ...] = ()
 
 
 class Open(msgspec.Struct, tag="open", array_like=True):

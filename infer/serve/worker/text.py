@@ -22,7 +22,7 @@ class RemoteLanguage:
 
     def __init__(self, driver: RemoteDriver, card: Card) -> None:
         self.driver, self.name = driver, card.name
-        self.context, self.vocab_size = card.context, card.vocab_size
+        self.context, self.vocab_size, self.adapter_names = card.context, card.vocab_size, card.adapters
         self.folder = Path(card.path or ".")
 
     @cached_property
