@@ -72,7 +72,7 @@ def run(
     began = age()
     if not paths:
         raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
-    options = {
+    options: dict[str, Any] = {
         "device": device,
         "threads": threads,
         "trust_code": trust_code,
