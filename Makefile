@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray bench-rude fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -46,6 +46,14 @@ conformance: $(STAMP)
 ray: $(STAMP)
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	$(RUN) -m pytest tests/test_serve_ray.py
+
+# Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser.
+fuzz: $(STAMP)
+	$(RUN) -m tests.schema_run 500
+	$(RUN) -m tests.fuzz_bodies 600
+
+bench-rude: $(STAMP)
+	$(RUN) bench/rude.py
 
 bench-stream: $(STAMP)
 	$(RUN) bench/stream.py

@@ -123,12 +123,15 @@ class Live(SimpleNamespace):
 
 @contextlib.contextmanager
 def live(
-    *predictors: Any, limits: ServeLimits | None = None, api_key: str | Sequence[str] | None = None
+    *predictors: Any,
+    limits: ServeLimits | None = None,
+    api_key: str | Sequence[str] | None = None,
+    tls: Any = None,
 ) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key)
     config = uvicorn.Config(
-        build(service), timeout_graceful_shutdown=1, **wire.options(service.limits, service.refused)
+        build(service), timeout_graceful_shutdown=1, **wire.options(service.limits, service.refused, tls)
     )
     server, failures = uvicorn.Server(config), list[BaseException]()
 

@@ -134,9 +134,19 @@ def test_metrics_count_requests_by_code_and_api(client: httpx.Client) -> None:
 
 def test_with_a_key_everything_but_health_asks_for_it() -> None:
     with live(double(), api_key="s3cret") as server, httpx.Client(base_url=server.url) as client:
-        for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready"):
+        for path in ("/health", "/v2/health/live"):
             assert client.get(path).status_code == 200
-        for path in ("/", "/metrics", "/v2", "/v2/models/double", "/openapi.json", "/docs"):
+        for path in (
+            "/",
+            "/ready",
+            "/v2/health/ready",
+            "/nope",
+            "/metrics",
+            "/v2",
+            "/v2/models/double",
+            "/openapi.json",
+            "/docs",
+        ):
             refused = client.get(path)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"

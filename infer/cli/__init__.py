@@ -15,7 +15,8 @@ from rich.console import Console
 
 from ..errors import InferError, ResourceError
 from ..spec import Plan
-from . import language
+from . import language, serving_options
+from .serving_options import Nonfinite
 
 INTERRUPTED = 130
 
@@ -226,8 +227,21 @@ def serve(
         float, typer.Option(help="seconds to finish accepted requests on SIGTERM", min=0)
     ] = 30.0,
     api_key: Annotated[
-        str | None, typer.Option(envvar="INFER_API_KEY", help="clients must send this")
+        list[str] | None,
+        typer.Option(envvar="INFER_API_KEY", help="clients must send one of these; may be said again"),
     ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="one key a line, in a file that nobody else may read")
+    ] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="PEM; the port then speaks HTTPS")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM; default: in the certificate's file")] = None,
+    ssl_keyfile_password: Annotated[str | None, typer.Option(envvar="INFER_SSL_KEYFILE_PASSWORD")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="any limit of docs/limits.md")
+    ] = None,
+    nonfinite: Annotated[
+        Nonfinite, typer.Option(help="outputs that are NaN or infinite: as strings in JSON, or an error")
+    ] = Nonfinite.string,
     anonymous: Annotated[
         bool, typer.Option(help="let anybody in on an address that is not loopback")
     ] = False,
@@ -291,6 +305,7 @@ def serve(
     from .. import serve as serving
     from . import options
 
+    keys = serving_options.keys(api_key, api_key_file)
     if ray or ray_address or ray_config:
         from . import raying
 
@@ -301,7 +316,7 @@ def serve(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             threads=threads,
-            api_key=api_key,
+            api_key=keys,
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,
             kv_memory=kv_memory,
@@ -316,7 +331,9 @@ def serve(
             host=host,
             port=port,
             threads=threads,
-            api_key=api_key,
+            api_key=keys,
+            tls=serving_options.tls(ssl_certfile, ssl_keyfile, ssl_keyfile_password),
+            limits=serving_options.limits(limit, refuse_nonfinite=nonfinite == Nonfinite.error),
             anonymous=anonymous,
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,

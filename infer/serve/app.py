@@ -120,6 +120,7 @@ class Endpoint:
             if not known:
                 raise MethodError(sorted(self.methods)) if self.methods else NotFoundError("no such address")
             if call.route.work:
+                call.timeout()
                 self.service.require_ready()
             if call.route.method == "POST":
                 call.body = await read_body(receive, call.headers, self.service.limits, share)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from http import HTTPStatus
+
+import msgspec
 
 from .limits import ServeLimits
 
@@ -98,3 +102,11 @@ class Seam:
             return found + len(HEAD_END)
         self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
         return len(data)
+
+
+def refusal(status: HTTPStatus) -> bytes:
+    """A whole answer, for requests that never came as far as a route."""
+    body = msgspec.json.encode({"error": status.phrase})
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+    tail = f"content-length: {len(body)}\r\nx-request-id: {os.urandom(16).hex()}\r\nconnection: close\r\n\r\n"
+    return head.encode() + tail.encode() + body

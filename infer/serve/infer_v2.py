@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 
 from ..errors import InferError, InputError
 from ..spec import TensorSpec
@@ -15,10 +16,11 @@ from . import texts
 from .arrays import Arrays
 from .engine import NORMAL, Engine
 from .layout import BATCH
-from .routing import BINARY, JSON, Call, Reply
+from .routing import BINARY, JSON, Call, NonfiniteError, Reply
 from .tensors import (
     BINARY_ONLY,
     DATATYPES,
+    count_nonfinite,
     datatype,
     from_binary,
     from_json,
@@ -190,6 +192,15 @@ def _texts(request: InferRequest, raw: memoryview) -> list[str]:
     return texts_from_json(given.shape, given.data, where)
 
 
+def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> None:
+    """Count the values that are NaN or infinite; raises `NonfiniteError` where the server refuses them."""
+    wrong = count_nonfinite(array, spec)
+    if wrong:
+        engine.metrics.nonfinite.inc(wrong)
+        if engine.limits.nonfinite_error:
+            raise NonfiniteError(spec.name, wrong)
+
+
 def _write(
     engine: Engine, request: InferRequest, answer: Answer, wanted: list[tuple[TensorSpec, bool]]
 ) -> Reply:
@@ -198,13 +209,13 @@ def _write(
         array = answer.outputs.get(spec.name)
         if array is None:
             raise InferError(f"the model gave no output {spec.name}")
+        check_finite(engine, spec, array)
         tensor = InferTensor(name=spec.name, datatype=datatype(spec), shape=list(array.shape))
         if binary:
             chunks.append(to_binary(array, spec))
             tensor.parameters = {"binary_data_size": len(chunks[-1])}
         else:
-            tensor.data, wrong = to_json(array)
-            engine.metrics.nonfinite.inc(wrong)
+            tensor.data, _ = to_json(array)
         tensors.append(tensor)
     cost = {
         "queue_us": int(answer.queue_seconds * 1e6),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from ..errors import UsageError
+from ..errors import UsageError, unknown
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAY_BE_ZERO = (
@@ -16,36 +18,38 @@ MAY_BE_ZERO = (
     "min_bytes_per_second",
     "nonfinite_error",
 )
+SIZE = re.compile(r"(\d{1,15}|\d{1,9}\.\d{1,9}|true|false)(KiB|MiB|GiB)?")
+SHIFT = {"KiB": 10, "MiB": 20, "GiB": 30}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request, connection and queue may take. Times in seconds unless the name says otherwise."""
 
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 64 << 20  # of one request, before and after inflating
     max_json_bytes: int = 16 << 20  # of a body, or the part of it, that is JSON
     max_bodies_bytes: int = 512 << 20  # of all requests that are being read or answered
-    max_json_depth: int = 64
-    max_header_bytes: int = 32 << 10
-    max_headers: int = 100
-    max_target_bytes: int = 8 << 10
+    max_json_depth: int = 64  # of objects and lists in each other
+    max_header_bytes: int = 32 << 10  # of a request's head, and of the trailers of a chunked body
+    max_headers: int = 100  # lines of them
+    max_target_bytes: int = 8 << 10  # path and query
     max_chunks: int = 65536  # of one body
-    max_chunk_extension: int = 256  # bytes
-    max_connections: int = 1024
+    max_chunk_extension: int = 256  # bytes after the size of a chunk
+    max_connections: int = 1024  # open at once; fewer where fewer files may be open
     spare_connections: int = 64  # beyond them, told 503; further ones are reset
-    header_seconds: float = 10.0
-    body_seconds: float = 30.0
+    header_seconds: float = 10.0  # from the first byte of a request to the end of its head; of a handshake
+    body_seconds: float = 30.0  # from there to the end of its body
     send_seconds: float = 30.0  # in each of which a client must read some of what waits for it
     min_bytes_per_second: int = 1024  # of a body after its first `grace_seconds`, and of an answer
-    grace_seconds: float = 5.0
-    keep_alive_seconds: int = 20
+    grace_seconds: float = 5.0  # before the speed of a body is looked at
+    keep_alive_seconds: int = 20  # that a connection may rest between two requests
     timeout_seconds: float = 60.0  # of a request that names none
     max_batch: int | None = None  # rows; None: what the artifact was made for
     max_batch_elements: int = 1 << 26  # of the largest input, padding included
     max_delay_us: int = 0  # how long an unfilled batch may wait for company
-    max_queue_requests: int = 1024
-    max_queue_rows: int = 16384
-    max_queue_bytes: int = 512 << 20
+    max_queue_requests: int = 1024  # of one model, waiting
+    max_queue_rows: int = 16384  # of their inputs
+    max_queue_bytes: int = 512 << 20  # of their inputs
     max_queue_tokens: int = 1 << 20  # of prompts without a first token
     max_start_seconds: float = 60.0  # predicted wait for a first token beyond which prompts are turned away
     generation_seconds: float = 600.0  # of a request for text that names no time
@@ -53,13 +57,30 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite_error: bool = False  # refuse outputs that are NaN or infinite; else they go as strings
     wedged_seconds: float = 60.0  # a batch in the server's own process that runs longer makes it not ready
     watchdog_seconds: float = 30.0  # a worker whose batch takes longer, and ten times its p99, is killed
-    drain_seconds: float = 30.0
+    drain_seconds: float = 30.0  # to finish accepted requests after SIGTERM
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and (value < 0 or (value == 0 and name not in MAY_BE_ZERO)):
                 raise UsageError(f"limit {name} must be above 0, got {value}")
+
+
+def read(pairs: Iterable[str]) -> ServeLimits:
+    """From `name=value`, as the command line has them; sizes may end in KiB, MiB or GiB. Raises `UsageError`."""
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if name not in ServeLimits.__struct_fields__:
+            raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
+        found = SIZE.fullmatch(text)
+        if not equals or found is None:
+            raise UsageError(f"expected a number for {name}, like {name}=100 or, of bytes, 16MiB")
+        given[name] = int(found[1]) << SHIFT[found[2]] if found[2] else text
+    try:
+        return msgspec.convert(given, ServeLimits, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"a limit can't be that: {error}") from error
 
 
 def check_model_name(name: str) -> str:

@@ -66,9 +66,13 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
         {"name": p, "in": "path", "required": True, "schema": {"type": "string"}}
         for p in PARAMETER.findall(route.path)
     ]
-    headers = [_header("X-Request-Id", "string")]
-    headers += [_header("X-Request-Timeout-Ms", "integer")] if route.work else []
-    headers += [_header("Inference-Header-Content-Length", "integer")] if route.binary else []
+    headers = [_header("X-Request-Id", {"type": "string"})]
+    if route.work:
+        headers.append(
+            _header("X-Request-Timeout-Ms", {"type": "integer", "minimum": 1, "maximum": 999_999_999})
+        )
+    if route.binary:
+        headers.append(_header("Inference-Header-Content-Length", {"type": "integer", "minimum": 0}))
     operation["parameters"] = path + headers
     if route.In is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.In, schema, route.binary)}
@@ -77,8 +81,8 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
     return operation
 
 
-def _header(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "schema": {"type": kind}}
+def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
 def _content(what: Any, schema: dict[Any, Any], binary: bool) -> dict[str, Any]:

@@ -1,11 +1,23 @@
-"""Clients that are slow to read their answers: what is written to them is counted, and the stuck are cut off."""
+"""What flows to and from one client: reading that can be held up, and clients too slow to read their answers."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
 from .limits import ServeLimits
+
+
+class Flow(FlowControl):
+    """`blocked`: nothing more is read, whoever asks, until the answer under way is sent."""
+
+    blocked = False
+
+    def resume_reading(self) -> None:
+        if not self.blocked:
+            super().resume_reading()
 
 
 class Meter:

@@ -42,6 +42,15 @@ class CrowdedError(ServeError):
     status, code = 503, "too_many_connections"
 
 
+class NonfiniteError(ServeError):
+    """An output is NaN or infinite, and the server was told to refuse that."""
+
+    code = "nonfinite_output"
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(f"{count} values of output {name} are not finite")
+
+
 class UnauthorizedError(ServeError):
     status, code = 401, "unauthorized"
 

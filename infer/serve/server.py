@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ from .signals import Signals, StoppedError, stoppable
 from .worker.messages import Source
 from .worker.process import age
 
+log = logging.getLogger("infer.serve")
 LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
 SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
 
@@ -41,7 +44,8 @@ def run(
     device: str = "auto",
     threads: int | None = None,
     trust_code: bool = False,
-    api_key: str | None = None,
+    api_key: str | Sequence[str] | None = None,
+    tls: ssl.SSLContext | None = None,
     anonymous: bool = False,
     max_delay_us: int | None = None,
     drain: float | None = None,
@@ -62,7 +66,8 @@ def run(
     Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
-    `in_process`, in this one. `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step`
+    `in_process`, in this one. `api_key` may be several; with `tls` (see `tls.context`) the port speaks HTTPS.
+    `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step`
     are for each language model (see `Predictor.load`), `lora` names adapters of the only one, folders by name. With
     `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
     of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
@@ -92,7 +97,9 @@ def run(
                     f"adapters belong to one model, and {len(chosen)} are served", where="--lora"
                 )
             options["adapters"] = {name: os.fspath(folder) for name, folder in lora.items()}
-        descriptors.make_room(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
+        bounds, said = descriptors.fit(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
+        if said is not None:
+            log.warning("%s", said)
         for found in chosen:
             check_memory(found.path, found.path.name, replicas, budget, None)
 
@@ -118,13 +125,13 @@ def run(
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
         notes = [opening.times(opened, server=began, opening=age() - began)] if timings else []
-        return serve(service, listener, say=say, notes=notes)
+        return serve(service, listener, tls=tls, say=say, notes=notes)
     return 0
 
 
 @contextlib.contextmanager
 def listen(
-    host: str, port: int, *, api_key: str | None = None, anonymous: bool = False
+    host: str, port: int, *, api_key: str | Sequence[str] | None = None, anonymous: bool = False
 ) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet: until the model is warm, connections are refused."""
     if host not in LOOPBACK and not api_key and not anonymous:
@@ -162,6 +169,7 @@ def serve(
     service: Service,
     listener: socket.socket,
     *,
+    tls: ssl.SSLContext | None = None,
     say: Callable[[str], None] | None = None,
     notes: Sequence[str] = (),
 ) -> int:
@@ -180,19 +188,23 @@ def serve(
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = uvicorn.Config(
-        build(service), timeout_graceful_shutdown=2, **wire.options(service.limits, service.refused)
+        build(service), timeout_graceful_shutdown=2, **wire.options(service.limits, service.refused, tls)
     )
     host, port = listener.getsockname()[:2]
     with _port_errors(host, port):
         listener.listen(service.limits.max_connections)
     loop = "asyncio" if sys.platform == "win32" else "uvloop"
     config.loop = loop
+    server = Server(config)
+    server.secure = tls is not None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_live(service, Server(config), listener, say or _print, notes))
+        return runner.run(_live(service, server, listener, say or _print, notes))
 
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: it would stop listening at once and die of the signal at last."""
+
+    secure = False  # whether its port speaks TLS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -211,7 +223,7 @@ async def _live(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
-    for line in (greeting(service, listener), *notes):
+    for line in (greeting(service, listener, secure=server.secure), *notes):
         say(line)
     try:
         while not signals.first.is_set() and not service.died and not serving.done():
@@ -241,7 +253,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
 
 
-def greeting(service: Service, listener: socket.socket) -> str:
+def greeting(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
     """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
     host, port = listener.getsockname()[:2]
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
@@ -249,8 +261,8 @@ def greeting(service: Service, listener: socket.socket) -> str:
         what.append("embeddings at /v1/embeddings")
     if service.generators:
         what.append("OpenAI clients at /v1")
-    place = f"[{host}]" if ":" in host else host
-    return f"serving {', '.join(service.models)} at http://{place}:{port} - {', '.join(what)}, docs at /docs"
+    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"
 
 
 def _print(line: str) -> None:

@@ -86,6 +86,13 @@ def from_binary(spec: TensorSpec, shape: list[int], raw: memoryview, where: str)
     return np.frombuffer(raw, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
+def count_nonfinite(array: np.ndarray, spec: TensorSpec) -> int:
+    """Values that are NaN or infinite; bfloat16 lies in arrays of uint16."""
+    if spec.dtype == "bfloat16":
+        return int(((array & 0x7F80) == 0x7F80).sum())
+    return array.size - int(np.isfinite(array).sum()) if array.dtype.kind == "f" else 0
+
+
 def to_json(array: np.ndarray) -> tuple[list[Any], int]:
     """Flat values, and how many were not finite: those become the strings "NaN", "Infinity", "-Infinity"."""
     flat = array.ravel()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
+import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import httptools
-import msgspec
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .framing import Chunked, Counted, FramingError, Seam
+from .framing import Chunked, Counted, FramingError, Seam, refusal
 from .limits import ServeLimits
-from .readers import Meter, Watch
+from .readers import Flow, Meter, Watch
+from .tls import Gate
 
 Refused = Callable[[int], None]
 LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
@@ -36,16 +35,6 @@ UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 class RefusedError(Exception):
     """Raised inside the parser's callbacks; the parser makes its own error of it, and that is answered."""
-
-
-class Flow(FlowControl):
-    """`blocked`: nothing more is read, whoever asks, until the answer under way is sent."""
-
-    blocked = False
-
-    def resume_reading(self) -> None:
-        if not self.blocked:
-            super().resume_reading()
 
 
 class Wire(HttpToolsProtocol):
@@ -243,23 +232,22 @@ class Wire(HttpToolsProtocol):
             self.transport.close()
 
 
-def refusal(status: HTTPStatus) -> bytes:
-    """A whole answer, for requests that never came as far as a route."""
-    body = msgspec.json.encode({"error": status.phrase})
-    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-    tail = f"content-length: {len(body)}\r\nx-request-id: {os.urandom(16).hex()}\r\nconnection: close\r\n\r\n"
-    return head.encode() + tail.encode() + body
-
-
 def protocol(limits: ServeLimits, refused: Refused | None = None) -> type[Wire]:
     """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
     return type("LimitedWire", (Wire,), {"limits": limits, "refused": staticmethod(refused or Wire.refused)})
 
 
-def options(limits: ServeLimits, refused: Refused | None = None) -> dict[str, Any]:
+def options(
+    limits: ServeLimits, refused: Refused | None = None, tls: ssl.SSLContext | None = None
+) -> dict[str, Any]:
     """For `uvicorn.Config`."""
+    wire = protocol(limits, refused)
+
+    def gate(**given: Any) -> asyncio.BaseProtocol:
+        return wire(**given) if tls is None else Gate(wire(**given), tls)
+
     return {
-        "http": protocol(limits, refused),
+        "http": gate,
         "ws": "none",
         "lifespan": "off",
         "access_log": False,

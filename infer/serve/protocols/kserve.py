@@ -123,7 +123,7 @@ def routes(service: Service) -> list[Route]:
     table = [
         get("/v2", ServerMetadata, server, "Name, version, extensions"),
         get("/v2/health/live", Live, live, "Whether the process should live on", 503, open=True),
-        get("/v2/health/ready", Ready, ready, "Whether requests would be answered", 503, open=True),
+        get("/v2/health/ready", Ready, ready, "Whether requests would be answered", 503),
         get("/v2/models", ModelIndex, index, "The served models"),
         get("/v2/models/stats", Statistics, all_stats, "Statistics of every model"),
     ]

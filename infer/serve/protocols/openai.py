@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ...errors import InputError
 from .. import texts
 from ..engine import Engine
 from ..generation import Generator
+from ..infer_v2 import check_finite
 from ..openai_dialect import DIALECT, find, require_json
 from ..routing import Call, Route
 from ..service import Service
@@ -119,8 +120,9 @@ async def embeddings(call: Call) -> Embeddings:
     answer = await texts.infer_rows(engine, arrays, timeout=call.timeout())
     call.measure = answer.took
     vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
+    check_finite(engine, replace(spec, dtype="float32"), vectors)
     engine.metrics.prompt_tokens.inc(used := texts.count(arrays))
-    encode = _base64 if request.encoding_format == "base64" else _numbers(engine)
+    encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
     return Embeddings(data, request.model, EmbeddingsUsage(used, used))
 
@@ -147,10 +149,5 @@ def _base64(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
-def _numbers(engine: Engine) -> Callable[[np.ndarray], list[float | str]]:
-    def encode(vector: np.ndarray) -> list[float | str]:
-        values, wrong = to_json(vector)
-        engine.metrics.nonfinite.inc(wrong)
-        return values
-
-    return encode
+def _numbers(vector: np.ndarray) -> list[float | str]:
+    return to_json(vector)[0]

@@ -61,7 +61,7 @@ def routes(service: Service) -> list[Route]:
             open=True,
         ),
         get("/health", Status, health, "Whether the process should live on", 503, open=True),
-        get("/ready", Status, ready, "Whether requests would be answered", 503, open=True),
+        get("/ready", Status, ready, "Whether requests would be answered", 503),
         get("/metrics", CONTENT_TYPE, metrics, "Counters for Prometheus"),
         get("/version", Version, version, "The version of infer"),
         get("/openapi.json", JSON, description, "These routes as OpenAPI 3.1"),

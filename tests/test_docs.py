@@ -1,0 +1,22 @@
+"""The pages that are written from the code say what the code says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import docs_pages
+
+
+@pytest.mark.parametrize("name", docs_pages.PAGES)
+def test_a_page_says_what_the_code_says(name: str) -> None:
+    written = (docs_pages.ROOT / name).read_text()
+    assert written == docs_pages.PAGES[name](), f"{name} is behind: python -m tests.docs_pages"
+
+
+def test_every_limit_is_explained() -> None:
+    said = dict(docs_pages.FIELD.findall(docs_pages.inspect.getsource(docs_pages.limits.ServeLimits)))
+    assert not [name for name in docs_pages.limits.ServeLimits.__struct_fields__ if not said.get(name)]
+
+
+def test_every_error_is_explained() -> None:
+    assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]
