@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trust_code: bool = False
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
-    api_key: str | None = None
+    api_key: str | list[str] | None = None
     limits: ServeLimits = ServeLimits()
     observing: Observing = Observing()
 
