@@ -55,6 +55,8 @@ def resolve_plan_names(plan: Plan) -> Plan:
         raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
     if plan.layers and plan.quant == "none" and plan.bits is None and plan.max_drop is None:
         raise UsageError("--layer says what differs from --quant", hint="Give --quant as well")
+    if (largest := max(plan.batches, default=1)) > plan.max_batch:
+        raise UsageError(f"--batch {largest} is larger than --max-batch {plan.max_batch}")
     quant.check_pins(plan.layers, plan)
     if plan.backend != "auto":
         plugins.get("backends", plan.backend)

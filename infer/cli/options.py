@@ -44,8 +44,6 @@ def to_plan(
     if calibrate not in CALIBRATIONS:
         raise unknown("--calibrate", calibrate, CALIBRATIONS)
     sizes = parse_batches(batches)
-    if max(sizes) > max_batch:
-        raise UsageError(f"--batch {max(sizes)} is larger than --max-batch {max_batch}")
     drop = None if max_drop is None else parse_share(max_drop)
     pins = parse_layers(layers)
     if adapters:
