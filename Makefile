@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray bench-rude fuzz clean
+.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -51,9 +51,6 @@ ray: $(STAMP)
 fuzz: $(STAMP)
 	$(RUN) -m tests.schema_run 500
 	$(RUN) -m tests.fuzz_bodies 600
-
-bench-rude: $(STAMP)
-	$(RUN) bench/rude.py
 
 bench-stream: $(STAMP)
 	$(RUN) bench/stream.py
