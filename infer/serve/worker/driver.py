@@ -176,7 +176,8 @@ class RemoteDriver:
         self._epoch += 1
         for done, _ in list(self._checks.values()):
             done.set()
-        self._table.died()
+        if self._table.died():
+            self.worker.excuse()
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()
