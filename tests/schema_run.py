@@ -101,7 +101,7 @@ def service(folder: Path, **options: Any) -> Iterator[tuple[Service, Bridge]]:
 
 
 def run(
-    app: Any, examples: int, *, fixed: bool = True, stateful: bool = False
+    app: Any, examples: int, *, fixed: bool = True, stateful: bool = False, only: str | None = None
 ) -> tuple[list[str], Counter[str]]:
     """What is wrong, and how many requests each operation had."""
     import schemathesis
@@ -110,6 +110,8 @@ def run(
 
     text = CONFIG.format(examples=examples, fixed=str(fixed).lower(), stateful=str(stateful).lower())
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=SchemathesisConfig.from_str(text))
+    if only is not None:
+        schema = schema.include(path=only)
     wrong, asked = list[str](), Counter[str]()
     for event in from_schema(schema).execute():
         if isinstance(event, events.ScenarioFinished):

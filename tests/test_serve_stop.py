@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -157,27 +156,17 @@ def stopping(url: str, running: subprocess.Popen[str]) -> bool:
     return not ready
 
 
-def test_too_few_open_files_are_a_clear_sentence_at_the_start() -> None:
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); "
-        "from infer.cli import main; sys.exit(main(['serve', 'nowhere.infer', '--port', '0']))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 7
-    assert "1024 connections need" in ended.stderr
-    assert "ulimit -n" in ended.stderr
-
-
-def test_the_limit_of_open_files_is_raised_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_count_among_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer.serve import descriptors
 
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limit: made.append(limit))
-    descriptors.make_room(ServeLimits(), 1)
-    assert made == [(1024 + 64 + 96 + 8, 4096)]
-    with pytest.raises(ResourceError, match="5000 connections need"):
-        descriptors.make_room(ServeLimits(max_connections=5000), 1)
+    monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
+    for workers in (0, 3):
+        descriptors.fit(ServeLimits(), workers)
+    (without, _), (with_three, _) = made
+    assert with_three - without == 3 * descriptors.WORKER
 
 
 def test_what_the_start_took_is_said_by_phase() -> None:

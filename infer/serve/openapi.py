@@ -87,7 +87,8 @@ def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _content(what: Any, schema: dict[Any, Any], binary: bool) -> dict[str, Any]:
     if isinstance(what, str):
-        return {what.partition(";")[0]: {"schema": {"type": "string"}}}
+        media = what.partition(";")[0]
+        return {media: {"schema": {"type": "object" if media == JSON else "string"}}}
     content: dict[str, Any] = {JSON: {"schema": schema[what]}}
     if binary:
         content[BINARY] = {"schema": {"type": "string", "format": "binary"}}
