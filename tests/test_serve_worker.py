@@ -208,15 +208,6 @@ def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_deaths_that_a_request_is_guilty_of_do_not_count() -> None:
-    restarts = Restarts(RestartLimits(), lambda: 0.0)
-    for _ in range(6):
-        assert restarts.died() is not None
-        restarts.excuse()  # it killed the worker once more, alone
-        assert restarts.died() is not None
-    assert [restarts.died() is None for _ in range(5)] == [False] * 4 + [True]
-
-
 def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
     now = [0.0]
     restarts = Restarts(RestartLimits(), lambda: now[0])

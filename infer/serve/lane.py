@@ -41,8 +41,6 @@ class Executor(Protocol):
 
     def look(self) -> None: ...
 
-    def excuse(self) -> None: ...
-
     def restart(self, stopping: Callable[[], bool]) -> None: ...
 
 
@@ -69,9 +67,6 @@ class Local:
         pass
 
     def look(self) -> None:
-        pass
-
-    def excuse(self) -> None:
         pass
 
     def restart(self, stopping: Callable[[], bool]) -> None:
@@ -183,8 +178,6 @@ class Lane:
             return list(self._run(entries, ran))
         except LostError as error:
             ran.reason = "retry"
-            if len(entries) == 1 and entries[0].deaths:
-                self.executor.excuse()
             self._restart(error)
             return [self._again(entry, ran) for entry in entries]
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason

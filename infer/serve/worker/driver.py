@@ -176,8 +176,7 @@ class RemoteDriver:
         self._epoch += 1
         for done, _ in list(self._checks.values()):
             done.set()
-        if self._table.died():
-            self.worker.excuse()
+        self._table.died()
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()

@@ -25,23 +25,14 @@ class Restarts:
         self._limits, self._clock = limits, clock
         self._deaths: deque[float] = deque()
         self._in_a_row = 0
-        self._excused = False
         self.total = 0
-
-    def excuse(self) -> None:
-        """A request is guilty of the last death and of the one that is counted next: neither is the worker's."""
-        if self._deaths:
-            self._deaths.pop()
-        self._excused = True
 
     def died(self) -> float | None:
         """Count one: the seconds to wait before the next start, doubled with each death in a row; None: give up."""
         now, limits = self._clock(), self._limits
-        if not self._excused:
-            self._deaths.append(now)
-        self._excused = False
+        self._deaths.append(now)
         self.total += 1
-        while self._deaths and now - self._deaths[0] > limits.window:
+        while now - self._deaths[0] > limits.window:
             self._deaths.popleft()
         if len(self._deaths) >= limits.deaths:
             return None

@@ -123,10 +123,6 @@ class Supervised:
         self._end()
         return LostError(f"killed after {seconds:.0f} s of silence")
 
-    def excuse(self) -> None:
-        """See `Restarts.excuse`."""
-        self.restarts.excuse()
-
     def restart(self, stopping: Callable[[], bool]) -> None:
         """Start it again, as often as that is sensible; returns when it is ready, or `stopping`.
 

@@ -117,18 +117,15 @@ class Table:
         if ticket is not None:
             _tell(ticket, error)
 
-    def died(self) -> bool:
-        """The worker did: those it had are tried again, refused, or, once they had a token, failed. Whether one of them
-        was found guilty."""
+    def died(self) -> None:
+        """The worker did: those it had are tried again, refused, or, once they had a token, failed."""
         with self._lock:
             sent, self._sent, self._tried = list(self._sent.values()), {}, None
-        guilty = False
         for ticket in sent:
             ticket.deaths += 1
             if ticket.started and not ticket.replay:
                 _tell(ticket, WorkerDiedError("the model's process died"))
             elif ticket.deaths > 1:
-                guilty = True
                 self.quarantine.add(digest_of(ticket.request))
                 _tell(ticket, PoisonError("the model's process died of this request, twice"))
             else:
@@ -137,7 +134,6 @@ class Table:
                     ticket.reset()
                 with self._lock:
                     self._suspects.append(ticket)
-        return guilty
 
     def end(self, error: InferError) -> None:
         """Fail all of them."""
