@@ -122,42 +122,47 @@ def markdown(tables: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def asked(description: str | None, clients: list[int], rounds: int) -> argparse.Namespace:
+    """The command line of a benchmark of the server."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("artifact", nargs="?")
     parser.add_argument(
-        "--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32]
+        "--clients", type=lambda text: [int(part) for part in text.split(",")], default=clients
     )
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser.parse_args()
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    arguments = asked(__doc__, [1, 8, 32], 5)
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make_minilm(folder, say)
         tables = [measure(NOOP, arguments, say), measure(artifact, arguments, say)]
-    write(tables)
+    write("serve", {"tables": tables}, markdown(tables))
     return 0
 
 
-def write(tables: list[dict[str, Any]]) -> None:
+def write(name: str, found: dict[str, Any], table: str) -> None:
+    """Keep it as bench/results/NAME-DATE, with machine, versions and load, and print it."""
     from infer import device
 
     today = datetime.date.today()
     head = {"date": str(today), "machine": device.fingerprint("cpu"), "versions": device.versions()}
     head["load"] = round(os.getloadavg()[1], 1)
-    path = RESULTS / f"serve-{today}.json"
+    path = RESULTS / f"{name}-{today}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**head, "tables": tables}, indent=1) + "\n")
+    path.write_text(json.dumps({**head, **found}, indent=1) + "\n")
     note = f"{head['machine']['cpu']}; client, servers and model share its cores; "
     note += f"load average {head['load']}; {today}\n\n"
-    text = note + markdown(tables)
-    path.with_suffix(".md").write_text(text)
-    print(text)
+    path.with_suffix(".md").write_text(note + table)
+    print(note + table)
     print(f"written: {path.relative_to(ROOT)}")
 
 

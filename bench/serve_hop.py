@@ -27,7 +27,8 @@ import numpy as np
 from serve_client import check, encode, run, timed
 from serve_roles import NOOP, ROOT, ask, make_minilm, samples, started
 
-RESULTS = ROOT / "bench" / "results"
+from serve import asked, say, write
+
 BAR_MS, BAR_SHARE = 0.2, 0.9
 
 
@@ -129,27 +130,12 @@ def missed(tables: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("artifact", nargs="?")
-    parser.add_argument("--clients", type=lambda text: [int(p) for p in text.split(",")], default=[1, 32])
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    arguments = asked(__doc__, [1, 32], 7)
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make_minilm(folder, say)
         tables = [measure(NOOP, arguments, say), measure(artifact, arguments, say)]
         start = cold(artifact, 3)
-    text = markdown(tables, start)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "serve-hop.json").write_text(json.dumps({"tables": tables, "start": start}, indent=1) + "\n")
-    (RESULTS / "serve-hop.md").write_text(text)
-    print(text)
+    write("serve-hop", {"tables": tables, "start": start}, markdown(tables, start))
     for line in (bad := missed(tables)):
         print(f"missed: {line}")
     return 1 if bad else 0

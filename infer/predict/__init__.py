@@ -85,8 +85,8 @@ class Predictor(Generation):
         tested = time.perf_counter()
         try:
             predictor.self_test(exact=not differs)
-            for name, place_of in (adapters or {}).items():
-                predictor.language.load_adapter(name, place_of)
+            for name, adapter in (adapters or {}).items():
+                predictor.language.load_adapter(name, adapter)
         except InferError:
             predictor.close()
             raise
