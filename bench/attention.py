@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -76,7 +77,8 @@ def ours(work: Work, dtype: str, query: Tensor, keys: list[Tensor], values: list
     batch, context = work.batch, work.context
     blocks = -(-context // PAGE)
     layout = PageLayout(work.heads[1], work.dim, PAGE, dtype)
-    cache = torch.zeros((work.layers, batch * blocks, layout.num_bytes), dtype=torch.uint8)
+    # As the engine's cache: numpy asks for huge pages where they are given on request.
+    cache = torch.from_numpy(np.zeros((work.layers, batch * blocks, layout.num_bytes), dtype=np.uint8))
     table = torch.randperm(batch * blocks).to(torch.int32).reshape(batch, blocks)
     place = torch.arange(context)
     slots = table[:, place // PAGE].long() * PAGE + place % PAGE

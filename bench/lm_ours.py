@@ -23,6 +23,7 @@ import backends
 from infer import capture, mixed, pipeline, plugins
 from infer import device as hardware
 from infer.generate import StepShape
+from infer.generate.pages import new_cache
 from infer.generate.windows import arrange
 from infer.spec import Plan
 
@@ -101,7 +102,7 @@ class Ours:
         self.num_bytes = weight_bytes(folder)
         blocks = -(-length // self.shape.page)
         self.table = torch.arange(sequences * blocks, dtype=torch.int32).reshape(sequences, blocks)
-        self.cache = self.shape.new_cache(sequences * blocks)
+        self.cache = new_cache(self.shape, sequences * blocks)
 
     def kv_bytes(self, context: int) -> int:
         """What a decode step after `context` tokens of one sequence reads of the cache."""

@@ -19,6 +19,8 @@ struct Staged {
 
 enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };
 
+constexpr int64_t STRETCH = 1024;  // logits whose largest, of each of 16 lanes, are kept
+
 // What happens to one row of floats between the layers; y may be x.
 struct RowKernels {
   // x / sqrt(mean(x^2) + eps) * (weight + offset); weight may be null.
@@ -32,7 +34,8 @@ struct RowKernels {
   void (*scale)(const float* x, float factor, int64_t width, float* y);
   // The first `rotated` of `width` numbers in two halves (a, b): (a cos - b sin, b cos + a sin); the rest stays.
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t rotated, int64_t width, float* y);
-  // The largest of each 64 numbers, tops [ceil(width / 64)]; the result says whether there is no NaN.
+  // The largest of every 16th number in each STRETCH, tops [ceil(width / STRETCH)][16], -inf where there is none (so no
+  // register is ever summed across); the result says whether there is no NaN.
   bool (*block_tops)(const float* x, int64_t width, float* tops);
   // exp((x - top) / heat) into y, which may be null; their sum.
   float (*weights)(const float* x, float top, float heat, int64_t width, float* y);

@@ -187,24 +187,27 @@ void rotate_row(const float* x, const float* cos, const float* sin, int64_t rota
 
 bool block_tops(const float* x, int64_t width, float* tops) {
   Vector::Sums most = Vector::broadcast(int32_t{0});
-  for (int64_t start = 0; start < width; start += 64, ++tops) {
-    const int64_t left = width - start < 64 ? width - start : 64;
-    alignas(64) float lane[16];
-    Vector::Floats top = Vector::broadcast(-std::numeric_limits<float>::infinity());
-    for (int64_t k = start; k + 16 <= start + left; k += 16) {
+  for (int64_t start = 0; start < width; start += STRETCH, tops += 16) {
+    const int64_t end = width - start < STRETCH ? width : start + STRETCH;
+    Vector::Floats top[4];
+    for (auto& t : top) t = Vector::broadcast(-std::numeric_limits<float>::infinity());
+    int64_t k = start;
+    for (; k + 64 <= end; k += 64)
+      for (int i = 0; i < 4; ++i) {
+        const Vector::Floats v = Vector::load(x + k + 16 * i);
+        top[i] = Vector::max(top[i], v);
+        most = Vector::max(most, Vector::abs_bits(v));
+      }
+    for (; k + 16 <= end; k += 16) {
       const Vector::Floats v = Vector::load(x + k);
-      top = Vector::max(top, v);
+      top[0] = Vector::max(top[0], v);
       most = Vector::max(most, Vector::abs_bits(v));
     }
-    Vector::store(lane, top);
-    for (int64_t k = left / 16 * 16; k < left; ++k) {
-      const float v = x[start + k];
-      lane[0] = v > lane[0] ? v : lane[0];
-      if (v != v) most = Vector::broadcast(int32_t{-1} & 0x7fffffff);
-    }
-    for (int half = 8; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) lane[i] = lane[i + half] > lane[i] ? lane[i + half] : lane[i];
-    *tops = lane[0];
+    Vector::store(tops, Vector::max(Vector::max(top[0], top[1]), Vector::max(top[2], top[3])));
+    if (k == end) continue;
+    most = Vector::max(most, Vector::abs_bits(load_tail(x + k, end - k)));
+    for (int64_t lane = 0; k + lane < end; ++lane)
+      if (x[k + lane] > tops[lane]) tops[lane] = x[k + lane];
   }
   alignas(64) int32_t bits[16];
   Vector::store_sums(bits, most);

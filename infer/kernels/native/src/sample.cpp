@@ -12,7 +12,7 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t BLOCK = 64, SUM = 256;      // numbers that share a largest one; weights that are added up first
+constexpr int64_t LANES = 16, SUM = 256;      // blocks, of every 16th number, in a STRETCH; weights that are added up first
 constexpr int64_t CANDIDATES = 256;           // looked at first for a cut by mass
 constexpr int64_t SERIAL_NUMBERS = 1 << 15;   // logits of all rows below which a second thread costs more than it saves
 constexpr double NEARLY_NONE = 1e-30;         // masked tokens weigh about 1e-38 of the most likely one
@@ -30,7 +30,7 @@ struct Row {
   std::vector<int64_t> ids;
   float top = 0;
 
-  Row(int64_t width, const RowKernels& isa) : x(nullptr), vocab(width), kernels(isa), tops((width + BLOCK - 1) / BLOCK), part(SUM) {}
+  Row(int64_t width, const RowKernels& isa) : x(nullptr), vocab(width), kernels(isa), tops((width + STRETCH - 1) / STRETCH * LANES), part(SUM) {}
 
   // Whether the logits are numbers, and the largest finite.
   bool read(const float* logits) {
@@ -42,7 +42,7 @@ struct Row {
   }
 
   int64_t best() const {
-    const int64_t start = (std::find(tops.begin(), tops.end(), top) - tops.begin()) * BLOCK;
+    const int64_t start = (std::find(tops.begin(), tops.end(), top) - tops.begin()) / LANES * STRETCH;
     return std::find(x + start, x + vocab, top) - x;
   }
 
@@ -51,8 +51,8 @@ struct Row {
     ids.clear();
     for (size_t b = 0; b < tops.size(); ++b) {
       if (tops[b] < border) continue;
-      const int64_t start = static_cast<int64_t>(b) * BLOCK, end = std::min(start + BLOCK, vocab);
-      for (int64_t i = start; i < end; ++i)
+      const int64_t block = static_cast<int64_t>(b), start = block / LANES * STRETCH, end = std::min(start + STRETCH, vocab);
+      for (int64_t i = start + block % LANES; i < end; i += LANES)
         if (x[i] >= border) ids.push_back(i);
     }
     std::sort(ids.begin(), ids.end(), [this](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
