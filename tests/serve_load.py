@@ -29,7 +29,7 @@ def until_refused(
         late = bool(stopped) and time.monotonic() - stopped[0] >= LINGER
         return late and isinstance(error, httpx.ConnectError | httpx.ReadError)
 
-    async def client(went: asyncio.Event) -> None:
+    async def client(answered: asyncio.Event) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             while True:
                 try:
@@ -37,10 +37,11 @@ def until_refused(
                 except httpx.HTTPError as error:
                     outcomes.append(GONE if gone(error) else repr(error))
                     return
+                finally:
+                    answered.set()
                 outcomes.append(answer.status_code)
                 if answer.status_code != 200:
                     return
-                went.set()
 
     async def load() -> None:
         events = [asyncio.Event() for _ in range(clients)]
