@@ -22,8 +22,13 @@ try:
 except NotUsableError:
     ISAS = []
 KERNELS = ["sdpa", *ISAS]
-# Relative error of summing in another order; where queries are bfloat16, of rounding the result to it.
-CLOSE, BFLOAT = 2e-6, 1e-2
+# Relative error of summing in another order; where queries are bfloat16, of rounding the result to it. Over int8 codes
+# queries and weights are int16: a hundredth of what the codes themselves cost.
+CLOSE, BFLOAT, WHOLE = 2e-6, 1e-2, 1e-4
+
+
+def close(dtype: str, kernel: ModuleType) -> float:
+    return WHOLE if dtype == "int8" and kernel is native else CLOSE
 
 
 @pytest.fixture(params=KERNELS)
@@ -54,19 +59,23 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1), (8, 2), (7, 1), (16, 2)], ids=str)
 def test_every_ratio_of_heads_and_cache_dtype(kernel: ModuleType, heads: tuple[int, int], dtype: str) -> None:
-    assert Case(heads, 64, dtype=dtype, new=(1, 1, 5), done=(300, 15, 250)).error(kernel) < CLOSE
+    assert Case(heads, 64, dtype=dtype, new=(1, 1, 5), done=(300, 15, 250)).error(kernel) < close(
+        dtype, kernel
+    )
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("dim", [4, 16, 20, 64, 72, 80, 128])
 def test_every_width_of_a_head(kernel: ModuleType, dim: int, dtype: str) -> None:
-    assert Case((6, 2), dim, dtype=dtype, new=(1, 37), done=(65, 9)).error(kernel) < CLOSE
+    assert Case((6, 2), dim, dtype=dtype, new=(1, 37), done=(65, 9)).error(kernel) < close(dtype, kernel)
 
 
 @pytest.mark.parametrize("page", [1, 4, 16, 32, 48])
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_every_page(kernel: ModuleType, page: int, dtype: str) -> None:
-    assert Case((4, 2), 32, page, dtype, new=(1, 3, 66), done=(257, 0, 31)).error(kernel) < CLOSE
+    assert Case((4, 2), 32, page, dtype, new=(1, 3, 66), done=(257, 0, 31)).error(kernel) < close(
+        dtype, kernel
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 256, 257, 513])
@@ -100,7 +109,7 @@ def test_the_number_of_threads_changes_no_bit(fast: ModuleType, threads: None, d
     case = Case((3, 1), 16, dtype=dtype, new=(1, 2, 40), done=(4100, 900, 300))
     torch.set_num_threads(1)
     alone = case.run(fast)
-    assert case.error(fast) < CLOSE
+    assert case.error(fast) < close(dtype, fast)
     for count in (3, 16):  # up to 16 pieces of the longest
         torch.set_num_threads(count)
         assert torch.equal(case.run(fast), alone), count

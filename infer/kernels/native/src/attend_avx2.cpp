@@ -22,6 +22,12 @@ struct Lane {
   static void store_half(void* p, __m256 v) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+  static __m256i load_pairs(const void* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static __m256i dot_pairs(__m256i sum, __m256i a, int32_t pair) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, _mm256_set1_epi32(pair)));
+  }
   static float reduce_max(__m256 v) {
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));

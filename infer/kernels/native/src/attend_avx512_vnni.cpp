@@ -23,6 +23,11 @@ struct Lane {
   static void store_half(void* p, __m512 v) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+  // 16 pairs of bytes, and each pair times a pair of int16, added to what is there.
+  static __m512i load_pairs(const void* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static __m512i dot_pairs(__m512i sum, __m512i a, int32_t pair) { return _mm512_dpwssd_epi32(sum, a, _mm512_set1_epi32(pair)); }
   static float reduce_max(__m512 v) { return _mm512_reduce_max_ps(v); }
   static uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }

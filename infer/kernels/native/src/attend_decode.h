@@ -14,50 +14,51 @@ struct Segment {
   int64_t place, offset, count;  // in the page, in the chunk
 };
 
-// logits[r][offset + 0..] = q[r] · keys, of GROUPS groups of 16 tokens; q is [dim][ROWS].
+// sums[r][0..] = q[r] · keys, of GROUPS groups of 16 tokens; q is [dim / DEPTH][ROWS].
 template <Number T, int ROWS, int GROUPS>
-inline void score(const uint8_t* keys, const uint8_t* next, int64_t dim, const float* q, float* logits) {
+inline void score(const uint8_t* keys, const uint8_t* next, int64_t dim, const typename Products<T>::Factor* q, float* sums) {
+  using Sum = typename Products<T>::Sum;
   constexpr int VECTORS = GROUPS * GROUP_VECTORS;
-  constexpr int64_t STEP = KEY_GROUP * SIZE<T>;
-  Floats acc[ROWS][VECTORS];
-  unroll<ROWS>([&](auto r) { unroll<VECTORS>([&](auto v) { acc[r][v] = Floats{}; }); });
-  const int64_t group_bytes = dim * STEP;
-  for (int64_t d = 0; d < dim; ++d, keys += STEP, next += GROUPS * STEP, q += ROWS) {
-    Floats key[VECTORS];
+  constexpr int64_t STEP = KEY_GROUP * SIZE<T> * DEPTH<T>;
+  Sum acc[ROWS][VECTORS];
+  unroll<ROWS>([&](auto r) { unroll<VECTORS>([&](auto v) { acc[r][v] = Sum{}; }); });
+  const int64_t group_bytes = dim * KEY_GROUP * SIZE<T>;
+  for (int64_t d = 0; d < dim; d += DEPTH<T>, keys += STEP, next += GROUPS * STEP, q += ROWS) {
+    Sum key[VECTORS];
     unroll<(GROUPS * STEP + 63) / 64>([&](auto line) { __builtin_prefetch(next + 64 * line); });
     unroll<VECTORS>([&](auto v) {
       constexpr int group = v / GROUP_VECTORS, part = v % GROUP_VECTORS;
-      key[v] = load_numbers<T>(keys + group * group_bytes + part * LANES * SIZE<T>);
+      key[v] = Products<T>::load(keys + group * group_bytes + part * LANES * SIZE<T> * DEPTH<T>);
     });
     unroll<ROWS>([&](auto r) {
-      const Floats x = broadcast(q[r]);
-      unroll<VECTORS>([&](auto v) { acc[r][v] = Lane::fma(x, key[v], acc[r][v]); });
+      unroll<VECTORS>([&](auto v) { acc[r][v] = Products<T>::add(acc[r][v], key[v], q[r]); });
     });
   }
   unroll<ROWS>([&](auto r) {
-    unroll<VECTORS>([&](auto v) { store(logits + r * CHUNK + v * LANES, acc[r][v]); });
+    unroll<VECTORS>([&](auto v) { std::memcpy(sums + r * CHUNK + v * LANES, &acc[r][v], sizeof(Sum)); });
   });
 }
 
-// sums[r][0..VECTORS) += weights[r][t] * values[t], of `count` tokens.
+// sums[r][0..VECTORS) += weights[r][t] * values[t], of `count` times DEPTH tokens.
 template <Number T, int ROWS, int VECTORS>
-inline void weigh(const uint8_t* values, const uint8_t* next, int64_t count, int64_t row_bytes, const float* weights,
-                  float* sums, int64_t sum_stride) {
-  Floats acc[ROWS][VECTORS];
+inline void weigh(const uint8_t* values, const uint8_t* next, int64_t count, int64_t row_bytes,
+                  const typename Products<T>::Factor* weights, float* sums, int64_t sum_stride) {
+  using Sum = typename Products<T>::Sum;
+  constexpr int64_t STEP = LANES * SIZE<T> * DEPTH<T>;
+  Sum acc[ROWS][VECTORS];
   unroll<ROWS>([&](auto r) {
-    unroll<VECTORS>([&](auto v) { acc[r][v] = load(sums + r * sum_stride + v * LANES); });
+    unroll<VECTORS>([&](auto v) { acc[r][v] = load_as<Sum>(sums + r * sum_stride + v * LANES); });
   });
   for (int64_t t = 0; t < count; ++t, values += row_bytes, next += row_bytes) {
-    Floats value[VECTORS];
-    unroll<(VECTORS * LANES * SIZE<T> + 63) / 64>([&](auto line) { __builtin_prefetch(next + 64 * line); });
-    unroll<VECTORS>([&](auto v) { value[v] = load_numbers<T>(values + v * LANES * SIZE<T>); });
+    Sum value[VECTORS];
+    unroll<(VECTORS * STEP + 63) / 64>([&](auto line) { __builtin_prefetch(next + 64 * line); });
+    unroll<VECTORS>([&](auto v) { value[v] = Products<T>::load(values + v * STEP); });
     unroll<ROWS>([&](auto r) {
-      const Floats x = broadcast(weights[r * CHUNK + t]);
-      unroll<VECTORS>([&](auto v) { acc[r][v] = Lane::fma(x, value[v], acc[r][v]); });
+      unroll<VECTORS>([&](auto v) { acc[r][v] = Products<T>::add(acc[r][v], value[v], weights[r * CHUNK + t]); });
     });
   }
   unroll<ROWS>([&](auto r) {
-    unroll<VECTORS>([&](auto v) { store(sums + r * sum_stride + v * LANES, acc[r][v]); });
+    unroll<VECTORS>([&](auto v) { std::memcpy(sums + r * sum_stride + v * LANES, &acc[r][v], sizeof(Sum)); });
   });
 }
 
@@ -70,17 +71,18 @@ constexpr int width_for(int rows) {
 
 // All columns; the last register overlaps the one before where the row is no multiple of it, and has sums of its own.
 template <Number T, int ROWS, int WIDTH = width_for(ROWS)>
-inline void weigh_columns(const uint8_t* values, const uint8_t* next, int64_t count, int64_t dim, const float* weights,
-                          float* sums, int64_t sum_stride, int64_t from = 0) {
-  const int64_t row_bytes = dim * SIZE<T>, whole = dim / LANES;
+inline void weigh_columns(const uint8_t* values, const uint8_t* next, int64_t count, int64_t dim,
+                          const typename Products<T>::Factor* weights, float* sums, int64_t sum_stride, int64_t from = 0) {
+  constexpr int64_t NUMBER = SIZE<T> * DEPTH<T>;
+  const int64_t row_bytes = dim * NUMBER, whole = dim / LANES;
   int64_t v = from;
   for (; v + WIDTH <= whole; v += WIDTH)
-    weigh<T, ROWS, WIDTH>(values + v * LANES * SIZE<T>, next + v * LANES * SIZE<T>, count, row_bytes, weights,
+    weigh<T, ROWS, WIDTH>(values + v * LANES * NUMBER, next + v * LANES * NUMBER, count, row_bytes, weights,
                           sums + v * LANES, sum_stride);
   if constexpr (WIDTH > 1) {
     if (v * LANES < dim) weigh_columns<T, ROWS, WIDTH / 2>(values, next, count, dim, weights, sums, sum_stride, v);
   } else if (v * LANES < dim) {
-    const int64_t start = (dim - LANES) * SIZE<T>;
+    const int64_t start = (dim - LANES) * NUMBER;
     weigh<T, ROWS, 1>(values + start, next + start, count, row_bytes, weights, sums + v * LANES, sum_stride);
   }
 }
@@ -97,7 +99,9 @@ struct Decoder {
   const AttendArgs& args;
   const Span span;
   const int64_t sequence, head, group, rows, parts, dim, padded;
-  float *q, *logits, *memory;  // q by parts [dim][height]; logits [rows][CHUNK]; room for two partials
+  // q by parts [dim][height], of INT8 [dim / 2][height] pairs of int16 with a step for each row; logits [rows][CHUNK],
+  // which become weights, of INT8 pairs of int16; room for two partials
+  float *q, *steps, *logits, *memory;
   Segment segments[MAX_SEGMENTS];
   int64_t count = 0;
 
@@ -105,9 +109,10 @@ struct Decoder {
       : args(given), span(given, piece.sequence), sequence(piece.sequence), head(piece.head), group(group_size(given)),
         rows(span.count * group), parts((rows + Lane::ROWS - 1) / Lane::ROWS), dim(given.head_dim),
         padded(padded_dim(given)) {
-    const int64_t floats = (rows + 1) * padded + rows * CHUNK + 2 * partial_floats(args, rows);
+    const int64_t floats = (rows + 1) * padded + rows + rows * CHUNK + 2 * partial_floats(args, rows);
     q = static_cast<float*>(attend_workspace(floats * static_cast<int64_t>(sizeof(float)) + 64));
-    logits = q + (rows + 1) * padded;
+    steps = q + (rows + 1) * padded;
+    logits = steps + rows;
     memory = logits + rows * CHUNK;
   }
 
@@ -123,9 +128,21 @@ struct Decoder {
         const int64_t token = span.first + token_of(first + r);
         read_row(args.query, args.type, token, head_of(first + r), dim, row_of);
         rotate(args, token, row_of);
+        if (args.cache_type == Number::INT8) {
+          steps[first + r] = to_whole(row_of, dim, most_whole(dim)) * args.scale;
+          auto* const pairs = reinterpret_cast<int16_t*>(q + first * (dim / 2));
+          for (int64_t d = 0; d < dim; ++d) pairs[(d / 2 * height + r) * 2 + d % 2] = static_cast<int16_t>(row_of[d]);
+          continue;
+        }
         for (int64_t d = 0; d < dim; ++d) q[first * dim + d * height + r] = row_of[d] * args.scale;
       }
     }
+  }
+
+  // Products of that with codes, `count` of them added up, stay within 32 bits.
+  static float most_whole(int64_t count) {
+    const int64_t most = std::numeric_limits<int32_t>::max() / (127 * count);
+    return static_cast<float>(most < 32767 ? most : 32767);
   }
 
   PageHead page_at(int64_t block) const {
@@ -153,7 +170,8 @@ struct Decoder {
   }
 
   template <Number T, int ROWS>
-  void score_segment(const Segment& segment, const uint8_t* next, const float* queries, float* out) const {
+  void score_segment(const Segment& segment, const uint8_t* next, int64_t first, float* out) const {
+    const auto* const queries = reinterpret_cast<const typename Products<T>::Factor*>(q) + first * (dim / DEPTH<T>);
     const int64_t step = KEY_GROUP * dim * SIZE<T>;
     const uint8_t* keys = segment.page.keys + segment.place * dim * SIZE<T>;
     int64_t t = 0;
@@ -165,20 +183,47 @@ struct Decoder {
       score<T, ROWS, 1>(keys, next, dim, queries, out + segment.offset + t);
     if (T != Number::INT8) return;
     for (t = 0; t < segment.count; t += LANES) {
-      const Floats steps = load(segment.page.key_steps + (segment.place + t) * 4);
+      const Floats key_steps = load(segment.page.key_steps + (segment.place + t) * 4);
       for (int r = 0; r < ROWS; ++r) {
         float* const at = out + r * CHUNK + segment.offset + t;
-        store(at, load(at) * steps);
+        store(at, __builtin_convertvector(load_as<Ints>(at), Floats) * key_steps * broadcast(steps[first + r]));
       }
     }
   }
 
-  void apply_value_steps() const {
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t t = 0; t < segments[i].count; ++t) {
-        const float step = load_as<float>(segments[i].page.value_steps + (segments[i].place + t) * 4);
-        for (int64_t r = 0; r < rows; ++r) logits[r * CHUNK + segments[i].offset + t] *= step;
+  // The weights of a row, times the steps of the values, become int16, two tokens in each float's place; their step.
+  float whole_weights(float* weights) const {
+    Floats most = {}, zero = {};
+    int64_t end = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Segment& segment = segments[i];
+      float* const row = weights + segment.offset;
+      end = (segment.count + LANES - 1) / LANES * LANES;
+      for (int64_t t = 0; t < end; t += LANES)
+        store(row + t, load(row + t) * load(segment.page.value_steps + (segment.place + t) * 4));
+      for (int64_t t = segment.count; t < end; ++t) row[t] = 0;
+      for (int64_t t = 0; t < end; t += LANES) {
+        const Floats x = load(row + t);
+        most = Lane::max(most, x);
+        zero += x * broadcast(0.0f);
       }
+      end += segment.offset;
+    }
+    const float top = Lane::reduce_max(most), whole = most_whole(CHUNK);
+    const bool finite = reduce_add(zero) == 0;
+    const Floats factor = broadcast(finite && top > 0 ? whole / top : 0);
+    auto* const codes = reinterpret_cast<uint8_t*>(weights);
+    for (int64_t t = segments[0].offset; finite && t < end; t += LANES) {
+      const Ints rounded = __builtin_convertvector(load(weights + t) * factor + broadcast(0.5f), Ints);
+      const Shorts narrow = __builtin_convertvector(rounded, Shorts);
+      std::memcpy(codes + t * 2, &narrow, sizeof narrow);
+    }
+    if (!finite) std::memset(codes, 0, static_cast<size_t>(end) * 2);
+    return finite ? top / whole : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  void fetch_steps(const uint8_t* page_steps) const {
+    for (int64_t byte = 0; byte < args.page * 4; byte += 64) __builtin_prefetch(page_steps + byte);
   }
 
   template <Number T>
@@ -189,29 +234,40 @@ struct Decoder {
     find(low, high, origin);
     for (int64_t i = 0; i < count; ++i) {
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.keys : segments[0].page.values;
+      if (T == Number::INT8) {
+        fetch_steps(segments[i].page.value_steps);
+        if (i + 1 < count) fetch_steps(segments[i + 1].page.key_steps);
+      }
       by_parts([&](auto height, int64_t first) {
-        this->template score_segment<T, decltype(height)::value>(segments[i], next, q + first * dim,
-                                                                 logits + first * CHUNK);
+        this->template score_segment<T, decltype(height)::value>(segments[i], next, first, logits + first * CHUNK);
       });
     }
+    if (T == Number::INT8 && high < span.high) fetch_steps(page_at(high / args.page).key_steps);
     const int64_t begin = low - origin, end = (high - origin + KEY_GROUP - 1) / KEY_GROUP * KEY_GROUP;
     for (int64_t r = 0; r < rows; ++r) {
       float* const row = logits + r * CHUNK;
       into.most[r] = finish_logits(args, row, begin, end, Seen(args, span, token_of(r)), origin);
       into.total[r] = reduce_add(exponentials(row, begin, end, into.most[r] == NONE ? 0 : into.most[r]));
     }
-    if (T == Number::INT8) apply_value_steps();
+    float weight_steps[FEW_ROWS];
+    if (T == Number::INT8)
+      for (int64_t r = 0; r < rows; ++r) weight_steps[r] = whole_weights(logits + r * CHUNK);
     std::memset(into.sums, 0, static_cast<size_t>(rows * padded) * sizeof(float));
     const uint8_t* const after = high < span.high ? page_at(high / args.page).keys : segments[0].page.values;
     for (int64_t i = 0; i < count; ++i) {
       const Segment& segment = segments[i];
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.values : after;
       by_parts([&](auto height, int64_t first) {
-        weigh_columns<T, decltype(height)::value>(segment.page.values + segment.place * dim * SIZE<T>, next, segment.count,
-                                                  dim, logits + first * CHUNK + segment.offset,
-                                                  into.sums + first * padded, padded);
+        const auto* const weights = reinterpret_cast<const typename Products<T>::Factor*>(logits + first * CHUNK);
+        weigh_columns<T, decltype(height)::value>(segment.page.values + segment.place * dim * SIZE<T>, next,
+                                                  (segment.count + DEPTH<T> - 1) / DEPTH<T>, dim,
+                                                  weights + segment.offset / DEPTH<T>, into.sums + first * padded, padded);
       });
     }
+    if (T != Number::INT8) return;
+    for (int64_t r = 0; r < rows; ++r)
+      for (float* at = into.sums + r * padded; at < into.sums + (r + 1) * padded; at += LANES)
+        store(at, __builtin_convertvector(load_as<Ints>(at), Floats) * broadcast(weight_steps[r]));
   }
 
   void finish(Partial result) const {

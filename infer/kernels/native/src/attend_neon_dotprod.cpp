@@ -32,6 +32,14 @@ struct Lane {
     const float16x4_t halves = vcvt_f16_f32(v);
     std::memcpy(p, &halves, sizeof halves);
   }
+  static int32x4_t load_pairs(const void* p) {
+    return vreinterpretq_s32_s16(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))));
+  }
+  static int32x4_t dot_pairs(int32x4_t sum, int32x4_t a, int32_t pair) {
+    const int16x8_t codes = vreinterpretq_s16_s32(a), factors = vreinterpretq_s16_s32(vdupq_n_s32(pair));
+    const int32x4_t low = vmull_s16(vget_low_s16(codes), vget_low_s16(factors));
+    return vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(codes, factors)));
+  }
   static float reduce_max(float32x4_t v) { return vmaxvq_f32(v); }
   static uint16_t float_to_half(float value) {
     const __fp16 half = static_cast<__fp16>(value);

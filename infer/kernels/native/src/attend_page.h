@@ -18,6 +18,7 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 
 // function(0), …, function(N - 1) with constant arguments: arrays indexed by them stay in registers.
 template <class Function, int... I>
@@ -140,6 +141,22 @@ inline void write_row(const Heads& heads, Number type, int64_t token, int64_t he
   for (int64_t i = 0; i < dim; ++i) put_number(out + i * size_of(type), type, row[i]);
 }
 
+constexpr float CODES = 127, SMALLEST_STEP = 1e-30f;
+
+// The row becomes whole numbers in ±limit times the step that is returned; NaN where the row is not finite.
+inline float to_whole(float* row, int64_t dim, float limit) {
+  float most = 0, zero = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    const float size = row[i] < 0 ? -row[i] : row[i];
+    most = size > most ? size : most;
+    zero += row[i] * 0;
+  }
+  const float step = most / limit > SMALLEST_STEP ? most / limit : SMALLEST_STEP;
+  const bool finite = zero == 0;
+  for (int64_t i = 0; i < dim; ++i) row[i] = finite ? std::nearbyint(row[i] / step) : 0;
+  return finite ? step : std::numeric_limits<float>::quiet_NaN();
+}
+
 inline void rotate(const AttendArgs& args, int64_t token, float* row) {
   if (args.cos == nullptr) return;
   const float *cos = args.cos + token * args.rotary_dim, *sin = args.sin + token * args.rotary_dim;
@@ -167,19 +184,54 @@ struct PageHead {
   }
 };
 
-inline bool grouped(const AttendArgs& args) { return args.page % KEY_GROUP == 0; }
+// How many numbers that are multiplied together lie together: of a key's numbers, and of the values of tokens.
+template <Number T>
+constexpr int DEPTH = T == Number::INT8 ? 2 : 1;
 
-// Where number 0 of a token's key is, in numbers, and how far apart the others are.
-struct KeyPlace {
-  int64_t start, stride;
+// Whether pages have the order that decoding wants: keys [page / KEY_GROUP][dim / DEPTH][KEY_GROUP][DEPTH], values
+// [page / DEPTH][dim][DEPTH]. Else both are [page][dim].
+inline bool grouped(const AttendArgs& args) {
+  return args.page % KEY_GROUP == 0 && (args.cache_type != Number::INT8 || args.head_dim % DEPTH<Number::INT8> == 0);
+}
 
-  KeyPlace(const AttendArgs& args, int64_t place)
-      : start(place * args.head_dim), stride(1) {
-    if (!grouped(args)) return;
-    start = place / KEY_GROUP * KEY_GROUP * args.head_dim + place % KEY_GROUP;
-    stride = KEY_GROUP;
+// Where number i of a token is: at start + i / depth * stride + i % depth.
+struct Place {
+  int64_t start, stride, depth = 1;
+
+  static Place of_key(const AttendArgs& args, int64_t place) {
+    if (!grouped(args)) return {place * args.head_dim, 1};
+    const int64_t depth = args.cache_type == Number::INT8 ? DEPTH<Number::INT8> : 1;
+    return {place / KEY_GROUP * KEY_GROUP * args.head_dim + place % KEY_GROUP * depth, KEY_GROUP * depth, depth};
+  }
+  static Place of_value(const AttendArgs& args, int64_t place) {
+    if (!grouped(args) || args.cache_type != Number::INT8) return {place * args.head_dim, 1};
+    constexpr int64_t depth = DEPTH<Number::INT8>;
+    return {place / depth * depth * args.head_dim + place % depth, depth};
+  }
+  int64_t at(int64_t i) const { return start + i / depth * stride + i % depth; }
+};
+
+// What keys and values are multiplied with and summed in: floats, or of INT8 pairs of int16 and int32.
+template <Number T>
+struct Products {
+  using Sum = Floats;
+  using Factor = float;
+  static Floats load(const uint8_t* p) { return load_numbers<T>(p); }
+  static Floats add(Floats sum, Floats x, float factor) { return Lane::fma(broadcast(factor), x, sum); }
+};
+
+template <>
+struct Products<Number::INT8> {
+  using Sum = Ints;
+  using Factor = int32_t;
+  static Ints load(const uint8_t* p) { return (Ints)Lane::load_pairs(p); }
+  static Ints add(Ints sum, Ints x, int32_t factor) {
+    return (Ints)Lane::dot_pairs((decltype(Lane::load_pairs(nullptr)))sum, (decltype(Lane::load_pairs(nullptr)))x, factor);
   }
 };
+
+inline Floats first_of(Ints pairs) { return __builtin_convertvector((pairs << 16) >> 16, Floats); }
+inline Floats second_of(Ints pairs) { return __builtin_convertvector(pairs >> 16, Floats); }
 
 // e^x for x <= 0: Cody and Waite's reduction, a polynomial of degree 6 (Cephes expf), 1 ulp; 0 below -87.
 inline Floats exponential(Floats x) {

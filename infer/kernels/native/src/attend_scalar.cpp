@@ -35,6 +35,23 @@ struct Lane {
     const uint16_t halves[4] = {float_to_half(v[0]), float_to_half(v[1]), float_to_half(v[2]), float_to_half(v[3])};
     std::memcpy(p, halves, sizeof halves);
   }
+  typedef int32_t Whole __attribute__((vector_size(16)));
+  static Whole load_pairs(const void* p) {
+    int8_t codes[8];
+    std::memcpy(codes, p, sizeof codes);
+    int16_t wide[8];
+    for (int i = 0; i < 8; ++i) wide[i] = codes[i];
+    Whole v;
+    std::memcpy(&v, wide, sizeof v);
+    return v;
+  }
+  static Whole dot_pairs(Whole sum, Whole a, int32_t pair) {
+    int16_t codes[8], factors[2];
+    std::memcpy(codes, &a, sizeof codes);
+    std::memcpy(factors, &pair, sizeof factors);
+    for (int i = 0; i < 4; ++i) sum[i] += codes[2 * i] * factors[0] + codes[2 * i + 1] * factors[1];
+    return sum;
+  }
   static float reduce_max(Four v) {
     const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
     return a > b ? a : b;

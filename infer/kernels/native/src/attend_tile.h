@@ -101,13 +101,17 @@ struct Tiler {
   void stage_group(const PageHead& page, int64_t place, int64_t offset) const {
     const uint8_t* from = page.keys + place * dim * SIZE<T>;
     float* to = key_at(offset);
-    Floats steps[GROUP_VECTORS];
-    for (int v = 0; v < GROUP_VECTORS; ++v)
-      steps[v] = T == Number::INT8 ? load(page.key_steps + (place + v * LANES) * 4) : broadcast(1.0f);
-    for (int64_t d = 0; d < dim; ++d, from += KEY_GROUP * SIZE<T>, to += PANEL)
+    constexpr int64_t STEP = SIZE<T> * DEPTH<T>;
+    for (int64_t d = 0; d < dim; d += DEPTH<T>, from += KEY_GROUP * STEP, to += DEPTH<T> * PANEL)
       unroll<GROUP_VECTORS>([&](auto v) {
-        const Floats x = load_numbers<T>(from + v * LANES * SIZE<T>);
-        store(to + v * LANES, T == Number::INT8 ? x * steps[v] : x);
+        const auto x = Products<T>::load(from + v * LANES * STEP);
+        if constexpr (T == Number::INT8) {
+          const Floats steps = load(page.key_steps + (place + v * LANES) * 4);
+          store(to + v * LANES, first_of(x) * steps);
+          store(to + PANEL + v * LANES, second_of(x) * steps);
+        } else {
+          store(to + v * LANES, x);
+        }
       });
   }
 
@@ -121,16 +125,24 @@ struct Tiler {
 
   template <Number T>
   void stage_value(const PageHead& page, int64_t place, int64_t offset) const {
-    const uint8_t* const from = page.values + place * dim * SIZE<T>;
+    const Place at = Place::of_value(args, place);
+    const uint8_t* const from = page.values + at.start * SIZE<T>;
     const float step = T == Number::INT8 ? load_as<float>(page.value_steps + place * 4) : 1;
     float* const to = values + offset * PANEL;
     int64_t d = 0;
     for (; d + LANES <= dim; d += LANES) {
-      const Floats x = load_numbers<T>(from + d * SIZE<T>);
-      store(to + d / PANEL * BLOCK * PANEL + d % PANEL, T == Number::INT8 ? x * broadcast(step) : x);
+      float* const here = to + d / PANEL * BLOCK * PANEL + d % PANEL;
+      if constexpr (T != Number::INT8) {
+        store(here, load_numbers<T>(from + d * SIZE<T>));
+      } else if (at.stride == 1) {
+        store(here, load_numbers<T>(from + d) * broadcast(step));
+      } else {
+        const Ints pairs = Products<T>::load(from - place % DEPTH<T> + d * DEPTH<T>);
+        store(here, (place % DEPTH<T> ? second_of(pairs) : first_of(pairs)) * broadcast(step));
+      }
     }
     for (; d < dim; ++d)
-      to[d / PANEL * BLOCK * PANEL + d % PANEL] = number_at(from + d * SIZE<T>, T) * step;
+      to[d / PANEL * BLOCK * PANEL + d % PANEL] = number_at(from + d * at.stride * SIZE<T>, T) * step;
   }
 
   // Places low..high of the cache, both in the block that begins at `origin`.
