@@ -56,11 +56,12 @@ def _eager(model: nn.Module, tokens: Tensor) -> Callable[[], Tensor]:
     place = torch.tensor([[CONTEXT]])
 
     def run() -> Tensor:
-        cache.crop(CONTEXT)
         with torch.no_grad():
-            return model(
+            logits = model(
                 tokens[None, CONTEXT : CONTEXT + 1], past_key_values=cache, position_ids=place
-            ).logits[0]
+            ).logits
+        cache.crop(-1)
+        return logits[0]
 
     return run
 
