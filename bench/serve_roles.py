@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "models")]
+sys.path[1:1] = [str(ROOT), str(ROOT / "models")]  # behind bench itself, which has a serve.py too
 
 NOOP = "noop"
 
@@ -52,7 +52,7 @@ def load(artifact: str) -> Any:
     return Predictor.load(artifact)
 
 
-def make_minilm(folder: str, say: Callable[[str], None]) -> str:
+def make_minilm(folder: str, say: Callable[[str], None], *, quant: str = "none") -> str:
     import minilm
 
     from infer import Plan, optimize
@@ -60,7 +60,7 @@ def make_minilm(folder: str, say: Callable[[str], None]) -> str:
     say("making the MiniLM artifact")
     texts = Path(folder) / "sentences.txt"
     texts.write_text("\n".join(minilm.sentences()) + "\n")
-    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), allow_slower=True)
+    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), quant=quant, allow_slower=True)
     return str(optimize(plan, Path(folder) / "minilm.infer").path)
 
 

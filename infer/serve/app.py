@@ -11,12 +11,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.routing import Match, Router
 from starlette.routing import Route as Address
-from starlette.routing import Router
 
 from .. import plugins
 from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
+from .express import Express, Known
 from .routing import (
     CLIENT_GONE,
     Call,
@@ -46,7 +47,26 @@ def table(service: Service) -> list[Route]:
     return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
 
 
-def build(service: Service) -> Router:
+class App(Router):
+    """The routes of one service."""
+
+    def __init__(self, service: Service, addresses: list[Address], default: Endpoint) -> None:
+        super().__init__(addresses, default=default, redirect_slashes=False)
+        self.service = service
+
+    def find(self, scope: Scope) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
+        """Who answers it, and with what path parameters; None for anything but work whose answer is one piece."""
+        for address in self.routes:
+            match, found = address.matches(scope)
+            if match is Match.FULL:
+                endpoint: Endpoint = found["endpoint"]
+                route = endpoint.methods.get(scope["method"])
+                whole = route is not None and route.work and route.chunk is None
+                return (endpoint, route, found["path_params"]) if route and whole else None
+        return None
+
+
+def build(service: Service) -> App:
     """The app; one address per path, whatever its methods."""
     routes = table(service)
     service.routes = routes
@@ -56,7 +76,7 @@ def build(service: Service) -> Router:
         Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
         for path in paths
     ]
-    return Router(addresses, default=Endpoint(service, bodies, {}, routes), redirect_slashes=False)
+    return App(service, addresses, Endpoint(service, bodies, {}, routes))
 
 
 class Endpoint:
@@ -111,9 +131,37 @@ class Endpoint:
             share.close()
             service.active -= 1
 
+    async def direct(self, known: Known, body: bytes, express: Express, *, client: str, over: bool) -> None:
+        """A request whose body has come; who hangs up cancels this."""
+        began, service = time.perf_counter(), self.service
+        call = Call(
+            service,
+            known.route,
+            known.path,
+            known.headers,
+            os.urandom(16).hex(),
+            body,
+            method=known.route.method,
+            client=client,
+            trace=begin((), always=True) if service.traces else None,
+        )
+        service.active += 1
+        share = Share(self.bodies)
+        try:
+            reply = await self._answer(call, None, share, known=True, over=over)
+            await express.send(reply, _headers(call, reply, over=over))
+            self._count(call, reply.status, began)
+        except asyncio.CancelledError:
+            self._count(call, CLIENT_GONE, began)
+            raise
+        finally:
+            share.close()
+            service.active -= 1
+
     async def _answer(
-        self, call: Call, receive: Receive, share: Share, *, known: bool, over: bool = False
+        self, call: Call, receive: Receive | None, share: Share, *, known: bool, over: bool = False
     ) -> Reply:
+        """`receive`: None where the body is there, and somebody else looks whether the client is."""
         dialect = call.route.dialect
         try:
             self._admit(call, open=known and call.route.open, over=over)
@@ -122,6 +170,9 @@ class Endpoint:
             if call.route.work:
                 call.timeout()
                 self.service.require_ready()
+            if receive is None:
+                share.take(len(call.body))
+                return _reply(await call.route.handler(call), call.route)
             if call.route.method == "POST":
                 call.body = await read_body(receive, call.headers, self.service.limits, share)
                 return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
@@ -188,7 +239,7 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
     return reply
 
 
-async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
+def _headers(call: Call, reply: Reply, *, over: bool) -> list[tuple[bytes, bytes]]:
     headers = [
         (b"content-type", reply.media.encode()),
         (b"x-request-id", call.request_id.encode()),
@@ -198,6 +249,11 @@ async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over:
         headers.append((b"traceresponse", call.trace.header()))
     if (over or call.service.state == "draining") and (b"connection", b"close") not in headers:
         headers.append((b"connection", b"close"))
+    return headers
+
+
+async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
+    headers = _headers(call, reply, over=over)
     if reply.pieces is not None:
         await send_pieces(reply, headers, receive, send)
         return

@@ -19,19 +19,19 @@ class FramingError(Exception):
 
 
 class Counted:
-    """A body of `length` bytes."""
+    """A body of `length` bytes, of which `left` are to come."""
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self.left = length
 
     @property
     def done(self) -> bool:
-        return self._left == 0
+        return self.left == 0
 
     def reach(self, data: bytes, at: int) -> int:
         """Where in `data`, from `at` on, the body ends, or the data."""
-        step = min(self._left, len(data) - at)
-        self._left -= step
+        step = min(self.left, len(data) - at)
+        self.left -= step
         return at + step
 
 

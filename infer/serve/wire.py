@@ -12,7 +12,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .framing import Chunked, Counted, FramingError, Seam, refusal
+from .express import Express, Heads
+from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, refusal
 from .limits import ServeLimits
 from .readers import Flow, Meter, Watch
 from .tls import Gate
@@ -40,10 +41,12 @@ class RefusedError(Exception):
 class Wire(HttpToolsProtocol):
     """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
 
-    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that.
+    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that. `_whole` is the
+    head that is being parsed, if it came in one piece. `heads`: those that any connection of this server has seen.
     """
 
     limits = ServeLimits()
+    heads = Heads()
     refused: Refused = staticmethod(lambda status: None)
     flow: Flow  # type: ignore[assignment]
 
@@ -54,6 +57,7 @@ class Wire(HttpToolsProtocol):
         self._reader = Watch(self.loop, meter, self.limits)
         self._body: Counted | Chunked | None = None
         self._head, self._held, self._seam = 0, b"", Seam()
+        self._whole = b""
         self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.limits.header_seconds)
@@ -97,10 +101,20 @@ class Wire(HttpToolsProtocol):
                 return
             else:
                 end = self._seam.reach(data, at)
+                head = data[at:end]
+                if not self._head and head.endswith(HEAD_END):
+                    known = self.heads.get(head)
+                    if known is not None and len(data) - end >= known.length:
+                        self._disarm()
+                        at = end + known.length
+                        self.cycle = Express(self, known, data[end:at])  # type: ignore[assignment]
+                        continue
+                    self._whole = head
                 self._head += end - at
                 if self._timer is None:
                     self._arm(self.limits.header_seconds)
-                self._feed(UPGRADE.sub(rb"\1X-grade", data[at:end]))
+                self._feed(UPGRADE.sub(rb"\1X-grade", head))
+                self._whole = b""
                 if self._head > self.limits.max_header_bytes:
                     self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             at = end
@@ -143,6 +157,8 @@ class Wire(HttpToolsProtocol):
         super().on_headers_complete()
         self._disarm()
         self._head, self._body = 0, body
+        if self._whole:
+            self.heads.learn(self._whole, self, body, keep_alive=self.cycle.keep_alive)
         if body is not None:
             self._arm(self.limits.body_seconds + GRACE)
 
@@ -234,7 +250,8 @@ class Wire(HttpToolsProtocol):
 
 def protocol(limits: ServeLimits, refused: Refused | None = None) -> type[Wire]:
     """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
-    return type("LimitedWire", (Wire,), {"limits": limits, "refused": staticmethod(refused or Wire.refused)})
+    own = {"limits": limits, "heads": Heads(), "refused": staticmethod(refused or Wire.refused)}
+    return type("LimitedWire", (Wire,), own)
 
 
 def options(
