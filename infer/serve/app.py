@@ -79,6 +79,19 @@ def build(service: Service) -> App:
     return App(service, addresses, Endpoint(service, bodies, {}, routes))
 
 
+class Ids:
+    """Random request ids, 32 hexadecimal digits each; asking the system for one at a time would cost 5 µs."""
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+
+    def next(self) -> str:
+        if not self._left:
+            block = os.urandom(16 * 256).hex()
+            self._left = [block[at : at + 32] for at in range(0, len(block), 32)]
+        return self._left.pop()
+
+
 class Endpoint:
     """All methods of one path; without any, the answer to unknown paths."""
 
@@ -93,6 +106,7 @@ class Endpoint:
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
         self.routes = routes or list(self.methods.values())
+        self.ids = Ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +114,7 @@ class Endpoint:
         began, service = time.perf_counter(), self.service
         headers: dict[bytes, bytes] = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
-        request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else os.urandom(16).hex()
+        request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else self.ids.next()
         route = self.methods.get(scope["method"])
         call = Call(
             service,
@@ -139,7 +153,7 @@ class Endpoint:
             known.route,
             known.path,
             known.headers,
-            os.urandom(16).hex(),
+            self.ids.next(),
             body,
             method=known.route.method,
             client=client,

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import DeadlineError, InferError, OverloadedError
 from .arrays import Arrays
 from .batching import Batcher, Entry
+from .forms import Forms
 from .lane import Lane, Local, Ran
 from .layout import BATCH, Layout
 from .limits import ServeLimits
@@ -39,6 +40,7 @@ class Engine:
         executors = getattr(predictor, "executors", None) or [Local(predictor, clock)]
         self.batcher = Batcher(self.layout.max_batch, limits, clock, len(executors))
         self.quarantine = Quarantine()
+        self.forms: Forms = {}
         self.lock, self.stopping = threading.Lock(), False
         self.lanes = [Lane(self, executor, number) for number, executor in enumerate(executors)]
         self._home: asyncio.AbstractEventLoop | None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InferError, InputError
 from ..spec import TensorSpec
-from . import texts
+from . import forms, texts
 from .arrays import Arrays
 from .engine import NORMAL, Engine
 from .layout import BATCH
@@ -34,11 +34,19 @@ from .tickets import Answer
 from .types_v2 import InferInput, InferRequest, InferResponse, InferTensor, Parameters
 
 SPLIT = b"inference-header-content-length"
+encode = msgspec.json.Encoder().encode
 TEXT = "text"  # a BYTES input of this name is tokenised
 
 
 async def infer(call: Call, engine: Engine) -> Reply:
     """Raises `InputError` for anything that does not fit the model."""
+    known = forms.find(call.body, call.headers.get(SPLIT), engine.forms)
+    if known is not None:
+        form, arrays = known
+        timeout = min(form.timeout, call.timeout())
+        answer = await engine.infer(arrays, timeout=timeout, priority=form.priority)
+        call.measure = answer.took
+        return _write(engine, form.request, answer, form.wanted)
     request, raw = _read(call, engine)
     timeout, priority = _schedule(call, request)
     wanted = _wanted(request, engine)
@@ -47,7 +55,10 @@ async def infer(call: Call, engine: Engine) -> Reply:
         engine.metrics.prompt_tokens.inc(texts.count(arrays))
         answer = await texts.infer_rows(engine, arrays, timeout=timeout, priority=priority)
     else:
-        answer = await engine.infer(_arrays(request, raw, engine), timeout=timeout, priority=priority)
+        arrays = _arrays(request, raw, engine)
+        answer = await engine.infer(arrays, timeout=timeout, priority=priority)
+        if len(raw):
+            forms.learn(call.body, request, arrays, wanted, priority, engine.forms)
     call.measure = answer.took
     return _write(engine, request, answer, wanted)
 
@@ -192,13 +203,14 @@ def _texts(request: InferRequest, raw: memoryview) -> list[str]:
     return texts_from_json(given.shape, given.data, where)
 
 
-def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> None:
+def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> int:
     """Count the values that are NaN or infinite; raises `NonfiniteError` where the server refuses them."""
     wrong = count_nonfinite(array, spec)
     if wrong:
         engine.metrics.nonfinite.inc(wrong)
         if engine.limits.nonfinite_error:
             raise NonfiniteError(spec.name, wrong)
+    return wrong
 
 
 def _write(
@@ -209,13 +221,13 @@ def _write(
         array = answer.outputs.get(spec.name)
         if array is None:
             raise InferError(f"the model gave no output {spec.name}")
-        check_finite(engine, spec, array)
+        wrong = check_finite(engine, spec, array)
         tensor = InferTensor(name=spec.name, datatype=datatype(spec), shape=list(array.shape))
         if binary:
             chunks.append(to_binary(array, spec))
             tensor.parameters = {"binary_data_size": len(chunks[-1])}
         else:
-            tensor.data, _ = to_json(array)
+            tensor.data = to_json(array)[0] if wrong else array.ravel().tolist()
         tensors.append(tensor)
     cost = {
         "queue_us": int(answer.queue_seconds * 1e6),
@@ -223,7 +235,7 @@ def _write(
         "batch_size": answer.batch_size,
     }
     model = engine.predictor.name, engine.predictor.version
-    head = msgspec.json.encode(
+    head = encode(
         InferResponse(
             model_name=model[0], model_version=model[1], id=request.id, parameters=cost, outputs=tensors
         )
