@@ -94,6 +94,57 @@ def test_bytes_of_a_bool_are_looked_at_every_time(server: Live) -> None:
     ]
 
 
+def said(server: Live, text: str) -> tuple[int, Any]:
+    answer = ask(server, send(text.encode()))
+    told = json.loads(answer.body)
+    return answer.status, told["outputs"][0]["data"] if answer.status == 200 else told["error"]
+
+
+ROW = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":%s}]%s}'
+
+
+def test_other_numbers_in_the_same_json_are_answered_by_a_form(server: Live) -> None:
+    known = server.service.engines["double"].forms
+    assert said(server, ROW % ("[1,2,3,4]", "")) == (200, [2, 4, 6, 8])
+    assert len(known) == 1
+    assert said(server, ROW % ("[5, 6.5 ,7e0,-8]", "")) == (200, [10, 13, 14, -16])
+    assert said(server, ROW % ("[1,2,3]", "")) == (400, said(server, ROW % ("[1,2,3]", ',"x":1'))[1])
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "[1,2,3,NaN]",
+        "[1,2,3,1e999]",
+        '[1,2,3,"4"]',
+        "[1,2,3,4,]",
+        "[1,2,3,null]",
+        "[1,2,3,true]",
+        "[1,2,3",
+        "[]",
+    ],
+)
+def test_bad_numbers_in_known_json_are_told_as_in_unknown(server: Live, numbers: str) -> None:
+    before = said(server, ROW % (numbers, ""))
+    assert before[0] == 400
+    assert said(server, ROW % ("[1,2,3,4]", ""))[0] == 200
+    assert said(server, ROW % (numbers, "")) == before
+
+
+def test_lists_of_lists_take_the_whole_way(server: Live) -> None:
+    for _ in range(2):
+        assert said(server, ROW % ("[[1,2,3,4]]", "")) == (200, [2, 4, 6, 8])
+    assert not server.service.engines["double"].forms
+
+
+def test_data_in_other_places_is_no_form(server: Live) -> None:
+    for more in (',"parameters":{"data":[1]}', ',"parameters":{"a":"\\u0022data\\u0022"}'):
+        for _ in range(2):
+            assert said(server, ROW % ("[1,2,3,4]", more)) == (200, [2, 4, 6, 8])
+    assert not server.service.engines["double"].forms
+
+
 def test_forms_are_forgotten_when_they_become_too_many(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "MOST_FORMS", 2)
     for rows in range(1, 6):

@@ -54,7 +54,7 @@ class Heads:
         if scope["method"] != "POST" or not RARE.isdisjoint(headers):
             return
         app: App = wire.app  # type: ignore[assignment]
-        found = app.find(scope)
+        found = app.find(scope)  # type: ignore[arg-type]
         if found is None or body.left > app.service.limits.max_body_bytes:
             return
         endpoint, route, path = found

@@ -1,77 +1,125 @@
-"""KServe requests whose JSON came before, byte for byte, in front of other raw tensors: it is not read again.
+"""KServe requests that differ from an earlier one in their numbers alone: the rest of their JSON is not read again.
 
-The JSON of a request that sends its tensors raw names inputs, types, shapes and what is wanted; a client that asks
-again with tensors of the same shapes repeats it. What it says, once it was found to fit the model, is kept under it.
+A client that asks again with tensors of the same shapes repeats all but the numbers: whole JSON in front of raw
+tensors, or what stands before and behind the numbers of the only input. What that says, once it was found to fit the
+model, is kept under its bytes; the numbers are looked at every time.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ..spec import TensorSpec
 from .arrays import Arrays
+from .tensors import from_json
 from .types_v2 import InferRequest
 
 MOST_FORMS, LONGEST_FORM = 256, 2048  # remembered per model at a time; bytes
+DATA = b'"data"'
 Place = tuple[
-    str, np.dtype, tuple[int, ...], int, int
-]  # name, dtype, shape, elements, where among the raw bytes
+    TensorSpec, np.dtype, tuple[int, ...], int, int
+]  # dtype, shape, elements, where among the raw bytes
+Wanted = list[tuple[TensorSpec, bool]]
+decode_floats = msgspec.json.Decoder(list[float]).decode
+decode_whole = msgspec.json.Decoder(list[int]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """`wanted`: outputs, and whether each goes as raw bytes; `timeout`: seconds; `size`: raw bytes that follow."""
 
-    request: InferRequest
     places: tuple[Place, ...]
-    wanted: list[tuple[TensorSpec, bool]]
+    wanted: Wanted
     timeout: float
     priority: int
     size: int
 
 
-Forms = dict[bytes, Form]
+Forms = dict[bytes | tuple[bytes, bytes], Form]
+Found = tuple[Form, Arrays]
 
 
-def find(body: bytes | bytearray, split: bytes | None, forms: Forms) -> tuple[Form, Arrays] | None:
-    """The form of a body whose first `split` bytes are JSON, and its tensors, views of the body."""
-    if split is None or not forms or not isinstance(body, bytes) or len(split) > 4 or not split.isdigit():
+def find(body: bytes | bytearray, split: bytes | None, forms: Forms, most: int) -> Found | None:
+    """The form of a body whose first `split` bytes are JSON, or all, of `most` bytes; its tensors may be views of it.
+
+    Raises `InputError` for numbers that the model does not take.
+    """
+    if not forms or not isinstance(body, bytes):
+        return None
+    if split is None:
+        return _among_json(body, forms) if len(body) <= most else None
+    if len(split) > 4 or not split.isdigit():
         return None
     end = int(split)
     form = forms.get(body[:end])
     if form is None or len(body) != end + form.size:
         return None
     return form, {
-        name: np.frombuffer(body, dtype, count, end + at).reshape(shape)
-        for name, dtype, shape, count, at in form.places
+        spec.name: np.frombuffer(body, dtype, count, end + at).reshape(shape)
+        for spec, dtype, shape, count, at in form.places
     }
+
+
+def _among_json(body: bytes, forms: Forms) -> Found | None:
+    start, end = _numbers(body)
+    form = forms.get((body[:start], body[end:]))
+    if form is None:
+        return None
+    ((spec, dtype, shape, _, _),) = form.places
+    try:
+        values = (decode_floats if dtype.kind == "f" else decode_whole)(body[start:end])
+    except msgspec.DecodeError:
+        return None  # the whole way finds the words
+    return form, {spec.name: from_json(spec, list(shape), values, "request.inputs[0]")}
+
+
+def _numbers(body: bytes) -> tuple[int, int]:
+    """Where the first flat list behind the first "data" begins and ends."""
+    start = body.find(b"[", body.find(DATA))
+    return start, body.find(b"]", start) + 1
 
 
 def learn(
     body: bytes | bytearray,
     request: InferRequest,
-    arrays: Arrays,
-    wanted: list[tuple[TensorSpec, bool]],
+    inputs: Iterable[tuple[TensorSpec, np.ndarray]],
+    wanted: Wanted,
     priority: int,
     forms: Forms,
 ) -> None:
-    """Keep it where nothing but the raw bytes can differ next time; all are forgotten when they become too many."""
-    size = sum(array.nbytes for array in arrays.values())
-    head = bytes(body[: len(body) - size])
-    if len(head) > LONGEST_FORM or request.id is not None or sys.byteorder != "little":
+    """Keep it where nothing but numbers can differ next time; all are forgotten when they become too many.
+
+    `inputs`: in the order of the request.
+    """
+    if request.id is not None or not isinstance(body, bytes) or sys.byteorder != "little":
         return
-    places, at = list[Place](), 0
-    for given in request.inputs:
-        array = arrays[given.name]
+    raw = ["binary_data_size" in given.parameters for given in request.inputs]
+    key: bytes | tuple[bytes, bytes]
+    places, size = list[Place](), 0
+    for spec, array in inputs:
         # The bytes of a bool are looked at; an empty array has none.
-        if "binary_data_size" not in given.parameters or array.dtype.kind == "b" or not array.size:
+        if array.dtype.kind == "b" or not array.size:
             return
-        places.append((given.name, array.dtype, array.shape, array.size, at))
-        at += array.nbytes
+        places.append((spec, array.dtype, array.shape, array.size, size))
+        size += array.nbytes
+    if all(raw):
+        key = body[: len(body) - size]
+    elif len(raw) == 1 and body.count(DATA) == 1 and b"\\" not in body:
+        # That "data" is the input's then; a list of lists ends elsewhere, and does not decode.
+        start, end = _numbers(body)
+        key, size = (body[:start], body[end:]), 0
+        if b"[" in body[start + 1 : end]:
+            return
+    else:
+        return
+    if (len(key) if isinstance(key, bytes) else sum(map(len, key))) > LONGEST_FORM:
+        return
     if len(forms) >= MOST_FORMS:
         forms.clear()
     timeout = request.parameters.get("timeout", 0)
-    forms[head] = Form(request, tuple(places), wanted, timeout / 1e6 or float("inf"), priority, size)
+    forms[key] = Form(tuple(places), wanted, timeout / 1e6 or float("inf"), priority, size)

@@ -40,13 +40,14 @@ TEXT = "text"  # a BYTES input of this name is tokenised
 
 async def infer(call: Call, engine: Engine) -> Reply:
     """Raises `InputError` for anything that does not fit the model."""
-    known = forms.find(call.body, call.headers.get(SPLIT), engine.forms)
+    most = engine.limits.max_json_bytes
+    known = forms.find(call.body, call.headers.get(SPLIT), engine.forms, most)
     if known is not None:
         form, arrays = known
         timeout = min(form.timeout, call.timeout())
         answer = await engine.infer(arrays, timeout=timeout, priority=form.priority)
         call.measure = answer.took
-        return _write(engine, form.request, answer, form.wanted)
+        return _write(engine, None, answer, form.wanted)
     request, raw = _read(call, engine)
     timeout, priority = _schedule(call, request)
     wanted = _wanted(request, engine)
@@ -57,10 +58,11 @@ async def infer(call: Call, engine: Engine) -> Reply:
     else:
         arrays = _arrays(request, raw, engine)
         answer = await engine.infer(arrays, timeout=timeout, priority=priority)
-        if len(raw):
-            forms.learn(call.body, request, arrays, wanted, priority, engine.forms)
+        specs = {spec.name: spec for spec in engine.predictor.inputs}
+        inputs = [(specs[name], array) for name, array in arrays.items()]
+        forms.learn(call.body, request, inputs, wanted, priority, engine.forms)
     call.measure = answer.took
-    return _write(engine, request, answer, wanted)
+    return _write(engine, request.id, answer, wanted)
 
 
 def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:
@@ -213,9 +215,7 @@ def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> int:
     return wrong
 
 
-def _write(
-    engine: Engine, request: InferRequest, answer: Answer, wanted: list[tuple[TensorSpec, bool]]
-) -> Reply:
+def _write(engine: Engine, id: str | None, answer: Answer, wanted: list[tuple[TensorSpec, bool]]) -> Reply:
     tensors, chunks = list[InferTensor](), list[bytes]()
     for spec, binary in wanted:
         array = answer.outputs.get(spec.name)
@@ -236,9 +236,7 @@ def _write(
     }
     model = engine.predictor.name, engine.predictor.version
     head = encode(
-        InferResponse(
-            model_name=model[0], model_version=model[1], id=request.id, parameters=cost, outputs=tensors
-        )
+        InferResponse(model_name=model[0], model_version=model[1], id=id, parameters=cost, outputs=tensors)
     )
     if not chunks:
         return Reply(head, media=JSON)
