@@ -12,39 +12,13 @@ import pytest
 
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
 from infer.serve.arrays import run_arrays
-from infer.serve.batching import Batcher, Entry, Speed
 from infer.serve.engine import Engine
 from infer.serve.layout import Layout, bucket
 from infer.serve.limits import ServeLimits
 from infer.serve.metrics import Metrics
 from infer.spec import TensorSpec
+from tests.serve_desk import Desk
 from tests.serve_fakes import Fake, double, embedder
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Desk:
-    """A batcher, its clock, and entries made in a word."""
-
-    def __init__(self, max_batch: int = 4, **limits: Any) -> None:
-        self.clock = Clock()
-        self.batcher = Batcher(max_batch, ServeLimits(**limits), self.clock)
-
-    def put(
-        self, rows: int = 1, *, key: str = "k", timeout: float = 60, priority: int = 2, elements: int = 4
-    ) -> Entry:
-        deadline = self.clock.now + timeout
-        entry = Entry({}, {}, key, rows, elements, rows * elements * 4, deadline, priority, None, 0)
-        self.batcher.admit([entry], deadline)
-        return entry
-
-    def ran(self, rows: int, seconds: float) -> None:
-        self.batcher.finish(rows, seconds)
 
 
 def test_an_empty_queue_gives_nothing_and_never_waits() -> None:
@@ -150,49 +124,6 @@ def test_one_request_above_the_whole_queue_is_too_large_not_overload() -> None:
         Desk(max_queue_rows=5).put(6)
 
 
-def test_retry_after_is_the_queued_work_over_the_measured_speed() -> None:
-    desk = Desk(max_batch=4, max_queue_requests=8)
-    for _ in range(8):
-        desk.ran(4, 0.5)
-        desk.ran(2, 0.3)
-    for _ in range(8):
-        desk.put()
-    with pytest.raises(OverloadedError) as caught:
-        desk.put()
-    assert caught.value.retry_after == pytest.approx(1.0, rel=0.01)
-
-
-def test_a_request_that_would_start_after_its_deadline_is_refused_on_arrival() -> None:
-    desk = Desk(max_batch=1)
-    desk.ran(1, 1.0)
-    for _ in range(3):
-        desk.put()
-    with pytest.raises(OverloadedError, match=r"start in 3.0 s"):
-        desk.put(timeout=2)
-    desk.put(timeout=4)
-
-
-def test_the_running_batch_counts_until_it_should_be_over() -> None:
-    desk = Desk(max_batch=1)
-    desk.ran(1, 1.0)
-    desk.put()
-    desk.batcher.take()
-    assert desk.batcher.backlog_seconds() == pytest.approx(1.0)
-    desk.clock.now += 0.75
-    assert desk.batcher.backlog_seconds() == pytest.approx(0.25)
-    desk.clock.now += 9
-    assert desk.batcher.backlog_seconds() == 0
-
-
-def test_work_beyond_the_longest_wait_is_refused_whatever_its_deadline() -> None:
-    desk = Desk(max_batch=1, max_wait_seconds=2)
-    desk.ran(1, 1.0)
-    for _ in range(3):
-        desk.put()
-    with pytest.raises(OverloadedError):
-        desk.put()
-
-
 def test_draining_refuses_new_work_and_finishes_old() -> None:
     desk = Desk()
     entry = desk.put()
@@ -213,15 +144,6 @@ def test_max_delay_waits_for_company_but_not_for_a_full_batch() -> None:
     alone = desk.put()
     desk.clock.now += 0.011
     assert desk.batcher.take().entries == [alone]
-
-
-def test_speed_learns_a_fixed_and_a_per_row_part() -> None:
-    speed = Speed()
-    assert speed.seconds(8) == 0, "nobody is turned away before anything was measured"
-    for rows in (1, 2, 4, 8, 3, 5, 7, 6):
-        speed.observe(rows, 0.01 + 0.002 * rows)
-    assert speed.seconds(8) == pytest.approx(0.026, rel=0.02)
-    assert speed.seconds(1) == pytest.approx(0.012, rel=0.05)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 24, 25, 63, 64, 100, 500])

@@ -16,7 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from infer.generate.limits import EngineLimits
 from infer.serve import answers
+from infer.serve.generation import AGING
 from infer.serve.limits import ServeLimits
 from tests.serve_fakes import live
 from tests.serve_speaker import Alphabet, Speaker
@@ -108,12 +110,12 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
         assert 'infer_rejected_total{model="speaker",reason="overloaded",version="1"} 3.0' in text
 
 
-def test_those_who_would_wait_too_long_are_turned_away(tmp_path: Path) -> None:
+def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tmp_path: Path) -> None:
     engine = Alphabet()
     engine.gate.clear()
     with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         model = server.service.generators["speaker"]
-        model._between = 30.0
+        model.rate.observe(1, 15.0)
         url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
@@ -121,8 +123,41 @@ def test_those_who_would_wait_too_long_are_turned_away(tmp_path: Path) -> None:
         refused = raw.post(url, json={**body, "timeout": 20})
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "30"
+        assert refused.headers["retry-after-ms"] == "30000"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert model.start_seconds(-1) == 0, "a step of priority is worth as long as in the engine"
+        assert EngineLimits().aging == AGING
+        engine.gate.set()
+        assert raw.post(url, json={**body, "timeout": 20, "priority": -1}).status_code == 200
+        first.join()
+
+
+def test_refused_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Alphabet()
+    engine.gate.clear()
+    limits = ServeLimits(max_queue_requests=1)
+    with live(Speaker(tmp_path, engine=engine), limits=limits) as server:
+        model = server.service.generators["speaker"]
+        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
+        first.start()
+        wait_until(lambda: model.waiting_requests == 1)
+        monkeypatch.setattr(model, "text", None)
+        assert httpx.post(url, json=body).status_code == 429
+        monkeypatch.undo()
         engine.gate.set()
         first.join()
+
+
+def test_the_rate_of_starts_is_that_of_the_prompt_tokens_before_them(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.02)
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["speaker"]
+        for _ in range(8):
+            body = {"model": "speaker", "prompt": "x" * 19, "max_tokens": 1}
+            assert raw.post("/v1/completions", json=body).status_code == 200
+        assert model.start_seconds() == 0
+        assert model.rate.seconds(20) >= 0.02
 
 
 def test_a_stream_that_waits_is_kept_alive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -188,7 +189,8 @@ class Endpoint:
                 share.take(len(call.body))
                 return _reply(await call.route.handler(call), call.route)
             if call.route.method == "POST":
-                call.body = await read_body(receive, call.headers, self.service.limits, share)
+                early = None if call.route.early is None else partial(call.route.early, call)
+                call.body = await read_body(receive, call.headers, self.service.limits, share, early)
                 return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
             return _reply(await call.route.handler(call), call.route)
         except InferError as error:
@@ -242,8 +244,10 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
         ]
     elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
         reply.headers.append((b"x-should-retry", b"false"))
-    elif isinstance(error, ServeError) and reply.status == 503:
-        reply.headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+    elif reply.status == 503:
+        reply.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+        if isinstance(error, ServeError):
+            reply.headers.append((b"connection", b"close"))
     elif isinstance(error, MethodError):
         reply.headers.append((b"allow", ", ".join(error.allow).encode()))
     elif isinstance(error, UnauthorizedError):

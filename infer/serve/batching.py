@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import NotReadyError, OverloadedError, TooLargeError
+from .door import LEAST_PRIORITY, Door
 from .limits import ServeLimits
+from .speed import Speed
 
 LOOK_PAST = 16  # entries that don't fit and may be overtaken while a batch is filled
 
@@ -37,6 +39,11 @@ class Entry:
     waiting: bool = False
     deaths: int = 0  # of workers while it ran
 
+    @property
+    def work(self) -> int:
+        """What `Speed` counts."""
+        return self.rows * max(self.elements, 1)
+
 
 @dataclass(slots=True)
 class Taken:
@@ -46,31 +53,6 @@ class Taken:
     expired: list[Entry] = field(default_factory=list)
     reason: str = ""
     wait: float | None = None
-
-
-class Speed:
-    """Seconds of a batch as a + b·rows, by least squares over the recent past (each batch weighs 1/16)."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self._n = self._t = self._nn = self._nt = 0.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        self.batches += 1
-        weight = max(1 / self.batches, 1 / 16)
-        self._n += weight * (rows - self._n)
-        self._t += weight * (seconds - self._t)
-        self._nn += weight * (rows * rows - self._nn)
-        self._nt += weight * (rows * seconds - self._nt)
-
-    def seconds(self, rows: int) -> float:
-        """0 before the first batch: an unmeasured model turns nobody away."""
-        if not self.batches or not rows:
-            return 0.0
-        variance = self._nn - self._n * self._n
-        slope = (self._nt - self._n * self._t) / variance if variance > 1e-6 * self._nn else 0.0
-        slope = min(max(slope, 0.0), self._t / self._n)
-        return max(self._t + slope * (rows - self._n), 0.0)
 
 
 class Batcher:
@@ -83,52 +65,44 @@ class Batcher:
         self, max_batch: int, limits: ServeLimits, clock: Callable[[], float] = time.monotonic, lanes: int = 1
     ) -> None:
         self.max_batch, self.limits, self.clock, self.lanes = max_batch, limits, clock, lanes
-        self.speed = Speed()
+        self.speed, self.door = Speed(), Door(self)
         self.requests = self.rows = self.bytes = 0
         self.draining = False
-        self._running: dict[int, tuple[int, float]] = {}  # lane → rows of its batch, since when
+        self.running: dict[int, tuple[int, float]] = {}  # lane → work of its batch, since when
+        self.finished = -math.inf  # when a batch was last measured
         self._queues: dict[Hashable, list[tuple[int, float, int, Entry]]] = {}
+        self._waiting: dict[int, tuple[int, int]] = {}  # priority → rows and work
         self._order = itertools.count()
         self._dead = 0
 
-    def backlog_seconds(self) -> float:
-        """How long from now until work that arrives now would start, by the speed measured."""
-        full, rest = divmod(self.rows, self.max_batch)
-        queued = full * self.speed.seconds(self.max_batch) + self.speed.seconds(rest)
-        if len(self._running) < self.lanes:
-            return queued / self.lanes
-        now = self.clock()
-        current = [self.speed.seconds(rows) - (now - since) for rows, since in self._running.values()]
-        return queued / self.lanes + max(min(current), 0.0)
+    @property
+    def keys(self) -> int:
+        """How many kinds of work wait that can't share a batch."""
+        return len(self._queues)
+
+    def ahead(self, priority: int = LEAST_PRIORITY, deadline: float | None = None) -> tuple[int, int]:
+        """Rows and work that wait and would go before new work of this priority and, where given, deadline."""
+        rows = work = 0
+        if deadline is None:
+            for urgency, (some, theirs) in self._waiting.items():
+                if urgency <= priority:
+                    rows, work = rows + some, work + theirs
+            return rows, work
+        for queue in self._queues.values():
+            for urgency, until, _, entry in queue:
+                if entry.waiting and (urgency, until) <= (priority, deadline):
+                    rows, work = rows + entry.rows, work + entry.work
+        return rows, work
 
     def admit(self, entries: Sequence[Entry], deadline: float) -> None:
-        """All or none. Raises `OverloadedError`, `TooLargeError`, `NotReadyError`."""
-        limits, now = self.limits, self.clock()
-        rows, size = sum(e.rows for e in entries), sum(e.size_bytes for e in entries)
-        if (
-            rows > limits.max_queue_rows
-            or size > limits.max_queue_bytes
-            or len(entries) > limits.max_queue_requests
-        ):
-            raise TooLargeError(f"one request may hold {limits.max_queue_rows} rows, this one holds {rows}")
-        if any(e.rows * e.elements > limits.max_batch_elements for e in entries):
-            raise TooLargeError(f"one batch may hold {limits.max_batch_elements} elements per input")
-        if self.draining:
-            raise NotReadyError("the server is stopping")
-        wait = self.backlog_seconds()
-        if self.requests + len(entries) > limits.max_queue_requests:
-            raise OverloadedError(f"the queue holds {self.requests} requests", retry_after=wait)
-        if self.rows + rows > limits.max_queue_rows or self.bytes + size > limits.max_queue_bytes:
-            raise OverloadedError(f"the queue holds {self.rows} rows, {self.bytes} bytes", retry_after=wait)
-        if wait > limits.max_wait_seconds or now + wait > deadline:
-            raise OverloadedError(f"work that arrives now would start in {wait:.1f} s", retry_after=wait)
+        """All or none; raises as `Door.admit`."""
+        self.door.admit(entries, deadline)
+        now = self.clock()
         for entry in entries:
             entry.arrived, entry.waiting = now, True
             queue = self._queues.setdefault(entry.key, [])
             heapq.heappush(queue, (entry.priority, entry.deadline, next(self._order), entry))
-        self.requests += len(entries)
-        self.rows += rows
-        self.bytes += size
+            self._count(entry, 1)
 
     def cancel(self, entry: Entry) -> bool:
         """Whether it was still waiting; it will be in no batch then, and its tensors are let go."""
@@ -151,19 +125,20 @@ class Batcher:
         taken.wait = self._delay(queue)
         if taken.wait is not None:
             return taken
-        full = self._fill(queue, taken)
-        taken.reason = "full" if full else "idle"
+        self._fill(queue, taken)
         if not queue:
             del self._queues[key]
         if taken.entries:
-            self._running[lane] = sum(e.rows for e in taken.entries), self.clock()
+            work = sum([e.rows for e in taken.entries]) * max([1, *[e.elements for e in taken.entries]])
+            self.running[lane] = work, self.clock()
         return taken
 
-    def finish(self, rows: int, seconds: float, lane: int = 0) -> None:
+    def finish(self, seconds: float, lane: int = 0) -> None:
         """The batch that was taken is done; it took `seconds`, 0 if that is no measurement."""
-        self._running.pop(lane, None)
-        if seconds > 0:
-            self.speed.observe(rows, seconds)
+        work, _ = self.running.pop(lane, (0, 0.0))
+        if work and seconds > 0:
+            self.finished = self.clock()
+            self.speed.observe(work, seconds)
 
     def clear(self) -> list[Entry]:
         """Everything that waits, taken out."""
@@ -198,37 +173,48 @@ class Batcher:
         left = min(entry.arrived for entry in waiting) + delay - self.clock()
         return left if left > 0 and sum(entry.rows for entry in waiting) < self.max_batch else None
 
-    def _fill(self, queue: list[tuple[int, float, int, Entry]], taken: Taken) -> bool:
-        """Whether the batch holds all that it may. Entries that don't fit keep their place."""
-        rows, elements = 0, 0
+    def _fill(self, queue: list[tuple[int, float, int, Entry]], taken: Taken) -> None:
+        """As much as fits, and as the first of it can wait for. Entries that don't fit keep their place."""
+        rows, widest, most = 0, 1, float(self.limits.max_batch_elements)
         passed: list[tuple[int, float, int, Entry]] = []
-        now, limits = self.clock(), self.limits
+        now, short = self.clock(), "full"
         while queue and rows < self.max_batch and len(passed) < LOOK_PAST:
             item = heapq.heappop(queue)
             entry = item[3]
-            widest = max(elements, entry.elements)
             if not entry.waiting:
                 self._dead -= 1
-            elif entry.deadline <= now:
+                continue
+            if entry.deadline <= now:
                 self._leave(entry)
                 taken.expired.append(entry)
-            elif rows and (
-                rows + entry.rows > self.max_batch or (rows + entry.rows) * widest > limits.max_batch_elements
-            ):
+                continue
+            wider = max(widest, entry.elements)
+            if rows and (rows + entry.rows > self.max_batch or (rows + entry.rows) * wider > most):
                 passed.append(item)
-            else:
-                self._leave(entry)
-                taken.entries.append(entry)
-                rows, elements = rows + entry.rows, widest
+                continue
+            if not rows:
+                in_time = self.speed.work_within(entry.deadline - now)
+                most, short = (in_time, "deadline") if entry.work <= in_time < most else (most, short)
+            self._leave(entry)
+            taken.entries.append(entry)
+            rows, widest = rows + entry.rows, wider
         for item in passed:
             heapq.heappush(queue, item)
-        return rows >= self.max_batch or bool(passed)
+        taken.reason = "full" if rows >= self.max_batch else short if passed else "idle"
 
     def _leave(self, entry: Entry) -> None:
         entry.waiting = False
-        self.requests -= 1
-        self.rows -= entry.rows
-        self.bytes -= entry.size_bytes
+        self._count(entry, -1)
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        self.requests += sign
+        self.rows += sign * entry.rows
+        self.bytes += sign * entry.size_bytes
+        rows, work = self._waiting.get(entry.priority, (0, 0))
+        if rows + sign * entry.rows:
+            self._waiting[entry.priority] = rows + sign * entry.rows, work + sign * entry.work
+        else:
+            self._waiting.pop(entry.priority, None)
 
     def _sweep(self) -> None:
         for key, queue in list(self._queues.items()):

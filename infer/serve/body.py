@@ -12,6 +12,7 @@ from .limits import ServeLimits
 from .routing import SlowBodyError
 
 Receive = Callable[[], Awaitable[Any]]
+Early = Callable[[bytes, bool], None]  # the first piece, whether it is all
 INLINE_BYTES = 64 << 10  # more is inflated in a thread
 
 
@@ -45,10 +46,15 @@ class Share:
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], limits: ServeLimits, share: Share
+    receive: Receive,
+    headers: Mapping[bytes, bytes],
+    limits: ServeLimits,
+    share: Share,
+    early: Early | None = None,
 ) -> bytes | bytearray:
     """The whole body, inflated. Raises `TooLargeError` (before reading where the length is given),
-    `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError` and `ClientGoneError`."""
+    `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError`, `ClientGoneError`, and what `early`
+    raises when the first piece of a plain body has come."""
     length = headers.get(b"content-length")
     if length is None and b"transfer-encoding" not in headers:
         return b""
@@ -57,7 +63,7 @@ async def read_body(
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise UnsupportedMediaError("this content encoding is not taken", hint="Use gzip, deflate or none")
-    body = await _collect(receive, limits, share)
+    body = await _collect(receive, limits, share, early if encoding == b"identity" else None)
     if encoding == b"identity":
         return body
     if len(body) < INLINE_BYTES:
@@ -69,7 +75,9 @@ async def read_body(
     return plain
 
 
-async def _collect(receive: Receive, limits: ServeLimits, share: Share) -> bytes | bytearray:
+async def _collect(
+    receive: Receive, limits: ServeLimits, share: Share, early: Early | None
+) -> bytes | bytearray:
     began = asyncio.get_running_loop().time()
     body: bytes | bytearray = b""
     try:
@@ -79,6 +87,9 @@ async def _collect(receive: Receive, limits: ServeLimits, share: Share) -> bytes
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 piece, more = message.get("body", b""), message.get("more_body", False)
+                if early is not None:
+                    early(piece, not more)
+                    early = None
                 share.take(len(piece))
                 if not body:
                     body = bytearray(piece) if more else piece

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import DeadlineError, InferError, OverloadedError
@@ -44,6 +45,7 @@ class Engine:
         self.lock, self.stopping = threading.Lock(), False
         self.lanes = [Lane(self, executor, number) for number, executor in enumerate(executors)]
         self._home: asyncio.AbstractEventLoop | None = None
+        self.batcher.speed.seed(getattr(predictor, "speeds", ()))
 
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Answers go to `home`; call once."""
@@ -67,13 +69,28 @@ class Engine:
         finally:
             alarm.cancel()
 
+    def knock(self, *, timeout: float, priority: int = NORMAL) -> None:
+        """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
+        nobody reads a larger one for nothing."""
+        with self.lock, self._counting():
+            self.batcher.door.check(priority, self.clock() + timeout)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        try:
+            yield
+        except InferError as error:
+            self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
+            raise
+
     @property
     def waiting(self) -> int:
         return self.batcher.requests
 
     def warmup(self) -> None:
-        """So that the first request pays for nothing. To be called before `start`."""
-        self.predictor.warmup()
+        """So that the first request pays for nothing, and none waits for more than it knows. To be called before
+        `start`."""
+        self.batcher.speed.seed(self.predictor.warmup() or ())
 
     @property
     def running(self) -> int:
@@ -143,12 +160,8 @@ class Engine:
         if len(self.quarantine):
             for entry in ticket.entries:
                 self.quarantine.refuse(digest_of(entry.inputs))
-        with self.lock:
-            try:
-                self.batcher.admit(ticket.entries, deadline)
-            except InferError as error:
-                self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
-                raise
+        with self.lock, self._counting():
+            self.batcher.admit(ticket.entries, deadline)
             lane = self.sleeper()
         if lane is not None and self._home is not None:
             # One turn of the loop later, so that all requests that came in together ring once and run together.

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
 from .limits import ServeLimits
+from .speed import Rate
 from .text_stream import Stream
 from .warming import warm
 from .worker.driver import RemoteDriver
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
-SMOOTHING = 0.2  # of the mean time between two requests that begin
+AGING = 30.0  # seconds: `EngineLimits.aging`, whose import would bring torch
 
 
 class Generator:
@@ -46,8 +48,10 @@ class Generator:
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.draining = False
         self.waiting_requests = self.waiting_tokens = 0  # submitted, without a first token
-        self._between = 0.0  # seconds from one first token to the next while others wait
-        self._last_start = 0.0
+        self._queue: dict[str, tuple[float, int]] = {}  # of those: id → rank as the engine's, prompt tokens
+        self.rate = Rate()  # of prompt tokens until their first token, whatever holds them up
+        self._last_start = -math.inf
+        self._seed(getattr(predictor, "speeds", ()))
         self._streams: dict[str, Stream] = {}  # id of the engine's request → whose it is
         self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
         self._home: asyncio.AbstractEventLoop | None = None
@@ -63,9 +67,13 @@ class Generator:
         self._look()
 
     def warmup(self) -> None:
-        """Two tokens, so that the first request pays for nothing. To be called before `start`."""
+        """Few tokens, so that the first request pays for nothing. To be called before `start`."""
         if not isinstance(self.driver, RemoteDriver):
-            warm(self.driver)
+            self._seed(warm(self.driver, self.context))
+
+    def _seed(self, measured: Iterable[tuple[float, float]]) -> None:
+        for tokens, seconds in measured:
+            self.rate.observe(tokens, seconds)
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> Stream:
         """Submit them; raises `InputError`, or `OverloadedError` with the seconds after which to try again.
@@ -73,10 +81,12 @@ class Generator:
         `stepwise`: wake the reader at each step of the engine, not only at the end.
         """
         tokens = sum(len(request.prompt) for request in requests)
-        self._admit(len(requests), tokens, timeout)
+        self.knock(timeout=timeout, priority=requests[0].priority, requests=len(requests), tokens=tokens)
         stream = Stream(self, requests, timeout=timeout, stepwise=stepwise)
         self.waiting_requests += len(requests)
         self.waiting_tokens += tokens
+        for request in requests:
+            self._queue[request.id] = self.clock() + AGING * request.priority, len(request.prompt)
         try:
             for request in requests:
                 if isinstance(self.driver, RemoteDriver):
@@ -91,21 +101,30 @@ class Generator:
         self.metrics.prompt_tokens.inc(tokens)
         return stream
 
-    def _admit(self, requests: int, tokens: int, timeout: float) -> None:
-        limits, wait = self.limits, self._between * self.waiting_requests
+    def knock(self, *, timeout: float, priority: int = 0, requests: int = 1, tokens: int = 1) -> None:
+        """Raises `OverloadedError` or `NotReadyError` where these would be refused now; by default the smallest, so
+        that nobody tokenizes a larger one for nothing."""
+        limits = self.limits
         if self.draining:
             raise NotReadyError("the server is stopping")
+        wait = self.start_seconds(priority)
         if (
             self.waiting_requests + requests > limits.max_queue_requests
             or self.waiting_tokens + tokens > limits.max_queue_tokens
         ):
             full = "the queue is full"
         elif wait > min(timeout, limits.max_start_seconds):
-            full = f"a first token would take about {wait:.0f} s"
+            full = f"a first token would take about {wait:.1f} s"
         else:
             return
         self.metrics.rejected("overloaded")
-        raise OverloadedError(full, retry_after=max(wait, 1.0))
+        raise OverloadedError(full, retry_after=wait)
+
+    def start_seconds(self, priority: int = 0) -> float:
+        """Until a prompt of this priority that comes now would begin: the tokens before it, over the rate measured."""
+        rank = self.clock() + AGING * priority
+        ahead = sum([tokens for theirs, tokens in self._queue.values() if theirs <= rank])
+        return self.rate.seconds(ahead)
 
     @property
     def failure(self) -> BaseException | None:
@@ -171,15 +190,14 @@ class Generator:
             if stream is not None:
                 stream.put(output, when)
 
-    def started(self, tokens: int, when: float | None) -> None:
-        """A waiting request of so many tokens got its first one, or, `when` None, was taken back."""
+    def started(self, request_id: str, when: float | None, began: float = 0.0) -> None:
+        """A waiting request, there since `began`, got its first token or, `when` None, was taken back."""
+        _, tokens = self._queue.pop(request_id)
         self.waiting_requests -= 1
         self.waiting_tokens -= tokens
-        if when is None:
-            return
-        if self.waiting_requests and self._last_start:
-            self._between += SMOOTHING * (when - self._last_start - self._between)
-        self._last_start = when if self.waiting_requests else 0.0
+        if when is not None:
+            self.rate.observe(tokens, max(when - max(self._last_start, began), 0.0))
+            self._last_start = when
 
     def forget(self, request_id: str, *, running: bool) -> None:
         """The stream wants no more of this request."""

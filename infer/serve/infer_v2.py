@@ -65,6 +65,14 @@ async def infer(call: Call, engine: Engine) -> Reply:
     return _write(engine, request.id, answer, wanted)
 
 
+def knock(call: Call, engine: Engine, piece: bytes, whole: bool) -> None:
+    """Raises `OverloadedError` where this would be refused whatever follows; more urgent requests are read first."""
+    header = call.headers.get(SPLIT, b"")
+    size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
+    if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
+        engine.knock(timeout=call.timeout())
+
+
 def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:
     body, header = memoryview(call.body), call.headers.get(SPLIT)
     if header is None:

@@ -164,12 +164,12 @@ class Lane:
             self.executor.restart(lambda: engine.stopping)
 
     def _execute(self, taken: Taken) -> Ran:
-        engine, rows = self.engine, self.running
+        engine = self.engine
         ran = Ran(taken.entries, [], engine.clock(), taken.reason)
         ran.outcomes = self._outcomes(taken.entries, ran)
         seconds = engine.clock() - ran.started
         with engine.lock:
-            engine.batcher.finish(rows, 0.0 if ran.reason == "retry" else seconds, self.number)
+            engine.batcher.finish(0.0 if ran.reason == "retry" else seconds, self.number)
         return ran
 
     def _outcomes(self, entries: Sequence[Entry], ran: Ran) -> list[Outcome]:

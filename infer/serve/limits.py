@@ -53,7 +53,7 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 1 << 20  # of prompts without a first token
     max_start_seconds: float = 60.0  # predicted wait for a first token beyond which prompts are turned away
     generation_seconds: float = 600.0  # of a request for text that names no time
-    max_wait_seconds: float = 5.0  # predicted wait beyond which new work is turned away
+    max_wait_seconds: float | None = None  # predicted wait that turns away; None: 1 s, less for a crowd
     nonfinite_error: bool = False  # refuse outputs that are NaN or infinite; else they go as strings
     wedged_seconds: float = 60.0  # a batch in the server's own process that runs longer makes it not ready
     watchdog_seconds: float = 30.0  # a worker whose batch takes longer, and ten times its p99, is killed

@@ -61,7 +61,9 @@ class ModelMetrics:
         self.nonfinite = metrics.nonfinite.labels(*self._labels)
         self.worker_deaths = metrics.worker_deaths.labels(*self._labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
-        self._dispatch = {r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "retry")}
+        self._dispatch = {
+            r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "deadline", "retry")
+        }
         self.stats, self.batches = InferenceStats(), dict[int, BatchStats]()
         self.inferences = self.executions = self.last_ms = 0
 

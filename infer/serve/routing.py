@@ -150,7 +150,8 @@ class Route:
     `chunk`: struct of one event, where the answer may be a stream of them.
 
     `errors`: statuses that the handler adds to those every route can give. `work`: it runs a model, and is
-    refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key.
+    refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key. `early`: gets the
+    bytes of the body that came first, and whether they are all; raises what spares the server the rest.
     """
 
     method: str
@@ -165,3 +166,4 @@ class Route:
     binary: bool = False
     open: bool = False
     chunk: type[Any] | None = None
+    early: Callable[[Call, bytes, bool], None] | None = None

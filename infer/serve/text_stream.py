@@ -72,7 +72,7 @@ class Stream:
             return
         if key in self._waiting:
             self._waiting.remove(key)
-            owner.started(len(self.requests[key].prompt), when)
+            owner.started(key, when, self.began)
             owner.metrics.first_token(when - self.began)
             self._first = self._first or when
         choice = self.offset[key] + output.index
@@ -158,7 +158,7 @@ class Stream:
         for key in self._unfinished:
             self._owner.forget(key, running=True)
         for key in self._waiting:
-            self._owner.started(len(self.requests[key].prompt), None)
+            self._owner.started(key, None)
         self._waiting.clear()
 
     def _wake(self) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from ..errors import InferError
-from ..generate.requests import Request, Sampling
+from ..generate.requests import Output, Request, Sampling
+
+PROMPT = 64  # tokens
 
 
 def generates(manifest: Any) -> bool:
@@ -14,11 +17,29 @@ def generates(manifest: Any) -> bool:
     return (getattr(manifest, "meta", None) or {}).get("generation") is not None
 
 
-def warm(driver: Any) -> None:
-    """Two tokens of any text; raises `InferError` when the engine dies of them."""
-    done = threading.Event()
-    request = Request(id="warmup", prompt=[0], sampling=Sampling(max_tokens=2, ignore_eos=True))
-    driver.submit(request, lambda outputs: done.set() if outputs[-1].finish else None)
+def warm(driver: Any, context: int) -> list[tuple[int, float]]:
+    """Two tokens after one, then after `PROMPT`; of the second its size and the seconds to its first token.
+
+    Raises `InferError` when the engine dies of them.
+    """
+    prompt = max(min(PROMPT, context // 2), 1)
+    _run(driver, 1)
+    return [(prompt, _run(driver, prompt))]
+
+
+def _run(driver: Any, tokens: int) -> float:
+    """Seconds to its first token."""
+    done, first = threading.Event(), list[float]()
+    request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
+
+    def hear(outputs: list[Output]) -> None:
+        first.append(time.perf_counter())
+        if outputs[-1].finish:
+            done.set()
+
+    began = time.perf_counter()
+    driver.submit(request, hear)
     while not done.wait(0.05):
         if driver.failure is not None:
             raise InferError("the engine died while it warmed up") from driver.failure
+    return first[0] - began

@@ -35,6 +35,8 @@ async def chat(call: Call) -> Any:
     request, unknown = asked.read(call, ChatRequest)
     model = generator(call, request.model)
     _refuse(request)
+    timeout = asked.timeout(call, request)
+    model.knock(timeout=timeout, priority=request.priority or 0)
     tools = Tools(request, model.template)
     grammar = tools.constraint(asked.grammar(request))
     shown = request.tools if tools.active else None
@@ -43,7 +45,7 @@ async def chat(call: Call) -> Any:
     reply = Reply(model, request, prompt, tools, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open([reply.request], timeout=asked.timeout(call, request), stepwise=bool(request.stream))
+    stream = model.open([reply.request], timeout=timeout, stepwise=bool(request.stream))
     reply.read(stream)
     call.measure = stream.took
     if request.stream:

@@ -41,13 +41,15 @@ async def completions(call: Call) -> Any:
     request, unknown = asked.read(call, CompletionRequest)
     model = generator(call, request.model)
     _refuse(request)
+    timeout = asked.timeout(call, request)
+    model.knock(timeout=timeout, priority=request.priority or 0)
     special = request.add_special_tokens is not False
     prompts = await asked.prompts(call, model, request.prompt, special)
     grammar = asked.grammar(request)
     answer = Answer(model, request, prompts, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "response_format")
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(answer.requests, timeout=asked.timeout(call, request), stepwise=bool(request.stream))
+    stream = model.open(answer.requests, timeout=timeout, stepwise=bool(request.stream))
     answer.read(stream)
     call.measure = stream.took
     if request.stream:

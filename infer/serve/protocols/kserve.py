@@ -139,6 +139,7 @@ def routes(service: Service) -> list[Route]:
                 DIALECT,
                 work=True,
                 binary=True,
+                early=early,
             ),
             get(path, ModelMetadata, metadata, "Inputs and outputs of a model", 404),
             get(f"{path}/ready", ModelReady, model_ready, "Whether a model would answer", 404, 503),
@@ -209,6 +210,11 @@ async def stats(call: Call) -> Statistics:
 
 async def all_stats(call: Call) -> Statistics:
     return Statistics([_stats(engine) for engine in call.service.engines.values()])
+
+
+def early(call: Call, piece: bytes, whole: bool) -> None:
+    """Raises `NotFoundError`, and `OverloadedError` where no request of its time and usual priority would be taken."""
+    infer_v2.knock(call, _engine(call), piece, whole)
 
 
 async def infer(call: Call) -> Any:

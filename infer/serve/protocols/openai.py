@@ -112,6 +112,7 @@ async def embeddings(call: Call) -> Embeddings:
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
+    engine.knock(timeout=call.timeout())
     spec = engine.predictor.outputs[0]
     width = spec.shape[-1]
     if request.dimensions not in (None, width):

@@ -44,12 +44,12 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
         return 3
     try:
         with _beating(channel):
-            predictor = _open(asked.source, phases)
+            predictor, speeds = _open(asked.source, phases)
         card = card_of(predictor)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
         channel.send(failed(error))
         return 3
-    channel.send(Ready(card, phases))
+    channel.send(Ready(card, phases, speeds))
     if generates(predictor.manifest):
         from . import language
 
@@ -59,7 +59,8 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
     return tensors.loop(predictor, channel, slabs)
 
 
-def _open(source: Source, phases: dict[str, float]) -> Any:
+def _open(source: Source, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
+    """The predictor, warm, and (work, seconds) of what it ran for that."""
     began = time.perf_counter()
     module, _, name = source.opener.partition(":")
     opener: Any = importlib.import_module(module)
@@ -68,13 +69,13 @@ def _open(source: Source, phases: dict[str, float]) -> Any:
     imported = time.perf_counter()
     predictor = rename(opener(source.path, **source.options), source)
     opened = time.perf_counter()
-    predictor.warmup()
+    speeds = list(predictor.warmup() or ())
     if generates(predictor.manifest):
-        warm(predictor.language.driver)
+        speeds = warm(predictor.language.driver, predictor.language.context)
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
     phases["warmup"] = time.perf_counter() - opened
-    return predictor
+    return predictor, speeds
 
 
 def card_of(predictor: Any) -> Card:

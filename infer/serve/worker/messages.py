@@ -78,10 +78,12 @@ class Close(msgspec.Struct, tag="close", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """From the worker: the model is open, tested and warm. `phases`: seconds of each part of the start."""
+    """From the worker: the model is open, tested and warm. `phases`: seconds of each part of the start; `speeds`:
+    elements of a batch, or tokens of a prompt, and the seconds they took."""
 
     card: Card
     phases: dict[str, float]
+    speeds: list[tuple[int, float]] = []
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):

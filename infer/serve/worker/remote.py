@@ -18,10 +18,11 @@ from .supervised import LostError, Supervised, WatchLimits
 
 
 class Carded:
-    """What its card says of a model. `phases`: seconds of the parts of its workers' start."""
+    """What its card says of a model. `phases` and `speeds`: see `messages.Ready`."""
 
     def __init__(self, workers: Sequence[Supervised], card: Card) -> None:
         self.card, self.phases = card, dict(workers[0].phases)
+        self.speeds = list(workers[0].speeds)
         self.name, self.version, self.task = card.name, card.version, card.task
         self.inputs, self.outputs, self.sizes = card.inputs, card.outputs, card.sizes
         self.max_batch, self.padding, self.manifest = card.max_batch, card.padding, card.manifest

@@ -41,7 +41,7 @@ class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Supervised:
     """One thread uses it, others may `close` it. `start` and `wait` come first, `card` is known then.
 
-    `heard`: when the worker last said something; `phases`: seconds of the parts of its start.
+    `heard`: when the worker last said something; `phases` and `speeds`: see `messages.Ready`.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Supervised:
         self.restarts = Restarts(restart or RestartLimits())
         self.card: Card | None = None
         self.phases: dict[str, float] = {}
+        self.speeds: list[tuple[int, float]] = []
         self.ready = self.closing = False
         self.heard = time.monotonic()
         self.using = threading.Lock()  # held while the channel is read
@@ -97,6 +98,7 @@ class Supervised:
                 if self.card is not None and message.card != self.card:
                     raise ArtifactError("it was replaced while it was served", where=self.source.path)
                 self.card, self.phases, self.ready = message.card, message.phases, True
+                self.speeds = message.speeds
                 return message.card
 
     def hear(self, seconds: float | None, patience: float) -> Any:

@@ -1,0 +1,264 @@
+"""How the server holds more than it can do: the overload ladder, a step, a square wave, and clients that insist.
+
+    python bench/serve_overload.py [ARTIFACT.infer] [--seconds 20] [--seeds 1] [--rungs 0.5,1,1.5,2,5,10]
+
+Open loop: `bench/serve_openloop.py` sends one-row requests when a Poisson process says so. C is the highest rate, found
+by bisection, at which p99 <= SLO and nothing is refused (1 % may be either); SLO = 3 x p99 at 0.7 C. Clients say
+how long they wait (X-Request-Timeout-Ms: 0.9 SLO); `--silent` adds rungs on which they don't. Goodput counts answers
+that are right and came within the SLO, measured from when the request was due, not from when it left. Without an
+artifact, MiniLM is made first.
+
+The model gets one thread: on two cores the other one belongs to front and client, so that C is the model's limit and
+not theirs. Bars are those of reference figures for a two-core machine; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from serve_client import check, encode, run
+from serve_openloop import CLOSED, LOST
+from serve_roles import ask, make_minilm, samples, started
+
+from serve import say, write
+
+SHARES = {1.0: 0.98, 1.5: 0.97, 2.0: 0.95, 5.0: 0.90, 10.0: 0.85}  # of the best goodput
+REJECT_MS = {2.0: 20.0, 10.0: 50.0}
+BACK = 1.0  # seconds after a peak until p99 is as before
+CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
+GRACE = 1.0  # seconds after its deadline at which a request is lost
+TOLERATED = 1.1  # times the p99 of before
+SETTLE = 1.0
+WINDOW = 20  # requests that must be as before
+
+
+class Client:
+    """The process that sends."""
+
+    def __init__(self, running: subprocess.Popen[str], folder: Path) -> None:
+        self.running, self.path = running, folder / "rows.npy"
+
+    def fire(
+        self, phases: list[list[float]], *, seed: int, timeout: float = 0.0, retries: int = 0
+    ) -> np.ndarray:
+        """Rows as `serve_openloop` says."""
+        command = {"phases": phases, "timeout": timeout, "retries": retries, "seed": seed}
+        command |= {"patience": (timeout or 60.0) + GRACE, "save": str(self.path)}
+        assert self.running.stdin is not None
+        assert self.running.stdout is not None
+        self.running.stdin.write(json.dumps(command) + "\n")
+        self.running.stdin.flush()
+        if self.running.stdout.readline() != "done\n":
+            raise SystemExit("the client died")
+        time.sleep(SETTLE)
+        return np.load(self.path)
+
+
+@contextmanager
+def client(port: int, requests: list[bytes], expected: np.ndarray, folder: Path) -> Iterator[Client]:
+    path, script = folder / "requests.npz", Path(__file__).parent / "serve_openloop.py"
+    data = np.frombuffer(b"".join(requests), np.uint8)
+    np.savez(path, data=data, sizes=[len(one) for one in requests], expected=expected.astype("<f4"))
+    command = [sys.executable, str(script), str(port), str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            if running.stdout.readline() != "ready\n":
+                raise SystemExit("the client did not start")
+            yield Client(running, folder)
+        finally:
+            running.terminate()
+
+
+def p99(values: np.ndarray) -> float:
+    return float(np.quantile(values, 0.99)) if len(values) else float("nan")
+
+
+def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
+    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal."""
+    due, sent, finished, status, right, refusal = rows.T
+    took, refused = finished - due, np.isin(status, (429, 503))
+    accepted = np.isin(status, (200, 504))
+    good = (status == 200) & (right == 1) & (took <= slo)
+    return {
+        "offered": len(rows) / seconds,
+        "goodput": float(good.sum()) / seconds,
+        "accepted": float(accepted.mean()),
+        "p50_ms": 1e3 * float(np.median(took[accepted])) if accepted.any() else float("nan"),
+        "p99_ms": 1e3 * p99(took[accepted]),
+        "late": float((accepted & ~good).sum()),
+        "wrong": float(((status == 200) & (right == 0)).sum()),
+        "other": float((~accepted & ~refused).sum()),
+        "reject_p99_ms": 1e3 * p99(refusal[~np.isnan(refusal)]),
+        "unanswered": float(np.isin(status, (LOST, CLOSED)).sum()),
+        "sent_late_p99_ms": 1e3 * p99((sent - due)[~np.isnan(sent)]),
+    }
+
+
+def holds(rows: np.ndarray, slo: float) -> bool:
+    """Whether the server can do that much: at most 1 % late, refused or lost."""
+    due, _, finished, status, _, _ = rows.T
+    return bool(((status == 200) & (finished - due <= slo)).mean() >= 0.99)
+
+
+def capacity(fire: Client, guess: float, seconds: float) -> tuple[float, float]:
+    """C and the SLO, by bisection between 0.6 and 1.1 of what closed-loop clients reached."""
+    low, high = 0.6 * guess, 1.1 * guess
+    for around in range(2):  # the SLO depends on C, and C on the SLO
+        rate = low if not around else low * 0.7
+        slo = 3 * p99(took(fire.fire([[2 * seconds, rate]], seed=100 + around)))
+        say(f"SLO {1e3 * slo:.0f} ms, from p99 at {rate:.0f}/s")
+        if around:
+            return low, slo
+        for probe in range(5):
+            middle = (low + high) / 2
+            if holds(fire.fire([[seconds, middle]], seed=110 + probe, timeout=0.0), slo):
+                low = middle
+            else:
+                high = middle
+            say(f"C is between {low:.1f} and {high:.1f}/s")
+    raise AssertionError
+
+
+def took(rows: np.ndarray) -> np.ndarray:
+    """Seconds from when they were due, of those that were answered."""
+    good = rows[rows[:, 3] == 200]
+    return good[:, 2] - good[:, 0]
+
+
+def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> float:
+    """Seconds from `begin` until `WINDOW` requests in a row, but one, are answered as quickly as `before`."""
+    chosen = rows[(rows[:, 0] >= begin) & (rows[:, 0] < end)]
+    fine = (chosen[:, 3] == 200) & (chosen[:, 2] - chosen[:, 0] <= TOLERATED * before)
+    for first in range(len(chosen) - WINDOW + 1):
+        if fine[first : first + WINDOW].sum() >= WINDOW - 1:
+            return float(chosen[first, 0] - begin) if first else 0.0
+    return float("inf")
+
+
+def ladder(fire: Client, c: float, slo: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds, found = arguments.seconds, dict[str, Any]()
+
+    def rung(name: str, rate: float, **how: Any) -> None:
+        runs = []
+        for seed in arguments.seeds:
+            say(f"{name}: {rate:.0f}/s")
+            runs.append(fire.fire([[seconds, rate]], seed=seed, **how))
+        parts = [figures(rows, seconds, slo) for rows in runs]
+        found[name] = {key: round(float(np.median([one[key] for one in parts])), 3) for key in parts[0]}
+
+    told = {"timeout": CAUTION * slo}
+    for times in arguments.rungs:
+        rung(f"{times:g} C", times * c, **told)
+    rung("3 C, 3 retries at once", 3 * c, **told, retries=3)
+    for times in arguments.silent:
+        rung(f"{times:g} C, no timeout", times * c)
+    half = seconds / 2
+    say("step")
+    rows = fire.fire([[seconds, 0.5 * c], [half, 3 * c], [half, 0.5 * c]], seed=arguments.seeds[0], **told)
+    before = p99(took(rows[rows[:, 0] < seconds]))
+    back = back_after(rows, 1.5 * seconds, 2 * seconds, before)
+    found["step 0.5, 3, 0.5 C"] = {**figures(rows, 2 * seconds, slo), "recovery": back}
+    say("square wave")
+    wave = [[5.0, 0.5 * c], [5.0, 3 * c]] * 3
+    rows = fire.fire([*wave, [5.0, 0.5 * c]], seed=arguments.seeds[0], **told)
+    backs = [back_after(rows, begin, begin + 5, before) for begin in (10.0, 20.0, 30.0)]
+    found["wave 0.5, 3 C each 5 s"] = {**figures(rows, 35.0, slo), "recovery": max(backs)}
+    best = max(found[f"{times:g} C"]["goodput"] for times in arguments.rungs)
+    for row in found.values():
+        row["share"] = round(row["goodput"] / best, 3)
+    return found
+
+
+def missed(found: dict[str, Any], slo: float) -> list[str]:
+    """The bars that are not reached, in words."""
+    words = []
+    for name, row in found.items():
+        times = float(name.split(" ")[0]) if name.endswith(" C") and name[0].isdigit() else 0.0
+        if row["share"] < SHARES.get(times, 0.0):
+            words.append(f"{name}: goodput {row['share']:.2f} of the best, not {SHARES[times]}")
+        if times in REJECT_MS and row["reject_p99_ms"] > REJECT_MS[times]:
+            words.append(
+                f"{name}: p99 to a refusal {row['reject_p99_ms']:.0f} ms, not {REJECT_MS[times]:.0f}"
+            )
+        if times in REJECT_MS and row["p99_ms"] > 1e3 * slo:
+            words.append(f"{name}: p99 of the accepted {row['p99_ms']:.0f} ms is above the SLO")
+        if row.get("recovery", 0.0) > BACK:
+            words.append(f"{name}: as before only after {row['recovery']:.1f} s")
+        words += [f"{name}: {row[what]:.0f} {what}" for what in ("unanswered", "wrong", "other") if row[what]]
+    return words
+
+
+def markdown(c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
+    lines = [
+        f"MiniLM, one-row requests of many lengths, the model on one thread of its process; C = {c:.0f} requests/s, "
+        f"SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C); clients allow {CAUTION:g} SLO. Late: accepted and not right "
+        "within the SLO. Sent late: the client's own p99.\n",
+        "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
+        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
+        "|" + "---|" * 11,
+    ]
+    for name, row in found.items():
+        back = f"{row['recovery']:.2f}" if "recovery" in row else ""
+        refusal = "" if np.isnan(row["reject_p99_ms"]) else f"{row['reject_p99_ms']:.1f}"
+        lines.append(
+            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f} "
+            f"| {100 * row['accepted']:.0f} % | {row['p50_ms']:.0f}, {row['p99_ms']:.0f} | {row['late']:.0f} "
+            f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} | {row['sent_late_p99_ms']:.1f} |"
+        )
+    bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
+    return "\n".join([*lines, "", *bars]) + "\n"
+
+
+def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float, dict[str, Any]]:
+    name = json.loads((Path(artifact) / "manifest.json").read_text())["name"]
+    requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
+    with tempfile.TemporaryDirectory() as work:
+        with started("model", artifact) as (_, model):
+            ask(model, save=f"{work}/expected.npy")
+        expected = np.load(f"{work}/expected.npy")
+        with started("infer", artifact) as (port, _):
+            check(port, "binary", requests, expected)
+            guess = max(run(port, requests, 8, 400)["rate"] for _ in range(2))
+            say(f"closed loop: {guess:.0f}/s")
+            with client(port, requests, expected, Path(work)) as fire:
+                c, slo = capacity(fire, guess, arguments.seconds / 2)
+                return c, slo, ladder(fire, c, slo, arguments)
+
+
+def main() -> int:
+    def numbers(text: str) -> list[float]:
+        return [float(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", nargs="?")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each rung")
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[1])
+    parser.add_argument("--rungs", type=numbers, default=[0.5, 1.0, 1.5, 2.0, 5.0, 10.0])
+    parser.add_argument("--silent", type=numbers, default=[2.0])
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = arguments.artifact or make_minilm(folder, say)
+        c, slo, found = measure(artifact, arguments)
+    words = missed(found, slo)
+    table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
+    write("serve_overload", {**table, "rows": found, "missed": words}, markdown(c, slo, found, words))
+    return 1 if words else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Who may join the queue of tensors: bounds, and when the work would be done by the speed measured.
+
+A second of work may wait, so that a burst, or as many patient clients, are not turned away. When a quarter of those
+who come are, although more waits than keeps the model busy, this is no burst: from then on only that much may wait,
+until the queue has run dry. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue Delay, 2012.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import NotReadyError, OverloadedError, TooLargeError
+
+if TYPE_CHECKING:
+    from .batching import Batcher, Entry
+
+LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
+CROWD = 0.25  # of those who come
+RECENT = 16  # of them
+STALE = 1.0  # seconds after which a measure turns nobody away from an idle model
+LEAST_PRIORITY = 255
+
+
+class Door:
+    """Predicts for a `Batcher`; all its times are seconds from now."""
+
+    def __init__(self, queue: Batcher) -> None:
+        self.queue = queue
+        self.pressure = 0.0  # share of the recent ones who were turned away while too much waited
+        self.crowded = False
+
+    def backlog_seconds(self, priority: int = LEAST_PRIORITY) -> float:
+        """Until work of this priority that arrives now would start, should all of its priority go first."""
+        queue = self.queue
+        rows, work = queue.ahead(priority)
+        return self._busy() + queue.speed.seconds(work, self._batches(rows, work)) / queue.lanes
+
+    def admit(self, entries: Sequence[Entry], deadline: float) -> None:
+        """All or none. Raises `OverloadedError`, `TooLargeError`, `NotReadyError`."""
+        limits = self.queue.limits
+        rows, size = sum([e.rows for e in entries]), sum([e.size_bytes for e in entries])
+        if (
+            rows > limits.max_queue_rows
+            or size > limits.max_queue_bytes
+            or len(entries) > limits.max_queue_requests
+        ):
+            raise TooLargeError(f"one request may hold {limits.max_queue_rows} rows, this one holds {rows}")
+        if any(e.rows * e.elements > limits.max_batch_elements for e in entries):
+            raise TooLargeError(f"one batch may hold {limits.max_batch_elements} elements per input")
+        work = sum([e.work for e in entries])
+        self.check(entries[0].priority, deadline, len(entries), rows, size, work)
+        self._note(False)
+
+    def check(
+        self, priority: int, deadline: float, entries: int = 1, rows: int = 0, size: int = 0, work: float = 0
+    ) -> None:
+        """The same of so much work; with the least of it, whether anybody of this priority may come at all."""
+        queue, limits = self.queue, self.queue.limits
+        if queue.draining:
+            raise NotReadyError("the server is stopping")
+        if queue.requests + entries > limits.max_queue_requests:
+            raise self._full(f"the queue holds {queue.requests} requests")
+        if queue.rows + rows > limits.max_queue_rows or queue.bytes + size > limits.max_queue_bytes:
+            raise self._full(f"the queue holds {queue.rows} rows, {queue.bytes} bytes")
+        if not queue.speed.batches:
+            return
+        busy, (before, waiting) = self._busy(), queue.ahead(priority)
+        wait = busy + queue.speed.seconds(waiting, self._batches(before, waiting)) / queue.lanes
+        enough, most = self._bounds(busy, before, waiting)
+        if wait > (enough if self.crowded else most):
+            self._note(wait > enough)
+            raise OverloadedError(f"work that arrives now would start in {wait:.1f} s", retry_after=wait)
+        left = deadline - queue.clock()
+        if self._done(busy, before, waiting, rows, work) <= left or not self._sure():
+            return
+        done = self._done(busy, *queue.ahead(priority, deadline), rows, work)
+        if done > left:
+            own = queue.speed.seconds(work)
+            self._note(wait > enough and enough + own <= left)
+            raise OverloadedError(
+                f"work that arrives now would be done in {done:.2f} s, the request allows {left:.2f}",
+                retry_after=max(wait, own),
+            )
+
+    def _note(self, pressed: bool) -> None:
+        self.pressure += (pressed - self.pressure) / RECENT
+        self.crowded = self.pressure > CROWD or (self.crowded and self.queue.requests > 0)
+
+    def _full(self, words: str) -> OverloadedError:
+        self._note(True)
+        return OverloadedError(words, retry_after=self.backlog_seconds())
+
+    def _busy(self) -> float:
+        """Until the first lane is free. A batch that takes longer than expected is believed to go on as long again."""
+        queue = self.queue
+        if len(queue.running) < queue.lanes or not queue.speed.batches:
+            return 0.0
+        now, speed = queue.clock(), queue.speed
+        return min([abs(speed.seconds(work) - (now - since)) for work, since in queue.running.values()])
+
+    def _batches(self, rows: float, work: float) -> int:
+        """How many it takes at least; those of two keys never share one."""
+        if not rows:
+            return 0
+        queue = self.queue
+        full = max(rows / queue.max_batch, work / queue.limits.max_batch_elements)
+        return max(math.ceil(full), min(queue.keys, int(rows)))
+
+    def _bounds(self, busy: float, rows: float, work: float) -> tuple[float, float]:
+        """Seconds of waiting that keep the model busy, and that are allowed at most.
+
+        The first: two batches as large as is useful. Both: at least what runs and one batch more.
+        """
+        queue, speed = self.queue, self.queue.speed
+        if queue.limits.max_wait_seconds is not None:
+            return (queue.limits.max_wait_seconds,) * 2
+        full = work / rows * queue.max_batch if rows else 0.0
+        useful = speed.seconds(min(full, speed.useful_work))
+        enough = max(LEAST_WAIT, min(2 * useful, MOST_WAIT), busy + useful)
+        return enough, max(MOST_WAIT, busy + speed.seconds(full), enough)
+
+    def _done(self, busy: float, before: float, waiting: float, rows: float, work: float) -> float:
+        """Until work behind all that is done, cautiously."""
+        speed, lanes = self.queue.speed, self.queue.lanes
+        everything = speed.seconds(waiting + work, self._batches(before + rows, waiting + work)) / lanes
+        return (busy + max(everything, speed.seconds(work))) * speed.caution
+
+    def _sure(self) -> bool:
+        """Whether the measure is of now: one that nothing renews would turn everybody away for ever."""
+        queue = self.queue
+        busy = queue.requests or queue.running
+        return bool(busy) or (queue.speed.sure and queue.clock() - queue.finished < STALE)
