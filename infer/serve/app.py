@@ -186,6 +186,8 @@ class Endpoint:
                 call.timeout()
                 self.service.require_ready()
             if receive is None:
+                if call.route.early is not None:
+                    call.route.early(call, call.body, True)
                 share.take(len(call.body))
                 return _reply(await call.route.handler(call), call.route)
             if call.route.method == "POST":

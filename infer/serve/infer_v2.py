@@ -65,7 +65,7 @@ async def infer(call: Call, engine: Engine) -> Reply:
     return _write(engine, request.id, answer, wanted)
 
 
-def knock(call: Call, engine: Engine, piece: bytes, whole: bool) -> None:
+def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> None:
     """Raises `OverloadedError` where this would be refused whatever follows; more urgent requests are read first."""
     header = call.headers.get(SPLIT, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)

@@ -166,4 +166,4 @@ class Route:
     binary: bool = False
     open: bool = False
     chunk: type[Any] | None = None
-    early: Callable[[Call, bytes, bool], None] | None = None
+    early: Callable[[Call, bytes | bytearray, bool], None] | None = None

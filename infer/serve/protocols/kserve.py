@@ -212,7 +212,7 @@ async def all_stats(call: Call) -> Statistics:
     return Statistics([_stats(engine) for engine in call.service.engines.values()])
 
 
-def early(call: Call, piece: bytes, whole: bool) -> None:
+def early(call: Call, piece: bytes | bytearray, whole: bool) -> None:
     """Raises `NotFoundError`, and `OverloadedError` where no request of its time and usual priority would be taken."""
     infer_v2.knock(call, _engine(call), piece, whole)
 
