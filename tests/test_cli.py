@@ -25,7 +25,7 @@ DIGITS = [str(MODELS / "digits.pt"), "--model", f"{MODELS / 'digits.py'}:build",
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("cli") / "digits.infer"
-    assert main(["optimize", *DIGITS, "--batch", "1", "--output", str(output)]) == 0
+    assert main(["optimize", *DIGITS, "--batch", "1", "-o", str(output)]) == 0
     return output
 
 

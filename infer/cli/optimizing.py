@@ -14,7 +14,9 @@ from .arguments import AsJson, Trust
 
 def optimize(
     source: Annotated[str, typer.Argument(help=".pt, .pt2, .safetensors, .onnx, or a Hugging Face folder")],
-    output: Annotated[Path | None, typer.Option(help="artifact to write; default: NAME.infer here")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="artifact to write; default: NAME.infer here")
+    ] = None,
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
     quant: Annotated[
         str, typer.Option(help="none, int8[:weight|:static], nf4, int4, fp4, fp8, cluster[:2|:3|:4|:6]")
