@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray fuzz clean
+.PHONY: demo test check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -44,6 +44,23 @@ bench-serve: $(STAMP) .peers/.installed
 	.peers/bin/python -m pip install --disable-pip-version-check --no-deps --requirement bench/serve_peers.txt
 	purelib='import sysconfig; print(sysconfig.get_paths()["purelib"])'; \
 	$(RUN) -c "$$purelib" > "$$(.peers/bin/python -c "$$purelib")/behind.pth"
+	touch $@
+
+# Other people's clients and load tools against a served model; those that are not installed are named. perf_analyzer is
+# a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d on the system.
+serve-tools: $(STAMP) .tools/.installed
+	$(RUN) bench/serve_tools.py
+
+WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps --only-binary=:all: --dest .tools/wheels
+.tools/.installed: $(STAMP)
+	test -x .tools/bin/python || $(PYTHON) -m venv .tools
+	.tools/bin/python -m pip install --disable-pip-version-check aiperf==0.13.0 'tritonclient[http]==2.73.0' 'ml-dtypes<=0.5.4' 'greenlet<3.4'
+	$(WHEEL) --platform manylinux1_x86_64 tritonclient==2.50.0
+	$(WHEEL) --platform manylinux2014_x86_64 nvidia-cuda-runtime-cu12==12.4.127
+	mkdir -p .tools/perf
+	for wheel in .tools/wheels/*.whl; do \
+	unzip -qqjo $$wheel '*/bin/perf_analyzer' '*/libcudart.so.12' -d .tools/perf 2> /dev/null || true; done
+	chmod +x .tools/perf/perf_analyzer
 	touch $@
 
 # Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch).
