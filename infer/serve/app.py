@@ -40,6 +40,7 @@ Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+SMALL_BODY = 16 << 10  # bytes that are read as soon as the queue is asked whether it would take them
 PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
 
 
@@ -186,7 +187,7 @@ class Endpoint:
                 call.timeout()
                 self.service.require_ready()
             if receive is None:
-                if call.route.early is not None:
+                if call.route.early is not None and len(call.body) > SMALL_BODY:
                     call.route.early(call, call.body, True)
                 share.take(len(call.body))
                 return _reply(await call.route.handler(call), call.route)

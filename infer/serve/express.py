@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 log = logging.getLogger("infer.serve")
+CLOSE = b"connection: close\r\n"
 MOST_HEADS, LONGEST_HEAD = 1024, 2048  # remembered at a time; bytes
 # Heads with one of these are new each time, or ask for what only the whole way does.
 RARE = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"expect", b"content-encoding"))
@@ -106,17 +107,17 @@ class Express:
             await wire.flow.drain()
         if self.disconnected:
             return
-        lines = [STATUS_LINE[reply.status]]
-        for name, value in (*wire.server_state.default_headers, *headers):
-            if b"\n" in value or b"\r" in value:
-                raise ValueError(f"a line break in the header {name!r} of an answer")
-            lines += (name, b": ", value, b"\r\n")
-            self.keep_alive &= name != b"connection"  # no answer says anything else there than close
-        if not self.keep_alive and b"connection" not in lines:
-            lines.append(b"connection: close\r\n")
-        lines += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
+        lines = [b"%b: %b\r\n" % header for header in (*wire.server_state.default_headers, *headers)]
+        if CLOSE in lines:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(CLOSE)
+        lines.append(b"content-length: %d\r\n" % len(reply.body))
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines):
+            raise ValueError("a line break in a header of an answer")
         self.response_started = self.response_complete = True
-        wire.transport.write(b"".join(lines))
+        wire.transport.write(b"".join((STATUS_LINE[reply.status], head, b"\r\n", reply.body)))
         if not self.keep_alive:
             wire.transport.close()
         wire.on_response_complete()
