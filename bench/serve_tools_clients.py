@@ -193,11 +193,13 @@ PERF_OPENAI = _perf_tool("perf_analyzer, openai", _perf_chat)
 
 
 def _comply_fault(done: Done) -> str:
-    """It ends with 1 when anything fails."""
+    """It ends with 1 when anything fails; pictures are refused, as they should be, and so small a model never ends its
+    turn (a scripted engine does in tests/test_serve_conformance.py)."""
     if not done.stdout:
         return _error(done)
-    failed = {one["id"] for one in json.loads(done.stdout)["results"] if one["status"] == "failed"}
-    return ", ".join(sorted(failed - {"chat-image-input"}))  # a text model refuses pictures, as it should
+    failed = [one for one in json.loads(done.stdout)["results"] if one["status"] == "failed"]
+    found = [one["id"] for one in failed if not all("got 'length'" in error for error in one["errors"])]
+    return ", ".join(one for one in found if one != "chat-image-input")
 
 
 def _comply_digest(text: str) -> list[str]:
@@ -244,4 +246,5 @@ AIPERF = Tool(
     ],
     _packaged(_tools, "aiperf"),
     _with("Time to First", "Inter Token", "Request Latency", "Request Throughput", "Request Count", "rror"),
+    env=lambda place: {"HF_HUB_OFFLINE": ""},  # with it, 0.13 takes a folder for the name of a repository
 )
