@@ -142,7 +142,8 @@ def measure(
     ratios = {
         rival: round(
             statistics.median(
-                ours["rate"] / theirs["rate"] for ours, theirs in zip(runs[us], runs[rival], strict=True)
+                ours["rate"] / max(theirs["rate"], 1 / asked.seconds)  # one that answered nothing in its time
+                for ours, theirs in zip(runs[us], runs[rival], strict=True)
             ),
             3,
         )
