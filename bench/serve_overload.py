@@ -177,7 +177,7 @@ def ladder(fire: Client, c: float, slo: float, arguments: argparse.Namespace) ->
     found["wave 0.5, 3 C each 5 s"] = {**figures(rows, 35.0, slo), "recovery": max(backs)}
     best = max(found[f"{times:g} C"]["goodput"] for times in arguments.rungs)
     for row in found.values():
-        row["share"] = round(row["goodput"] / best, 3)
+        row["share"] = round(row["goodput"] / min(best, row["offered"]), 3)
     return found
 
 
@@ -204,7 +204,7 @@ def markdown(c: float, slo: float, found: dict[str, Any], words: list[str]) -> s
     lines = [
         f"MiniLM, one-row requests of many lengths, the model on one thread of its process; C = {c:.0f} requests/s, "
         f"SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C); clients allow {CAUTION:g} SLO. Late: accepted and not right "
-        "within the SLO. Sent late: the client's own p99.\n",
+        "within the SLO. Share: of the best goodput, or of what was offered where that is less. Sent late: the client's own p99.\n",
         "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
         "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
         "|" + "---|" * 11,

@@ -153,20 +153,32 @@ def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry
     crowd(desk, 0.16, 0.01)
     assert desk.door.crowded
     assert 8 <= desk.batcher.rows <= 9
-    for _ in range(5):
+    for _ in range(15):
         while desk.run(0.2):
             pass
         for _ in range(6):
             desk.put()
     assert not desk.door.crowded
-    for _ in range(12):
+    for _ in range(8):
         desk.put()
+    assert desk.batcher.rows == 14
 
 
 def test_where_batches_make_nothing_cheaper_a_tenth_of_a_second_keeps_the_model_busy() -> None:
     desk = Desk(max_batch=32)
     crowd(desk, 0.0, 0.01)
     assert 10 <= desk.batcher.rows <= 12
+
+
+def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
+    patient, impatient = Desk(max_batch=4), Desk(max_batch=4)
+    for desk, timeout in ((patient, 0.9), (impatient, 0.01)):
+        entry = desk.put(timeout=timeout)
+        desk.measured(0.16, 0.01)
+        for _ in range(5):
+            desk.door.late(entry)
+    assert patient.door.crowded
+    assert not impatient.door.crowded
 
 
 def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() -> None:

@@ -1,8 +1,8 @@
 """Who may join the queue of tensors: bounds, and when the work would be done by the speed measured.
 
-A second of work may wait, so that a burst, or as many patient clients, are not turned away. When a quarter of those
-who come are, although more waits than keeps the model busy, this is no burst: from then on only that much may wait,
-until the queue has run dry. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue Delay, 2012.)
+A second of work may wait, so that a burst, or as many patient clients, are not turned away. When a tenth of those who
+come are, or are late, although more waits than keeps the model busy, this is no burst: from then on only that much may
+wait, until the queue has run dry. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue Delay, 2012.)
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .batching import Batcher, Entry
 
 LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
-CROWD = 0.25  # of those who come
-RECENT = 16  # of them
+CROWD = 0.1  # of those who come
+RECENT = 32  # of them
 STALE = 1.0  # seconds after which a measure turns nobody away from an idle model
 LEAST_PRIORITY = 255
 
@@ -28,7 +28,7 @@ class Door:
 
     def __init__(self, queue: Batcher) -> None:
         self.queue = queue
-        self.pressure = 0.0  # share of the recent ones who were turned away while too much waited
+        self.pressure = 0.0  # share of the recent ones who were turned away, or late, as too much waited
         self.crowded = False
 
     def backlog_seconds(self, priority: int = LEAST_PRIORITY) -> float:
@@ -83,6 +83,12 @@ class Door:
                 f"work that arrives now would be done in {done:.2f} s, the request allows {left:.2f}",
                 retry_after=max(wait, own),
             )
+
+    def late(self, entry: Entry) -> None:
+        """It was let in, and its time ran out; that counts if it would not have with less before it."""
+        queue = self.queue
+        enough, _ = self._bounds(self._busy(), *queue.ahead(entry.priority))
+        self._note(entry.deadline - entry.arrived >= enough + queue.speed.seconds(entry.work))
 
     def _note(self, pressed: bool) -> None:
         self.pressure += (pressed - self.pressure) / RECENT

@@ -182,6 +182,8 @@ class Engine:
     def expire(self, ticket: Ticket) -> None:
         if not ticket.future.done():
             waiting = self._withdraw(ticket)
+            with self.lock:
+                self.batcher.door.late(ticket.entries[0])
             self.metrics.deadline_exceeded.inc()
             where = "in the queue" if waiting else "while it ran"
             ticket.fail(DeadlineError(f"the time of the request ran out {where}"))
