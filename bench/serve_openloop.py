@@ -8,6 +8,8 @@ Reads commands from stdin, one JSON line each, and says how each went: `phases` 
 
     scheduled, sent, finished (seconds since the begin), status, correct (1), first refusal after (seconds, NaN: none)
 
+With `streams` the answer is text in events: it is finished with its first token, and right if its end comes too.
+
 Latencies are to be taken from `scheduled`, so that a client that is late shows. The requests are raw HTTP, each with
 the answer that is right: its first output, as binary KServe has it.
 """
@@ -32,7 +34,7 @@ COLUMNS = 6
 class Shot:
     """One request of the schedule."""
 
-    __slots__ = ("index", "number", "retries", "began")
+    __slots__ = ("index", "number", "retries")
 
     def __init__(self, index: int, number: int, retries: int) -> None:
         self.index, self.number, self.retries = index, number, retries
@@ -42,13 +44,14 @@ class Line(asyncio.Protocol):
     """A keep-alive connection with at most one request under way."""
 
     def __init__(self, owner: Run) -> None:
-        self.owner, self.buffer, self.shot = owner, b"", None
+        self.owner, self.buffer, self.first = owner, b"", 0.0
+        self.shot: Shot | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def fire(self, shot: Shot) -> None:
-        self.shot, self.buffer = shot, b""
+        self.shot, self.buffer, self.first = shot, b"", 0.0
         self.transport.write(self.owner.requests[shot.number])
 
     def data_received(self, data: bytes) -> None:
@@ -56,11 +59,23 @@ class Line(asyncio.Protocol):
         head = self.buffer.find(b"\r\n\r\n")
         if head < 0 or self.shot is None:
             return
+        if self.buffer[9:12] == b"200" and self.owner.streams:
+            self.hear()
+            return
         at = self.buffer.find(b"content-length: ", 0, head) + 16
         size = int(self.buffer[at : self.buffer.find(b"\r", at)])
         if len(self.buffer) >= head + 4 + size:
             shot, self.shot = self.shot, None
             self.owner.answered(self, shot, int(self.buffer[9:12]), self.buffer[head + 4 :])
+
+    def hear(self) -> None:
+        """Events."""
+        if not self.first and b'"text"' in self.buffer:
+            self.first = self.owner.loop.time()
+        if self.buffer.endswith(b"0\r\n\r\n"):
+            shot, self.shot = self.shot, None
+            failed = b'"error"' in self.buffer
+            self.owner.answered(self, shot, 504 if failed else 200, self.buffer, self.first)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.owner.hung_up(self, self.shot)
@@ -71,6 +86,7 @@ class Run:
 
     def __init__(self, port: int, requests: list[bytes], expected: np.ndarray, asked: dict[str, Any]) -> None:
         self.port, self.expected, self.retries = port, expected, asked["retries"]
+        self.streams = asked.get("streams", False)
         self.loop = asyncio.get_running_loop()
         self.requests = [timed(request, asked["timeout"]) for request in requests]
         random = np.random.default_rng(asked["seed"])
@@ -132,8 +148,9 @@ class Run:
         else:
             self.idle.append(line)
 
-    def answered(self, line: Line, shot: Shot, status: int, body: bytes) -> None:
-        now, row = self.loop.time() - self.began, self.rows[shot.index]
+    def answered(self, line: Line, shot: Shot, status: int, body: bytes, first: float = 0.0) -> None:
+        """`first`: when its first token came."""
+        now, row = (first or self.loop.time()) - self.began, self.rows[shot.index]
         if status in (429, 503):
             if np.isnan(row[5]):
                 row[5] = now - row[0]
@@ -142,7 +159,8 @@ class Run:
                 line.fire(shot)
                 return
         row[2], row[3] = now, status
-        row[4] = float(status == 200 and right(body, self.expected[shot.number]))
+        if status == 200:
+            row[4] = b"[DONE]" in body if self.streams else right(body, self.expected[shot.number])
         self.free(line)
         self.finished()
 

@@ -46,15 +46,15 @@ WINDOW = 20  # requests that must be as before
 class Client:
     """The process that sends."""
 
-    def __init__(self, running: subprocess.Popen[str], folder: Path) -> None:
-        self.running, self.path = running, folder / "rows.npy"
+    def __init__(self, running: subprocess.Popen[str], folder: Path, *, streams: bool = False) -> None:
+        self.running, self.path, self.streams = running, folder / "rows.npy", streams
 
     def fire(
         self, phases: list[list[float]], *, seed: int, timeout: float = 0.0, retries: int = 0
     ) -> np.ndarray:
         """Rows as `serve_openloop` says."""
         command = {"phases": phases, "timeout": timeout, "retries": retries, "seed": seed}
-        command |= {"patience": (timeout or 60.0) + GRACE, "save": str(self.path)}
+        command |= {"patience": (timeout or 60.0) + GRACE, "save": str(self.path), "streams": self.streams}
         assert self.running.stdin is not None
         assert self.running.stdout is not None
         self.running.stdin.write(json.dumps(command) + "\n")
@@ -66,17 +66,18 @@ class Client:
 
 
 @contextmanager
-def client(port: int, requests: list[bytes], expected: np.ndarray, folder: Path) -> Iterator[Client]:
+def client(port: int, requests: list[bytes], expected: np.ndarray | None, folder: Path) -> Iterator[Client]:
+    """`expected`: answers as rows of float32; None: the requests are for streams of text."""
     path, script = folder / "requests.npz", Path(__file__).parent / "serve_openloop.py"
-    data = np.frombuffer(b"".join(requests), np.uint8)
-    np.savez(path, data=data, sizes=[len(one) for one in requests], expected=expected.astype("<f4"))
+    data, right = np.frombuffer(b"".join(requests), np.uint8), np.zeros(0) if expected is None else expected
+    np.savez(path, data=data, sizes=[len(one) for one in requests], expected=right.astype("<f4"))
     command = [sys.executable, str(script), str(port), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
             if running.stdout.readline() != "ready\n":
                 raise SystemExit("the client did not start")
-            yield Client(running, folder)
+            yield Client(running, folder, streams=expected is None)
         finally:
             running.terminate()
 
@@ -147,7 +148,10 @@ def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> flo
     return float("inf")
 
 
-def ladder(fire: Client, c: float, slo: float, arguments: argparse.Namespace) -> dict[str, Any]:
+def ladder(
+    fire: Client, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+) -> dict[str, Any]:
+    """Figures by rung; `told`: what clients say."""
     seconds, found = arguments.seconds, dict[str, Any]()
 
     def rung(name: str, rate: float, **how: Any) -> None:
@@ -158,7 +162,6 @@ def ladder(fire: Client, c: float, slo: float, arguments: argparse.Namespace) ->
         parts = [figures(rows, seconds, slo) for rows in runs]
         found[name] = {key: round(float(np.median([one[key] for one in parts])), 3) for key in parts[0]}
 
-    told = {"timeout": CAUTION * slo}
     for times in arguments.rungs:
         rung(f"{times:g} C", times * c, **told)
     rung("3 C, 3 retries at once", 3 * c, **told, retries=3)
@@ -200,11 +203,11 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
     return words
 
 
-def markdown(c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
+def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
     lines = [
-        f"MiniLM, one-row requests of many lengths, the model on one thread of its process; C = {c:.0f} requests/s, "
-        f"SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C); clients allow {CAUTION:g} SLO. Late: accepted and not right "
-        "within the SLO. Share: of the best goodput, or of what was offered where that is less. Sent late: the client's own p99.\n",
+        f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
+        "within the SLO. Share: of the best goodput, or of what was offered where that is less. Sent late: the "
+        "client's own p99.\n",
         "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
         "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
         "|" + "---|" * 11,
@@ -234,29 +237,35 @@ def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float,
             say(f"closed loop: {guess:.0f}/s")
             with client(port, requests, expected, Path(work)) as fire:
                 c, slo = capacity(fire, guess, arguments.seconds / 2)
-                return c, slo, ladder(fire, c, slo, arguments)
+                return c, slo, ladder(fire, c, slo, arguments, {"timeout": CAUTION * slo})
 
 
-def main() -> int:
+def parsed(description: str | None, rungs: list[float], silent: list[float]) -> argparse.Namespace:
     def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("artifact", nargs="?")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each rung")
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[1])
-    parser.add_argument("--rungs", type=numbers, default=[0.5, 1.0, 1.5, 2.0, 5.0, 10.0])
-    parser.add_argument("--silent", type=numbers, default=[2.0])
-    arguments = parser.parse_args()
+    parser.add_argument("--rungs", type=numbers, default=rungs)
+    parser.add_argument("--silent", type=numbers, default=silent)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed(__doc__, [0.5, 1.0, 1.5, 2.0, 5.0, 10.0], [2.0])
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make_minilm(folder, say)
         c, slo, found = measure(artifact, arguments)
     words = missed(found, slo)
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
-    write("serve_overload", {**table, "rows": found, "missed": words}, markdown(c, slo, found, words))
+    what = "MiniLM, one-row requests of many lengths, the model on one thread of its process; clients allow "
+    text = markdown(f"{what}{CAUTION:g} SLO", c, slo, found, words)
+    write("serve_overload", {**table, "rows": found, "missed": words}, text)
     return 1 if words else 0
 
 
