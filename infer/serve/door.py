@@ -71,7 +71,7 @@ class Door:
         enough, most = self._bounds(busy, before, waiting)
         if wait > (enough if self.crowded else most):
             self._note(wait > enough)
-            raise OverloadedError(f"work that arrives now would start in {wait:.1f} s", retry_after=wait)
+            raise OverloadedError(f"work that arrives now would start in {wait:.2f} s", retry_after=wait)
         left = deadline - queue.clock()
         if self._done(busy, before, waiting, rows, work) <= left or not self._sure():
             return
