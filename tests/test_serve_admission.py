@@ -254,6 +254,21 @@ def test_a_batch_is_cut_where_its_first_request_would_be_late() -> None:
     assert desk.batcher.take().entries == entries[4:]
 
 
+def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.01)
+    first, other = desk.put(timeout=0.5), desk.put(timeout=0.55, key="other")
+    for _ in range(7):
+        desk.put(timeout=0.6)
+    desk.clock.now += 0.45
+    taken = desk.batcher.take().entries
+    assert taken[0] is first
+    assert len(taken) <= 5
+    desk.batcher.finish(0.01 * len(taken))
+    desk.clock.now += 0.01 * len(taken)
+    assert desk.batcher.take().entries == [other]
+
+
 def test_what_is_late_in_any_case_cuts_no_batch() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.1)

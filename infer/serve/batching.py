@@ -193,7 +193,7 @@ class Batcher:
                 passed.append(item)
                 continue
             if not rows:
-                in_time = self.speed.work_within(entry.deadline - now)
+                in_time = min(self.speed.work_within(entry.deadline - now), self._patience(entry))
                 most, short = (in_time, "deadline") if entry.work <= in_time < most else (most, short)
             self._leave(entry)
             taken.entries.append(entry)
@@ -201,6 +201,16 @@ class Batcher:
         for item in passed:
             heapq.heappush(queue, item)
         taken.reason = "full" if rows >= self.max_batch else short if passed else "idle"
+
+    def _patience(self, chosen: Entry) -> float:
+        """The most work that the first of every other key can wait for, where it could wait for `chosen` alone: what
+        joins that batch goes before them, whenever it came."""
+        found, now, speed = math.inf, self.clock(), self.speed
+        for key, queue in self._queues.items():
+            if key != chosen.key and queue and (first := queue[0][3]).waiting:
+                work = speed.work_within(first.deadline - now - speed.seconds(first.work) * speed.caution)
+                found = min(found, work) if work >= chosen.work else found
+        return found
 
     def _leave(self, entry: Entry) -> None:
         entry.waiting = False

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-MEMORY = 16  # batches: each weighs a 16th
+MEMORY, LONG = 16, 256  # batches: each weighs a 16th, in what is told of more and of less work a 256th
 STRANGE = 3.0  # times longer or shorter than expected
 USUAL = 3  # that many strange ones in a row are how it is now
-WORTH = 0.05  # of a batch's time that its fixed part may be
+WORTH = 0.1  # of a batch's time that its fixed part may be
 DOUBT = 2.0  # mean deviations that are added where being late costs
 
 
 class Speed:
-    """Seconds of a batch as a + b·work, by least squares over the recent past; `doubt`: mean relative error.
+    """Seconds of a batch as a + b·work, by least squares, the slope over a longer past; `doubt`: mean relative error.
 
     Work is what the caller counts, here elements with their padding. One batch that takes strangely long counts as
     three times what was expected at most; after three strange ones in a row all that was known before is forgotten.
@@ -31,7 +31,8 @@ class Speed:
 
     def _forget(self) -> None:
         self._seen, self._largest, self.doubt = 0, 0.0, 0.0
-        self._work = self._time = self._square = self._product = 0.0
+        self._work = self._time = 0.0
+        self._long = [0.0] * 4  # means of work, seconds, work², work x seconds
         self.fixed = self.each = 0.0
 
     def seed(self, measured: Iterable[tuple[float, float]]) -> None:
@@ -65,11 +66,12 @@ class Speed:
             self.doubt += weight * (abs(seconds - expected) / expected - self.doubt)
         self._work += weight * (work - self._work)
         self._time += weight * (seconds - self._time)
-        self._square += weight * (work * work - self._square)
-        self._product += weight * (work * seconds - self._product)
-        variance = self._square - self._work * self._work
-        covariance = self._product - self._work * self._time
-        each = covariance / variance if variance > 1e-6 * self._square else 0.0
+        slow = max(1 / self._seen, 1 / LONG)
+        now = work, seconds, work * work, work * seconds
+        self._long = [mean + slow * (one - mean) for mean, one in zip(self._long, now, strict=True)]
+        mean, time, square, product = self._long
+        variance = square - mean * mean
+        each = (product - mean * time) / variance if variance > 1e-6 * square else 0.0
         self.each = min(max(each, 0.0), self._time / self._work) if self._work else 0.0
         self.fixed = self._time - self.each * self._work
 
@@ -84,7 +86,7 @@ class Speed:
 
     @property
     def useful_work(self) -> float:
-        """So much in one batch that more would make nothing cheaper: the fixed part is a 20th of its time."""
+        """So much in one batch that more would make little cheaper: the fixed part is a tenth of that which grows."""
         return self.fixed / (WORTH * self.each) if self.each else math.inf
 
     def work_within(self, seconds: float) -> float:
