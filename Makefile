@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray fuzz clean
+.PHONY: demo test check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -73,6 +73,18 @@ conformance: $(STAMP)
 ray: $(STAMP)
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	$(RUN) -m pytest tests/test_serve_ray.py
+
+# What the suite kills, stops, starves and fills, alone and one after another.
+chaos: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m chaos
+
+# Ten thousand streams that are hung up on, twice (once with a leak that must be found), and half an hour of everything.
+endure: $(STAMP)
+	$(RUN) bench/serve_leaks.py
+	$(RUN) bench/serve_leaks.py --plant pages
+	$(RUN) bench/serve_leaks.py --plant memory
+	$(RUN) bench/serve_slow.py
+	$(RUN) bench/serve_soak.py
 
 # Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser.
 fuzz: $(STAMP)

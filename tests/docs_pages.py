@@ -20,6 +20,7 @@ WIRE = [
     (400, "malformed HTTP: framing, lengths, chunks, headers twice, no Host"),
     (408, "head or body not there at its deadline, or slower than the least speed"),
     (414, "request target too long"),
+    (421, "a Host that is none of the server's, on loopback without keys"),
     (431, "too many headers, or too long"),
     (505, "neither HTTP/1.0 nor HTTP/1.1"),
 ]

@@ -127,11 +127,14 @@ def live(
     limits: ServeLimits | None = None,
     api_key: str | Sequence[str] | None = None,
     tls: Any = None,
+    hosts: Any = None,
 ) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key)
     config = uvicorn.Config(
-        build(service), timeout_graceful_shutdown=1, **wire.options(service.limits, service.refused, tls)
+        build(service),
+        timeout_graceful_shutdown=1,
+        **wire.options(service.limits, service.refused, tls, hosts),
     )
     server, failures = uvicorn.Server(config), list[BaseException]()
 

@@ -73,13 +73,45 @@ def multiplies(path: str) -> Any:
     return made
 
 
+def proven(path: str, **options: Any) -> Any:
+    """`Hazards` whose worker is known to give the right answers when it starts."""
+    made = Hazards(path, **options)
+    made.self_test = lambda: None  # type: ignore[attr-defined]
+    return made
+
+
+def decays(path: str, good: int) -> Any:
+    """`Hazards` with golden inputs, asked for many times a second while idle, whose answers are wrong after `good`."""
+    from safetensors.numpy import save_file
+
+    from infer.serve.worker import golden
+
+    golden.EVERY, golden.MOST_SHARE = 0.0, 1.0
+    made, asked = Hazards(path), []
+    made.path = Path(path)  # type: ignore[attr-defined]
+    (made.path / "golden").mkdir(exist_ok=True)  # type: ignore[attr-defined]
+    save_file(x_of(1, 2), made.path / "golden/inputs.safetensors")  # type: ignore[attr-defined]
+    predict = made.predict
+
+    def wrong(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        asked.append(len(inputs["x"]))
+        found = predict(inputs)
+        return found if len(asked) <= good else {**found, "y": found["y"] + 0.5}
+
+    made.predict = wrong  # type: ignore[method-assign]
+    return made
+
+
 def speaker(path: str, seconds: float = 0.0) -> Any:
-    """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "~" never gets its second letter."""
+    """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "$" at its second letter, one with a
+    "~" never gets that."""
     from tests.serve_speaker import Alphabet, Speaker
 
     class Deadly(Alphabet):
         def _go_on(self, request: Any, made: int) -> list[Any]:
             if ord("^") in request.prompt:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ord("$") in request.prompt and made:
                 os.kill(os.getpid(), signal.SIGKILL)
             if ord("~") in request.prompt and made:
                 time.sleep(1000)
@@ -145,14 +177,23 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of all its threads: a worker that is started again is another thread's."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
 
 
 @contextlib.contextmanager
-def started(**options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A server process of `serve`, which has begun to load its model."""
+def started(
+    *, stderr: Any = subprocess.PIPE, files: int = 0, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A server process of `serve`, which has begun to load its model; it may open so many `files`, where given."""
     command = [sys.executable, "-m", "tests.serve_workers", json.dumps(options)]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if files:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as running:
         try:
             assert running.stdout.readline() == "loading\n"
@@ -168,7 +209,7 @@ def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with started(**options) as running:
         line = running.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found, (line, running.poll(), running.stderr.read())
+        assert found, (line, running.poll(), running.stderr and running.stderr.read())
         yield running, found[0]
 
 
@@ -178,11 +219,13 @@ def serve(
     options: Any = None,
     text: bool = False,
     run: Any = None,
+    log: bool = False,
     **limits: Any,
 ) -> int:
     """`infer.serve.run` with `tests.serve_workers:OPENER` in place of an artifact; says so when it begins to load."""
     from infer.serve import opening, server
     from infer.serve.limits import ServeLimits
+    from infer.serve.observing import Observing
     from infer.serve.worker import text as texts
     from infer.serve.worker.messages import Source
 
@@ -197,7 +240,8 @@ def serve(
     if text:
         opening.generates = lambda folder: True
         texts.RemoteLanguage = language  # type: ignore[misc,assignment]
-    return server.run([path], port=0, limits=ServeLimits(**limits), **(run or {}))
+    more = {"observing": Observing(requests=log), **(run or {})}
+    return server.run([path], port=0, limits=ServeLimits(**limits), **more)
 
 
 if __name__ == "__main__":

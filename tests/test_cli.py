@@ -180,6 +180,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.chaos
 def test_a_full_disk_is_exit_7_and_leaves_nothing(tmp_path: Path) -> None:
     """A tmpfs of 1 MiB in a mount namespace of its own."""
     script = f"mount -t tmpfs -o size=1m none {tmp_path} && {sys.executable} -m infer optimize " + " ".join(

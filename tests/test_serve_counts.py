@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from infer.cli import main
 from infer.cli.top import HEADS, Readings, read
+from infer.generate.stats import EngineStats
 from infer.serve.exposition import Registry
 from infer.serve.limits import ServeLimits
 from infer.serve.recent import Times, percentile
@@ -26,9 +27,15 @@ from tests.serve_speaker import Alphabet, Speaker
 TENSORS = "/v2/models/double/infer"
 SPECIFIED = [
     *("requests_total", "requests_running", "requests_waiting", "queue_seconds"),
-    *("request_seconds", "compute_seconds", "batch_size", "padding_ratio"),
+    *("request_seconds", "compute_seconds", "batch_size", "batch_tokens", "padding_ratio"),
     *("dispatch_total", "rejected_total", "cancelled_total", "deadline_exceeded_total"),
-    *("time_to_first_token_seconds", "inter_token_seconds", "decode_seconds", "prompt_tokens_total"),
+    *(
+        "time_to_first_token_seconds",
+        "inter_token_seconds",
+        "prefill_seconds",
+        "decode_seconds",
+        "prompt_tokens_total",
+    ),
     *(
         "generation_tokens_total",
         "kv_cache_usage_ratio",
@@ -224,11 +231,35 @@ def test_tokens_and_their_times_add_up(told: Live) -> None:
     assert count(told, "generation_tokens_total", model="speaker") == 15
     assert count(told, "inter_token_seconds_count", model="speaker") == 12
     assert count(told, "time_to_first_token_seconds_count", model="speaker") == 3
-    assert count(told, "decode_seconds_count", model="speaker") == 3
+    for name in ("decode_seconds", "prefill_seconds", "queue_seconds"):
+        assert count(told, f"{name}_count", model="speaker") == 3
     now = httpx.get(f"{told.url}/ops/now").json()["models"]["speaker"]
     assert now["tokens"] == 15
     assert sum(now["inter_token_times"].values()) == 12
     assert sum(now["first_token_times"].values()) == 3
+
+
+def test_the_tokens_of_batches_are_rows_times_length(told: Live) -> None:
+    httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": ["a", "bcd"]})
+    assert (
+        count(told, "batch_tokens_sum", model="embedder") == 2 * 4
+    )  # as the tokenizer gave them, with a begin
+    assert count(told, "batch_tokens_count", model="double") == 0
+
+
+def test_steps_are_counted_by_their_tokens_where_they_run_and_read_at_a_scrape() -> None:
+    stats, registry = EngineStats(), Registry()
+    spread = registry.histogram("t", "t", (), (1, 2, 4)).labels()
+    spread.set_function(lambda: (stats.step_tokens, stats.prefill_tokens + stats.decode_tokens))
+    assert "t_count 0.0" in registry.text().decode()
+    for prefill, decoded in ((0, 1), (1, 1), (3, 0), (0, 4), (500, 20)):
+        stats.count(prefill, decoded, (0.0, 0.0, 0.0, 0.0))
+    assert stats.step_tokens[:3] == [1, 1, 2]
+    lines = registry.text().decode().splitlines()[2:]
+    assert lines == [
+        *('t_bucket{le="1"} 1.0', 't_bucket{le="2"} 2.0', 't_bucket{le="4"} 4.0', 't_bucket{le="+Inf"} 5.0'),
+        *("t_sum 530.0", "t_count 5.0"),
+    ]
 
 
 def test_the_memory_of_the_processes_is_what_the_kernel_says(told: Live) -> None:

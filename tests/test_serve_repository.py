@@ -55,6 +55,26 @@ def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
         check_memory(folder, "a", 2, 1 << 27, None)
 
 
+def test_a_kv_cache_counts_and_what_is_left_of_a_budget_bounds_it(tmp_path: Path) -> None:
+    shape = {"layers": 2, "kv_heads": 2, "head_dim": 64, "max_positions": 512, "kv_dtype": "float16"}
+    folder = put(tmp_path / "a.infer", name="a", device="cpu", meta={"generation": shape})
+    need, cache = check_memory(folder, "a", 1, 1 << 30, None)
+    left = (1 << 30) - (need - cache)
+    assert cache == min(left // 4, 65536 * 2 * 2 * 2 * 64 * 2)
+    assert check_memory(folder, "a", 1, None, None)[1] is None  # the engine's own share of what is free
+    need, cache = check_memory(folder, "a", 1, 1 << 30, None, kv_memory=1 << 28)
+    assert cache == 1 << 28
+    assert need > 1 << 28
+    with pytest.raises(ResourceError, match="1.00 GiB for its KV cache"):
+        check_memory(folder, "a", 1, 1 << 30, None, kv_memory=1 << 30)
+    with pytest.raises(ResourceError, match="0.10 GiB are left of the 1.00 GiB"):
+        check_memory(
+            folder, "a", 1, 1 << 30, None, taken=(1 << 30) - (1 << 27) + (1 << 24) + (1 << 22) + (1 << 20)
+        )
+    plain = put(tmp_path / "b.infer", name="b")
+    assert check_memory(plain, "b", 1, 1 << 30, None)[1] is None
+
+
 def test_load_and_unload_are_not_there_unless_asked_for(tmp_path: Path) -> None:
     put(tmp_path / "m/1", factor=2)
     with serving(opener="multiplies", path=str(tmp_path)) as (_, url):

@@ -18,6 +18,7 @@ from infer.serve.limits import ServeLimits
 from tests.serve_load import GONE, until_refused
 from tests.serve_workers import DIE, alive, body_of, children, serving, started, wait_until
 
+pytestmark = pytest.mark.chaos
 INFER = "/v2/models/hazards/infer"
 
 

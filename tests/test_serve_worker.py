@@ -22,12 +22,15 @@ from infer.serve.worker.restarts import RestartLimits, Restarts
 from infer.serve.worker.supervised import HopelessError, WatchLimits
 from tests.serve_workers import DIE, HANG, RAISE, alive, wait_until, x_of
 
+pytestmark = pytest.mark.chaos
 FAST = RestartLimits(first=0.01)
 
 
 @contextlib.contextmanager
-def remote(replicas: int = 1, watch: WatchLimits | None = None, **options: Any) -> Iterator[Remote]:
-    source = Source(path="hazards", opener="tests.serve_workers:Hazards", options=options)
+def remote(
+    replicas: int = 1, watch: WatchLimits | None = None, opener: str = "Hazards", **options: Any
+) -> Iterator[Remote]:
+    source = Source(path="hazards", opener=f"tests.serve_workers:{opener}", options=options)
     starting = Starting(source, replicas, watch=watch, restart=FAST)
     with contextlib.closing(starting):
         yield starting.remote()
@@ -168,7 +171,39 @@ def test_replicas_share_one_queue() -> None:
         asyncio.run(go(predictor))
 
 
-def test_when_starting_again_does_not_help_the_engine_gives_up() -> None:
+@pytest.mark.parametrize("opener", ["Hazards", "proven"])
+def test_many_requests_that_kill_workers_do_not_end_the_server(opener: str) -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            for value in range(4):
+                if opener == "Hazards":  # it is known to answer only by what it answers
+                    await ask(engine, value)
+                with pytest.raises(PoisonError):
+                    await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
+            assert predictor.executors[0].restarts.total == 8
+            await ask(engine, 1)
+            assert engine.ready
+
+    with remote(opener=opener) as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_worker_that_is_killed_again_and_again_is_given_up() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            for _ in range(5):
+                await asyncio.to_thread(wait_until, lambda: engine.ready)
+                await ask(engine, 1)
+                os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+                await asyncio.to_thread(wait_until, lambda: not engine.ready)
+            await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
+            assert isinstance(engine.failure, HopelessError)
+
+    with remote(opener="proven") as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_model_that_dies_of_whatever_it_is_asked_is_given_up() -> None:
     async def go(predictor: Remote) -> None:
         async with engine_of(predictor) as engine:
             failed = []
@@ -208,6 +243,32 @@ def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_deaths_that_requests_are_guilty_of_do_not_count_where_others_were_answered() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    for _ in range(6):
+        restarts.works()
+        assert restarts.died() is not None
+        restarts.excuse()  # it killed the worker once more, alone
+        assert restarts.died() is not None
+    restarts.proved()
+    assert restarts.died() is not None
+    restarts.excuse()
+    assert restarts.died() is not None
+    restarts.works()
+    restarts.excuse()  # another one that was there at the first of the two
+    assert restarts.died() is not None
+    assert [restarts.died() is None for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_deaths_count_where_nothing_was_ever_answered() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    given_up = []
+    for _ in range(5):
+        restarts.excuse()
+        given_up.append(restarts.died() is None)
+    assert given_up == [False] * 4 + [True]
+
+
 def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
     now = [0.0]
     restarts = Restarts(RestartLimits(), lambda: now[0])
@@ -221,7 +282,8 @@ def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
 def test_a_server_of_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys
-import infer.cli, infer.serve.server, infer.serve.worker.text, infer.serve.worker.remote
+import infer.cli.serving, infer.cli.options, infer.cli.serving_options, infer.serve.server
+import infer.serve.worker.text, infer.serve.worker.remote
 from infer import plugins
 [plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]
 print("torch" in sys.modules)

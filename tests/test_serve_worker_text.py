@@ -18,10 +18,12 @@ from infer.generate.requests import Output, Request, Sampling
 from infer.serve.worker.messages import Source
 from infer.serve.worker.restarts import RestartLimits
 from infer.serve.worker.supervised import HopelessError, Supervised, WatchLimits
-from infer.serve.worker.suspects import Refusal, Table
+from infer.serve.worker.suspects import Again, Refusal, Table
 from infer.serve.worker.text import RemoteText
 from tests.serve_fakes import Live, live
 from tests.serve_workers import alive, language, wait_until
+
+pytestmark = pytest.mark.chaos
 
 
 @contextlib.contextmanager
@@ -120,7 +122,7 @@ def test_a_prompt_that_kills_two_workers_is_quarantined_and_its_neighbours_succe
             thread.join()
         assert {p: a.status_code for p, a in answers.items()} == {"a": 200, "b": 200, poison: 500, "c": 200}
         assert answers[poison].json()["error"]["code"] == "poison_request"
-        assert predictor.driver.deaths == 2
+        wait_until(lambda: predictor.driver.deaths == 2)
         assert ask(server, poison).json()["error"]["code"] == "poison_request"
         assert predictor.driver.deaths == 2
         assert ask(server, "d").status_code == 200
@@ -142,10 +144,40 @@ def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None
         assert ask(server, "x").status_code == 200
 
 
+def test_many_prompts_that_kill_workers_do_not_end_the_server(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        for number in range(4):
+            assert ask(server, f"^{number}").json()["error"]["code"] == "poison_request"
+        wait_until(lambda: predictor.driver.deaths == 8)
+        assert ask(server, "x").status_code == 200
+
+
+def test_a_stream_that_kills_two_workers_after_it_began_is_quarantined(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        answers = [ask(server, "$", stream=True) for _ in range(3)]
+        assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
+        assert answers[2].json()["error"]["code"] == "poison_request"
+        assert predictor.driver.deaths == 2
+        assert ask(server, "x").status_code == 200
+
+
+def test_streams_of_one_content_that_were_there_at_a_death_are_not_guilty_of_it() -> None:
+    table, told = Table(), list[Output]()
+    for death in range(3):
+        for name in ("a", "b"):
+            table.add(_request(f"{name}{death}"), told.extend)
+        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in table.next()])
+        assert table.died() == 0
+    assert len(table.quarantine) == 0
+
+
 def test_when_starting_again_does_not_help_everybody_is_told(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
-        for number in range(3):
-            assert ask(server, f"^{number}").status_code == 500
+        for number in range(5):
+            pid = predictor.driver.worker.pid or 0
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda n=number: predictor.driver.deaths > n)
+            wait_until(lambda: predictor.driver.ready or predictor.driver.failure is not None)
         wait_until(lambda: predictor.driver.failure is not None)
         assert isinstance(predictor.driver.failure, HopelessError)
         assert server.service.died
@@ -178,3 +210,43 @@ def test_suspects_are_tried_one_at_a_time_and_others_wait_meanwhile() -> None:
     assert table.busy
     assert table.drop("new")
     assert not table.busy
+
+
+def test_who_passed_its_trial_is_not_guilty_of_a_death_that_the_next_one_caused() -> None:
+    table, told = Table(), list[Output]()
+    for name in "ab":
+        table.add(_request(name, ord(name)), told.extend, replay=True)
+    assert len(table.next()) == 2
+    assert table.died() == 0
+    assert [request.id for request in table.next()] == ["a"]
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    assert [request.id for request in table.next()] == ["b"]
+    assert table.died() == 2
+    assert [(o.id, type(o)) for o in told[1:]] == [("a", Again), ("b", Refusal)]
+    assert [request.id for request in table.next()] == ["a"]
+    table.add(_request("new"), told.extend)
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    assert table.next() == []  # until its end, this time
+    table.deliver([Output(id="a", index=0, token_ids=(1,), finish="length")])
+    assert [request.id for request in table.next()] == ["new"]
+
+
+def test_who_kills_after_its_first_token_is_found_among_others() -> None:
+    table, told = Table(), list[Output]()
+    token = [Output(id="b", index=0, token_ids=(1,))]
+    table.add(_request("b", ord("b")), told.extend, replay=True)
+    for name in ("c", "d"):
+        assert [request.id for request in table.next()] == ["b"]
+        table.deliver(token)
+        if name == "d":
+            break
+        assert table.died() == 0
+        assert [request.id for request in table.next()] == ["b"]
+        table.deliver(token)
+        table.add(_request(name, ord(name)), told.extend)
+        assert [request.id for request in table.next()] == [name]
+        assert table.died() == 0
+    assert table.next() == []
+    assert table.died() == 3
+    assert isinstance(told[-1].error, PoisonError)
+    assert [request.id for request in table.next()] == ["c"]

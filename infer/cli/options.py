@@ -9,13 +9,10 @@ from typing import Any
 
 import msgspec
 
-from ..attention import KV_DTYPES
 from ..errors import UsageError, unknown
-from ..generate import lora
 from ..spec import ALIASES, CALIBRATIONS, Plan
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
-KV = ("auto", *KV_DTYPES)
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -33,14 +30,17 @@ def to_plan(
     **rest: Any,
 ) -> Plan:
     """Spellings made canonical, bad combinations refused before anything is opened."""
+    from ..attention import KV_DTYPES  # and torch, which a server of workers has no need of
+    from ..generate import lora
+
     dtype = ALIASES.get(dtype, dtype)
     if dtype not in DTYPES:
         raise UsageError(f"no compute dtype named {dtype!r}", hint=f"Known: {', '.join(DTYPES)}")
     if device not in DEVICES:
         raise UsageError(f"no device named {device!r}", hint=f"Known: {', '.join(DEVICES)}")
     kv_dtype = ALIASES.get(kv_dtype, kv_dtype)
-    if kv_dtype not in KV:
-        raise UsageError(f"no dtype of the KV cache named {kv_dtype!r}", hint=f"Known: {', '.join(KV)}")
+    if kv_dtype not in (known := ("auto", *KV_DTYPES)):
+        raise UsageError(f"no dtype of the KV cache named {kv_dtype!r}", hint=f"Known: {', '.join(known)}")
     if calibrate not in CALIBRATIONS:
         raise unknown("--calibrate", calibrate, CALIBRATIONS)
     sizes = parse_batches(batches)

@@ -40,6 +40,13 @@ def serve(
     anonymous: Annotated[
         bool, typer.Option(help="let anybody in on an address that is not loopback")
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="what requests may say as Host beside localhost, where no key is needed; '*': anything",
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None,
         typer.Option(help="of a language model's KV cache, like 2GiB; default: a share of what is free"),
@@ -130,6 +137,7 @@ def serve(
             tls=serving_options.tls(ssl_certfile, ssl_keyfile, ssl_keyfile_password),
             limits=serving_options.limits(limit, refuse_nonfinite=nonfinite == Nonfinite.error),
             anonymous=anonymous,
+            allow_hosts=allow_host or (),
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,
             kv_memory=kv_memory,

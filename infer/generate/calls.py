@@ -101,6 +101,9 @@ class Calls:
     def _run(self, work: list[Work]) -> None:
         """One call of the model; when it fails, each sequence once more alone, so that a bad one fails alone."""
         started = self._clock()
+        for sequence, _ in work:
+            if sequence.job.begun is None:
+                sequence.job.begun = started
         rows: list[int] = []
         try:
             scored = rows_to_score(work, rows)

@@ -113,4 +113,5 @@ def _output(
         stopped_by=by,
         prompt_logprobs=scores,
         cached_tokens=job.sequences[0].cached if first else 0,
+        queued_seconds=job.begun - job.arrival if first and job.begun is not None else 0.0,
     )

@@ -93,7 +93,7 @@ class Request(msgspec.Struct, kw_only=True):
     )
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step brought to one of the `n` completions of a request; `text` never ends within a character.
 
     `finish` is set on the last one; `stopped_by` then is the stop string or token id, or the reason of an error.
@@ -108,3 +108,4 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str | int | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first output, first token None
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    queued_seconds: float = 0.0  # with the first output: how long the prompt waited until a step read of it

@@ -23,6 +23,7 @@ class Job:
         self.request, self.sampling = request, request.sampling
         self.rank = (arrival + request.priority * aging, number)
         self.arrival = arrival
+        self.begun: float | None = None  # when a step first read of its prompt
         self.prompt_length = len(request.prompt)
         self.adapter = 0  # its slot
         self.root = root(request.adapter or "", request.salt)

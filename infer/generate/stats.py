@@ -38,9 +38,14 @@ class EngineStats(msgspec.Struct):
     sampling_seconds: float = 0.0
     output_seconds: float = 0.0  # text, ends, bookkeeping
     tokens_per_second: float = 0.0  # lately, read and chosen together
+    step_tokens: list[int] = []  # steps of at most 1, 2, 4, … tokens and more than those before
 
     def count(self, prefill: int, decoded: int, times: tuple[float, float, float, float]) -> None:
         """`times`: seconds of building inputs, of the model, of sampling, of outputs."""
+        place = max(prefill + decoded - 1, 0).bit_length()
+        while len(self.step_tokens) <= place:
+            self.step_tokens.append(0)
+        self.step_tokens[place] += 1
         self.prefill_tokens += prefill
         self.decode_tokens += decoded
         built, ran, sampled, told = times
@@ -53,7 +58,7 @@ class EngineStats(msgspec.Struct):
         self.tokens_per_second = before + SMOOTHING * (rate - before)
 
     def snapshot(self, scheduler: Scheduler, pool: PagePool) -> Self:
-        now = msgspec.structs.replace(self)
+        now = msgspec.structs.replace(self, step_tokens=list(self.step_tokens))
         now.running, now.waiting = len(scheduler.running), len(scheduler.waiting)
         now.pages_used, now.cached_tokens = pool.used, pool.cached * pool.page
         now.preemptions, now.evictions = scheduler.preemptions, pool.evictions

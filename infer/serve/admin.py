@@ -16,6 +16,7 @@ import psutil
 from ..errors import BusyError, NotFoundError, NotReadyError, ResourceError
 from .engine import Engine
 from .generation import Generator
+from .memory import cache_bytes
 from .repository import Found, Repository, named
 from .service import Service
 
@@ -35,7 +36,8 @@ class Listed(msgspec.Struct):
 
 
 class Admin:
-    """`opener` starts to open an artifact, at once; its result's `remote()` waits for that, in a thread."""
+    """`opener` starts to open an artifact, at once; its result's `remote()` waits for that, in a thread. It finds in
+    `caches` how large a KV cache may be."""
 
     def __init__(
         self,
@@ -45,10 +47,13 @@ class Admin:
         *,
         replicas: int = 1,
         memory: int | None = None,
+        kv_memory: int | None = None,
+        caches: dict[Path, int | None] | None = None,
         linger: float = LINGER,
     ) -> None:
         self.service, self.repository, self._opener = service, repository, opener
         self._replicas, self._memory, self._linger = replicas, memory, linger
+        self._kv_memory, self._caches = kv_memory, {} if caches is None else caches
         self._changing: dict[str, State] = {}
         self._reasons: dict[tuple[str, str], str] = {}
         self._opened: list[Any] = []
@@ -78,8 +83,10 @@ class Admin:
             found = await asyncio.to_thread(self.repository.find, name)
             version = named(found)[1]
             try:
-                await asyncio.to_thread(
-                    check_memory, found.path, name, self._replicas, self._memory, self.service
+                _, self._caches[found.path] = await asyncio.to_thread(
+                    check_memory,
+                    *(found.path, name, self._replicas, self._memory, self.service),
+                    kv_memory=self._kv_memory,
                 )
                 starting = self._opener(found)
                 self._opened.append(starting)
@@ -145,25 +152,40 @@ def _number(version: str) -> tuple[int, str]:
     return (int(version), "") if version.isdigit() else (-1, version)
 
 
-def check_memory(path: Path, name: str, replicas: int, budget: int | None, service: Service | None) -> None:
-    """Raises `ResourceError` when the artifact does not fit into what is free, or left of `budget` bytes.
+def check_memory(
+    path: Path,
+    name: str,
+    replicas: int,
+    budget: int | None,
+    service: Service | None,
+    *,
+    kv_memory: int | None = None,
+    taken: int = 0,
+) -> tuple[int, int | None]:
+    """The bytes that it needs, and those that its KV cache may take where nobody said so and there is a `budget`.
 
-    Counted are its files, which every worker maps, and a worker's own libraries; not the KV cache of a language model,
-    which takes a share of what is then left.
+    Raises `ResourceError` when the artifact does not fit into what is free, or left of the budget, after `taken` bytes
+    of others. Counted are its files, which every worker maps, a worker's own libraries, and a KV cache of a size that
+    was said.
     """
     files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    need, left = files + replicas * PROCESS_BYTES, int(psutil.virtual_memory().available)
-    where = "are free on this machine"
+    asked = cache_bytes(path, kv_memory, 0)
+    need = files + replicas * PROCESS_BYTES + asked
+    left, where = int(psutil.virtual_memory().available) - taken, "are free on this machine"
     if budget is not None:
-        taken = service.memory.processes.resident_bytes() if service is not None else 0
-        if budget - taken < left:
-            left, where = max(budget - taken, 0), f"are left of the {_gib(budget)} that the server may take"
+        used = service.memory.processes.resident_bytes() if service is not None else 0
+        if budget - used - taken < left:
+            left = max(budget - used - taken, 0)
+            where = f"are left of the {_gib(budget)} that the server may take"
     if need > left:
         parts = f"{_gib(files)} of files, {_gib(replicas * PROCESS_BYTES)} for {replicas} processes"
+        parts += f", {_gib(asked)} for its KV cache" if asked else ""
         raise ResourceError(
-            f"{name} needs about {_gib(need)} of memory ({parts}), {_gib(left)} {where}",
+            f"{name} needs about {_gib(need)} of memory ({parts}), {_gib(max(left, 0))} {where}",
             hint="Unload another model first, or serve fewer replicas",
         )
+    cache = cache_bytes(path, None, left - need) if budget is not None and kv_memory is None else 0
+    return need + cache, cache or kv_memory
 
 
 def _gib(size: int) -> str:

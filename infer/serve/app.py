@@ -73,6 +73,7 @@ def build(service: Service) -> App:
     routes = table(service)
     service.routes = routes
     bodies = Bodies(service.limits.max_bodies_bytes)
+    service.metrics.held(lambda: bodies.held)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
         Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))

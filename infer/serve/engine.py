@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,7 @@ class Engine:
             raise
         finally:
             alarm.cancel()
+            ticket.entries, ticket.done = [], {}  # those refer back, and hold arrays, also of shared memory
 
     def knock(self, *, timeout: float, priority: int = NORMAL) -> None:
         """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
@@ -118,7 +120,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """A request would be run now: one lane at least can."""
-        return self.healthy and any(lane.executor.ready for lane in self.lanes)
+        return self.healthy and any(lane.executor.answering for lane in self.lanes)
 
     @property
     def idle(self) -> bool:
@@ -199,6 +201,10 @@ class Engine:
         rows = sum(entry.rows for entry in ran.entries)
         self.metrics.dispatched(ran.reason)
         self.metrics.executed(rows, ran.assemble, ran.compute, ran.cut, ran.padding)
+        if ragged := self.layout.ragged:
+            lengths = [math.prod([entry.sizes[size] for size in ragged]) for entry in ran.entries]
+            tokens = sum(entry.rows * length for entry, length in zip(ran.entries, lengths, strict=True))
+            self.metrics.batch_tokens.observe(tokens)
         for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
             queued = ran.started - entry.arrived
             if isinstance(outcome, Exception):

@@ -81,11 +81,12 @@ class Watched(Count):
 class Spread:
     """A histogram's child: how many values were at most each bound, and their sum."""
 
-    __slots__ = ("_bounds", "_starts", "_tail", "counts", "total")
+    __slots__ = ("_bounds", "_read", "_starts", "_tail", "counts", "total")
 
     def __init__(self, name: str, labels: str, bounds: tuple[float, ...]) -> None:
         self.counts, self.total = [0] * (len(bounds) + 1), 0.0
         self._bounds = bounds
+        self._read: Callable[[], tuple[Sequence[int], float]] | None = None
         inside = f"{labels}," if labels else ""
         self._starts = [f'{name}_bucket{{{inside}le="{bound}"}} ' for bound in (*bounds, "+Inf")]
         own = f"{{{labels}}}" if labels else ""
@@ -95,7 +96,15 @@ class Spread:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def set_function(self, read: Callable[[], tuple[Sequence[int], float]]) -> None:
+        """Ask at each scrape: counts by bucket, as many as there are yet, and the sum of the values."""
+        self._read = read
+
     def lines(self) -> Iterator[str]:
+        if self._read is not None:
+            counts, self.total = self._read()
+            last = len(self.counts) - 1
+            self.counts = [*counts[:last], *([0] * (last - len(counts))), sum(counts[last:])]
         so_far = 0
         for start, count in zip(self._starts, self.counts, strict=True):
             so_far += count

@@ -12,6 +12,10 @@ from .limits import ServeLimits
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[^\r\n]*)?\r\n")
 HEAD_END = b"\r\n\r\n"
+SAID = {
+    HTTPStatus.MISDIRECTED_REQUEST: "that Host is none of this server's names. "
+    "Say --allow-host NAME when you start it, if it should be",
+}
 
 
 class FramingError(Exception):
@@ -106,7 +110,7 @@ class Seam:
 
 def refusal(status: HTTPStatus) -> bytes:
     """A whole answer, for requests that never came as far as a route."""
-    body = msgspec.json.encode({"error": status.phrase})
+    body = msgspec.json.encode({"error": SAID.get(status, status.phrase)})
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
     tail = f"content-length: {len(body)}\r\nx-request-id: {os.urandom(16).hex()}\r\nconnection: close\r\n\r\n"
     return head.encode() + tail.encode() + body

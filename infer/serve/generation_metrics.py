@@ -22,19 +22,33 @@ class GenerationMetrics:
         self.first_times, self.between_times = Times(), Times()
         self._decode = shared.decode.labels(*self._labels)
         self._first_token = shared.first_token.labels(*self._labels)
+        self._queue, self._prefill = (
+            family.labels(*self._labels) for family in (metrics.queue_seconds, shared.prefill)
+        )
         self._between, self._made = shared.between.labels(*self._labels), shared.made.labels(*self._labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
+
+    def watch(self, stats: Callable[[], Any]) -> None:
+        """The engine's own: how many tokens its steps had."""
+
+        def read() -> tuple[list[int], float]:
+            now = stats()
+            return getattr(now, "step_tokens", []), now.prefill_tokens + getattr(now, "decode_tokens", 0)
+
+        self._metrics.batch_tokens.labels(*self._labels).set_function(read)
 
     @property
     def made(self) -> int:
         """Tokens since the start."""
         return int(self._made.value)
 
-    def first_token(self, seconds: float) -> None:
-        """A prompt got its first token so long after it was admitted."""
+    def first_token(self, seconds: float, queued: float) -> None:
+        """A prompt got its first token so long after it was admitted; `queued` of them it waited to be read."""
         self._first_token.observe(seconds)
+        self._queue.observe(min(queued, seconds))
+        self._prefill.observe(max(seconds - queued, 0.0))
         self.first_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float | None) -> None:
@@ -66,6 +80,8 @@ class Shared:
         self.first_token = histogram(
             "time_to_first_token_seconds", "From admission to a prompt's first token", FIRST
         )
+        text = "From the step that began to read a prompt to its first token"
+        self.prefill = histogram("prefill_seconds", text, SECONDS)
         text = "Between two tokens of one completion; tokens that come together share"
         self.between = histogram("inter_token_seconds", text, BETWEEN)
         self.decode = histogram(

@@ -28,7 +28,7 @@ LOOK_SECONDS = 1.0
 class Executor(Protocol):
     """Runs one batch after another; see `Local` and `worker.replica.Replica`."""
 
-    ready: bool
+    answering: bool  # a batch would be run now
     watched: bool  # a batch that hangs raises `LostError`
 
     def fileno(self) -> int: ...
@@ -41,13 +41,15 @@ class Executor(Protocol):
 
     def look(self) -> None: ...
 
+    def excuse(self) -> None: ...
+
     def restart(self, stopping: Callable[[], bool]) -> None: ...
 
 
 class Local:
     """A predictor in this process."""
 
-    ready, watched = True, False
+    answering, watched = True, False
 
     def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
         self._predictor, self._clock = predictor, clock
@@ -67,6 +69,9 @@ class Local:
         pass
 
     def look(self) -> None:
+        pass
+
+    def excuse(self) -> None:
         pass
 
     def restart(self, stopping: Callable[[], bool]) -> None:
@@ -178,6 +183,8 @@ class Lane:
             return list(self._run(entries, ran))
         except LostError as error:
             ran.reason = "retry"
+            if len(entries) == 1 and entries[0].deaths:
+                self.executor.excuse()
             self._restart(error)
             return [self._again(entry, ran) for entry in entries]
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason

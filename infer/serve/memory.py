@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,6 +14,8 @@ import psutil
 from .exposition import Count, Family, reading
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
+ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KINDS = {"weights": "weights", "run": "scratch"}  # what the report calls it → kind
 
 
@@ -43,6 +47,25 @@ def page_bytes(predictor: Any) -> int:
 
     shape = generation_shape(predictor.manifest)
     return shape.layers * shape.page_bytes if shape is not None else 0
+
+
+def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
+    """Of the KV cache in RAM that the model in `folder` will take: what is `asked`, else what its engine takes by
+    itself of the bytes that are `left`: a quarter, or what 65,536 tokens or one context need. 0 of other models and on
+    GPUs."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return 0  # opening it will say what is wrong
+    shape = (manifest.get("meta") or {}).get("generation")
+    if shape is None or manifest.get("device") != "cpu":
+        return 0
+    if asked is not None:
+        return asked
+    kind = shape.get("kv_dtype", "float16")
+    head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if kind == "int8" else 0)
+    token = 2 * shape["layers"] * shape["kv_heads"] * head
+    return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token)
 
 
 def measured_bytes(predictor: Any) -> dict[str, int]:

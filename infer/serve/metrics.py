@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from .recent import Times
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TOKENS = tuple(1 << power for power in range(15))
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 MODEL = ("model", "version")
 
@@ -56,6 +58,7 @@ class ModelMetrics:
         self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
         self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
         self.batch_size = metrics.batch_size.labels(*self._labels)
+        self.batch_tokens = metrics.batch_tokens.labels(*self._labels)
         self.padding_ratio = metrics.padding_ratio.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.nonfinite = metrics.nonfinite.labels(*self._labels)
@@ -132,6 +135,8 @@ class Metrics:
         )
         self.compute_seconds = histogram("compute_seconds", "The model itself, per batch", SECONDS)
         self.batch_size = histogram("batch_size", "Rows per batch", ROWS)
+        text = "Tokens of a batch, rows times length as requests gave them; of a language model, of a step"
+        self.batch_tokens = histogram("batch_tokens", text, TOKENS)
         self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
         self._load = own.gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"))
         self._gauges: dict[str, Family[Watched]] = {}
@@ -158,6 +163,14 @@ class Metrics:
         """The model is gone; its counters stay."""
         for family in self._gauges.values():
             family.children.pop((model, version), None)
+
+    def held(self, body_bytes: Callable[[], float]) -> None:
+        """Gauges of what requests hold, and of the tasks of the event loop, on which scrapes are answered."""
+        text = "Bytes of request bodies in memory"
+        self.registry.watched("infer_body_bytes", text).labels().set_function(body_bytes)
+        text = "Tasks of the event loop"
+        tasks = self.registry.watched("infer_event_loop_tasks", text).labels()
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
 
     def dropped_lines(self, value: Callable[[], float]) -> None:
         """A counter of lines that the request log lost."""

@@ -25,6 +25,10 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._digests)
 
+    def __contains__(self, digest: bytes) -> bool:
+        with self._lock:
+            return digest in self._digests
+
     def add(self, digest: bytes) -> None:
         with self._lock:
             self._digests[digest] = None
@@ -34,9 +38,7 @@ class Quarantine:
 
     def refuse(self, digest: bytes) -> None:
         """Raises `PoisonError` for what was added; callers skip the digest while this is empty."""
-        with self._lock:
-            known = digest in self._digests
-        if known:
+        if digest in self:
             raise PoisonError("this request was being run when the model's process died, twice")
 
 

@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ..spec import parse_size
 from . import descriptors, opening, wire
 from .admin import Admin, check_memory
 from .app import build
+from .hosts import Hosts, guard
 from .limits import LOOPBACK, ServeLimits
 from .observing import Observing, attach
 from .repository import Found, Repository
@@ -47,6 +49,7 @@ def run(
     api_key: str | Sequence[str] | None = None,
     tls: ssl.SSLContext | None = None,
     anonymous: bool = False,
+    allow_hosts: Sequence[str] = (),
     max_delay_us: int | None = None,
     drain: float | None = None,
     kv_memory: str | int | None = None,
@@ -72,7 +75,7 @@ def run(
     `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
     of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
     folders. What does not fit into `memory` ("8GiB" or bytes), or into what is free, is refused with
-    `ResourceError`.
+    `ResourceError`. `allow_hosts`: see `hosts.guard`.
     """
     began = age()
     if not paths:
@@ -100,11 +103,16 @@ def run(
         bounds, said = descriptors.fit(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
         if said is not None:
             log.warning("%s", said)
+        taken, cache, caches = 0, parse_size(kv_memory, "--kv-memory"), dict[Path, int | None]()
         for found in chosen:
-            check_memory(found.path, found.path.name, replicas, budget, None)
+            need, caches[found.path] = check_memory(
+                *(found.path, found.path.name, replicas, budget, None), kv_memory=cache, taken=taken
+            )
+            taken += need
 
         def source(found: Found) -> Source:
-            return Source(path=str(found.path), name=found.name, version=found.version, options=options)
+            own = {**options, "kv_memory": caches.get(found.path, kv_memory)}
+            return Source(path=str(found.path), name=found.name, version=found.version, options=own)
 
         sources = [source(found) for found in chosen]
         opened = opening.open_models(
@@ -119,13 +127,20 @@ def run(
                     return opening.Here(source(found))
                 return opening.begin(source(found), replicas, watchdog=bounds.watchdog_seconds)
 
-            service.admin = Admin(service, repository, opener, replicas=replicas, memory=budget)
+            service.admin = Admin(
+                *(service, repository, opener),
+                replicas=replicas,
+                memory=budget,
+                kv_memory=cache,
+                caches=caches,
+            )
             stack.callback(service.admin.close)
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
         notes = [opening.times(opened, server=began, opening=age() - began)] if timings else []
-        return serve(service, listener, tls=tls, say=say, notes=notes)
+        hosts = guard(allow_hosts, loopback=host in LOOPBACK, keys=bool(api_key), bound=host)
+        return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
     return 0
 
 
@@ -170,10 +185,12 @@ def serve(
     listener: socket.socket,
     *,
     tls: ssl.SSLContext | None = None,
+    hosts: Hosts | None = None,
     say: Callable[[str], None] | None = None,
     notes: Sequence[str] = (),
 ) -> int:
-    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it.
+    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it; `hosts`:
+    what requests may call the server, None: anything.
 
     `notes` are said after the line that says that requests are answered.
     """
@@ -188,7 +205,9 @@ def serve(
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = uvicorn.Config(
-        build(service), timeout_graceful_shutdown=2, **wire.options(service.limits, service.refused, tls)
+        build(service),
+        timeout_graceful_shutdown=2,
+        **wire.options(service.limits, service.refused, tls, hosts),
     )
     host, port = listener.getsockname()[:2]
     with _port_errors(host, port):
@@ -266,4 +285,9 @@ def greeting(service: Service, listener: socket.socket, *, secure: bool = False)
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    """To whoever starts servers; a full disk under it is no reason not to serve."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("could not say: %s (%s)", line, error.strerror)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else its flush would fail again, at the end

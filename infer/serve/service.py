@@ -86,6 +86,7 @@ class Service:
         counters = GenerationMetrics(self.metrics, self.generation, name, version)
         generator = self.generators[name] = Generator(predictor, self.limits, counters)
         self.collector.stats[name, version] = generator.driver.stats
+        counters.watch(generator.driver.stats)
         for adapter in generator.adapters:
             if adapter == name or adapter in self.models or self.adapters.get(adapter, name) != name:
                 raise UsageError(f"{adapter} is the name of two things that are served", where=name)

@@ -73,7 +73,7 @@ class Stream:
         if key in self._waiting:
             self._waiting.remove(key)
             owner.started(key, when, self.began)
-            owner.metrics.first_token(when - self.began)
+            owner.metrics.first_token(when - self.began, output.queued_seconds)
             self._first = self._first or when
         choice = self.offset[key] + output.index
         if count := len(output.token_ids):

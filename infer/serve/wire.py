@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .express import Express, Heads
 from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, refusal
+from .hosts import Hosts
 from .limits import ServeLimits
 from .readers import Flow, Meter, Watch
 from .tls import Gate
@@ -47,6 +48,7 @@ class Wire(HttpToolsProtocol):
 
     limits = ServeLimits()
     heads = Heads()
+    hosts: Hosts | None = None  # None: any
     refused: Refused = staticmethod(lambda status: None)
     flow: Flow  # type: ignore[assignment]
 
@@ -71,6 +73,7 @@ class Wire(HttpToolsProtocol):
         self._disarm()
         self._reader.end()
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # it refers back: who is freed at once needs no collector
 
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
@@ -152,7 +155,10 @@ class Wire(HttpToolsProtocol):
         named = [name for name, _ in self.headers if name in ONCE]
         if len(named) != len(set(named)) or (version == "1.1" and b"host" not in named):
             self._refuse(HTTPStatus.BAD_REQUEST)
-        body = self._framing(dict(self.headers), version)
+        headers = dict(self.headers)
+        if self.hosts is not None and not self.hosts.admit(headers.get(b"host", b"localhost")):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
+        body = self._framing(headers, version)
         self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
         super().on_headers_complete()
         self._disarm()
@@ -248,17 +254,25 @@ class Wire(HttpToolsProtocol):
             self.transport.close()
 
 
-def protocol(limits: ServeLimits, refused: Refused | None = None) -> type[Wire]:
+def protocol(limits: ServeLimits, refused: Refused | None = None, hosts: Hosts | None = None) -> type[Wire]:
     """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
-    own = {"limits": limits, "heads": Heads(), "refused": staticmethod(refused or Wire.refused)}
+    own = {
+        "limits": limits,
+        "heads": Heads(),
+        "hosts": hosts,
+        "refused": staticmethod(refused or Wire.refused),
+    }
     return type("LimitedWire", (Wire,), own)
 
 
 def options(
-    limits: ServeLimits, refused: Refused | None = None, tls: ssl.SSLContext | None = None
+    limits: ServeLimits,
+    refused: Refused | None = None,
+    tls: ssl.SSLContext | None = None,
+    hosts: Hosts | None = None,
 ) -> dict[str, Any]:
     """For `uvicorn.Config`."""
-    wire = protocol(limits, refused)
+    wire = protocol(limits, refused, hosts)
 
     def gate(**given: Any) -> asyncio.BaseProtocol:
         return wire(**given) if tls is None else Gate(wire(**given), tls)

@@ -49,8 +49,9 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
         channel.send(failed(error))
         return 3
-    channel.send(Ready(card, phases, speeds))
-    if generates(predictor.manifest):
+    text = generates(predictor.manifest)
+    channel.send(Ready(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
+    if text:
         from . import language
 
         return language.loop(predictor, channel)

@@ -43,7 +43,8 @@ class RemoteDriver:
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._checks: dict[int, tuple[threading.Event, list[Failed | None]]] = {}
         self._numbers = itertools.count()
-        self._stats: dict[str, float] = {}
+        self._stats: dict[str, float | list[int]] = {}
+        self._answering = True
         while not self._stats:
             self._take(worker.hear(None, worker.watch.idle))
         self._threads = [
@@ -55,7 +56,7 @@ class RemoteDriver:
 
     @property
     def ready(self) -> bool:
-        return self.failure is None and self.worker.ready
+        return self.failure is None and self.worker.answering and self._answering
 
     @property
     def beat(self) -> float:
@@ -149,6 +150,7 @@ class RemoteDriver:
             self._slowest.append(max(time.monotonic() - message.beat, 0.0))
             self._usual = sorted(self._slowest)[int(0.99 * len(self._slowest))]
             self._beat, self._stats = max(self._beat, message.beat), message.stats
+            self._answering = message.answering
         elif isinstance(message, Refused):
             error = raised(message.error)
             refused = error if isinstance(error, InferError) else InferError("the model failed")
@@ -176,7 +178,8 @@ class RemoteDriver:
         self._epoch += 1
         for done, _ in list(self._checks.values()):
             done.set()
-        self._table.died()
+        if guilty := self._table.died():
+            self.worker.restarts.excuse(guilty)
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()

@@ -6,6 +6,7 @@ Grammars are compiled in threads of their own, never in the engine's.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,22 +14,33 @@ from typing import Any
 
 import msgspec
 
+from ...errors import InferError
 from ...generate.requests import Output, Request
 from .channel import Channel, ClosedError
+from .golden import GoldenPrompt
 from .messages import Cancel, Check, Checked, Close, Failed, Outputs, Pulse, Refused, Submit, failed
 
+log = logging.getLogger("infer.serve.worker")
 PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
 
 
 def loop(predictor: Any, channel: Channel[Any]) -> int:
-    """Until told to end, or the engine died; the exit code. Raises `ClosedError` when the front is gone."""
+    """Until told to end, the engine died or its answers are wrong; the exit code.
+
+    Raises `ClosedError` when the front is gone.
+    """
     worker = Worker(predictor.language, channel)
-    due = 0.0
+    due, golden = 0.0, GoldenPrompt(worker.driver)
     while worker.driver.failure is None:
         if (now := time.monotonic()) >= due:
             due = now + PULSE_SECONDS
-            channel.send(Pulse(worker.beat, worker.stats()))
+            try:
+                golden.look()
+            except InferError as error:
+                log.critical("%s", error)
+                return 4
+            channel.send(Pulse(worker.beat, worker.stats(), golden.answering))
         message = channel.receive(due - now)
         if isinstance(message, Close):
             predictor.close()
@@ -49,10 +61,10 @@ class Worker:
     def beat(self) -> float:
         return self.driver.beat if self.driver.running else time.monotonic()
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float | list[int]]:
         found = self.driver.stats()
         values = msgspec.structs.asdict(found) if isinstance(found, msgspec.Struct) else vars(found)
-        return {name: value for name, value in values.items() if isinstance(value, int | float)}
+        return {name: value for name, value in values.items() if isinstance(value, int | float | list)}
 
     def take(self, message: Any) -> None:
         """What the front sent, or None."""

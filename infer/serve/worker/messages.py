@@ -78,12 +78,14 @@ class Close(msgspec.Struct, tag="close", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """From the worker: the model is open, tested and warm. `phases`: seconds of each part of the start; `speeds`:
-    elements of a batch, or tokens of a prompt, and the seconds they took."""
+    """From the worker: the model is open and warm. `phases`: seconds of each part of the start; `speeds`: elements of
+    a batch, or tokens of a prompt, and the seconds they took; `tested`: it gave the right answers to its golden inputs,
+    or wrote two tokens."""
 
     card: Card
     phases: dict[str, float]
     speeds: list[tuple[int, float]] = []
+    tested: bool = False
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):
@@ -103,7 +105,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True):
-    """From a worker that loads or has nothing to do, about once a second."""
+    """From a worker that loads, or that has nothing to do and can answer, about once a second."""
 
     steps: int = 0
 
@@ -149,10 +151,11 @@ class Checked(msgspec.Struct, tag="checked", array_like=True):
 
 class Pulse(msgspec.Struct, tag="pulse", array_like=True):
     """From a worker of a language model, twice a second. `beat`: the system's monotonic clock when the engine last
-    turned; `stats`: its counters."""
+    turned; `stats`: its counters; `answering`: the question that it asks itself while idle is not overdue."""
 
     beat: float
-    stats: dict[str, float]
+    stats: dict[str, float | list[int]]
+    answering: bool = True
 
 
 ToWorker = Open | Run | Submit | Cancel | Check | Close

@@ -83,10 +83,13 @@ class Replica(Supervised):
             self.channel.send(run)
         except ClosedError as error:
             raise self.lost() from error
-        self.heard = time.monotonic()
+        self.heard, self.busy = time.monotonic(), True
         patience = max(self.watch.batch, 10 * self._slowest)
-        while not isinstance(message := self.hear(None, patience), Done | Failed):
-            pass
+        try:
+            while not isinstance(message := self.hear(None, patience), Done | Failed):
+                pass
+        finally:
+            self.busy = False
         if isinstance(message, Failed):
             raise raised(message)
         return message

@@ -19,20 +19,37 @@ class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts:
-    """Counts deaths; not thread-safe."""
+    """Counts deaths; not thread-safe.
+
+    Deaths that a request is guilty of are the request's, or clients could end a server with a few of them. But only
+    a worker that is known to answer something else is innocent: a model that dies of whatever it is asked is given up.
+    """
 
     def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._deaths: deque[float] = deque()
         self._in_a_row = 0
+        self._proved = False  # it answered something since a request was last found guilty
+        self._excused, self._lately = False, 0  # deaths that counted since
         self.total = 0
+
+    def excuse(self, deaths: int = 2) -> None:
+        """A request is guilty of so many: the one that `died` counts next, and those before."""
+        if not self._proved:
+            return
+        for _ in range(min(deaths - 1, self._lately, len(self._deaths))):
+            self._deaths.pop()
+        self._proved, self._excused, self._lately = False, True, 0
 
     def died(self) -> float | None:
         """Count one: the seconds to wait before the next start, doubled with each death in a row; None: give up."""
         now, limits = self._clock(), self._limits
-        self._deaths.append(now)
+        if not self._excused:
+            self._deaths.append(now)
+            self._lately += 1
+        self._excused = False
         self.total += 1
-        while now - self._deaths[0] > limits.window:
+        while self._deaths and now - self._deaths[0] > limits.window:
             self._deaths.popleft()
         if len(self._deaths) >= limits.deaths:
             return None
@@ -42,4 +59,8 @@ class Restarts:
 
     def works(self) -> None:
         """It answered: the next death is the first in a row."""
-        self._in_a_row = 0
+        self._in_a_row, self._proved = 0, True
+
+    def proved(self) -> None:
+        """It was started, and gave the right answer to a question of its own."""
+        self._proved = True

@@ -19,6 +19,7 @@ from .restarts import RestartLimits, Restarts
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
+SILENT_SECONDS = 10.0  # without a word of a worker that has nothing to do, until it counts as not ready
 CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
 
 
@@ -41,7 +42,8 @@ class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Supervised:
     """One thread uses it, others may `close` it. `start` and `wait` come first, `card` is known then.
 
-    `heard`: when the worker last said something; `phases` and `speeds`: see `messages.Ready`.
+    `ready`: its model is open; `busy`: it was asked for something that may take long; `heard`: when it last spoke;
+    `phases` and `speeds`: see `messages.Ready`.
     """
 
     def __init__(
@@ -57,11 +59,16 @@ class Supervised:
         self.card: Card | None = None
         self.phases: dict[str, float] = {}
         self.speeds: list[tuple[int, float]] = []
-        self.ready = self.closing = False
+        self.ready = self.closing = self.busy = False
         self.heard = time.monotonic()
         self.using = threading.Lock()  # held while the channel is read
         self._descriptors = list(descriptors)
         self._process: Process | None = None
+
+    @property
+    def answering(self) -> bool:
+        """It is open, and has something to do or gave a sign of life, which it only does when it can answer."""
+        return self.ready and (self.busy or time.monotonic() - self.heard < SILENT_SECONDS)
 
     @property
     def pid(self) -> int | None:
@@ -99,6 +106,8 @@ class Supervised:
                     raise ArtifactError("it was replaced while it was served", where=self.source.path)
                 self.card, self.phases, self.ready = message.card, message.phases, True
                 self.speeds = message.speeds
+                if message.tested:
+                    self.restarts.proved()
                 return message.card
 
     def hear(self, seconds: float | None, patience: float) -> Any:
@@ -124,6 +133,10 @@ class Supervised:
         """To be raised when nothing came for so long; it is killed."""
         self._end()
         return LostError(f"killed after {seconds:.0f} s of silence")
+
+    def excuse(self) -> None:
+        """See `Restarts.excuse`."""
+        self.restarts.excuse()
 
     def restart(self, stopping: Callable[[], bool]) -> None:
         """Start it again, as often as that is sensible; returns when it is ready, or `stopping`.

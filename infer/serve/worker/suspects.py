@@ -40,10 +40,13 @@ class _Ticket:
 
 class Table:
     """Any thread. After a death, those of whom nobody has seen a token are tried again one at a time, each until it has
-    one, while others wait: who is there at two deaths was alone at the second."""
+    one, while others wait. Who is there at a second death, with others, is tried until its end. Guilty is who was there
+    at two deaths, alone at the last.
+    """
 
     def __init__(self) -> None:
         self.quarantine = Quarantine()
+        self._cut = Quarantine()  # streams that were alone at one death, and can't be tried again
         self._lock = threading.RLock()
         self._sent: dict[str, _Ticket] = {}
         self._waiting: dict[str, _Ticket] = {}
@@ -103,7 +106,7 @@ class Table:
                     ticket.unfinished.discard(output.index)
                     if not ticket.unfinished:
                         del self._sent[output.id]
-                if self._tried == output.id:
+                if self._tried == output.id and (ticket.deaths < 2 or not ticket.unfinished):
                     self._tried = None
             more = self._tried is None and bool(self._suspects or self._waiting)
         for deliver, own in letters.items():
@@ -117,15 +120,20 @@ class Table:
         if ticket is not None:
             _tell(ticket, error)
 
-    def died(self) -> None:
-        """The worker did: those it had are tried again, refused, or, once they had a token, failed."""
+    def died(self) -> int:
+        """The worker did: those it had are tried again, refused, or, once they had a token, failed. If one of them was
+        found guilty, the number of deaths it is guilty of, else 0."""
         with self._lock:
-            sent, self._sent, self._tried = list(self._sent.values()), {}, None
+            sent, self._sent = list(self._sent.values()), {}
+            tried, self._tried = self._tried, None
+        guilty = 0
         for ticket in sent:
             ticket.deaths += 1
             if ticket.started and not ticket.replay:
+                guilty = 2 * (len(sent) == 1 and self._again(digest_of(ticket.request)))
                 _tell(ticket, WorkerDiedError("the model's process died"))
-            elif ticket.deaths > 1:
+            elif ticket.deaths > 1 and (len(sent) == 1 or ticket.request.id == tried):
+                guilty = ticket.deaths
                 self.quarantine.add(digest_of(ticket.request))
                 _tell(ticket, PoisonError("the model's process died of this request, twice"))
             else:
@@ -134,6 +142,15 @@ class Table:
                     ticket.reset()
                 with self._lock:
                     self._suspects.append(ticket)
+        return guilty
+
+    def _again(self, digest: bytes) -> bool:
+        """Whether a stream like this was alone at a death for the second time; it is refused from now on."""
+        if digest not in self._cut:
+            self._cut.add(digest)
+            return False
+        self.quarantine.add(digest)
+        return True
 
     def end(self, error: InferError) -> None:
         """Fail all of them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..arrays import run_arrays
 from .channel import Channel
+from .golden import GoldenBatch
 from .messages import Beat, Done, Failed, Open, Run, failed
 from .slab import Slab
 
@@ -16,15 +17,21 @@ BEAT_SECONDS = 1.0
 
 
 def loop(predictor: Any, channel: Channel[Any], slabs: list[Slab]) -> int:
-    """Until told to end; the exit code. Raises `ClosedError` when the front is gone."""
-    steps = 0
+    """Until told to end, or its answers are wrong; the exit code. Raises `ClosedError` when the front is gone."""
+    steps, golden = 0, GoldenBatch(predictor)
     while True:
         asked = channel.receive(BEAT_SECONDS)
         if asked is None:
+            try:
+                golden.look()
+            except Exception:
+                log.critical("the golden inputs fail", exc_info=True)
+                return 4
             channel.send(Beat(steps))
         elif isinstance(asked, Run):
             steps += 1
             channel.send(_run(predictor, asked, slabs[asked.slab]))
+            golden.rest.begin()
         elif not isinstance(asked, Open):
             predictor.close()
             return 0

@@ -1,0 +1,222 @@
+"""Ten thousand streams hung up on at random points: memory, files, threads and KV pages are back where they were.
+
+    python bench/serve_leaks.py [--streams 10000] [--at-once 32] [--plant pages|memory] [--artifacts FOLDER]
+
+pydoc_lm (int8) in a worker of `infer serve`. A client resets its connection while it asks, right after, or after some
+events. The first fifth warms up; then, at rest, front and worker are read after every eighth of the streams. Broken,
+and the exit code 1, when at the end of them: RSS of one of them grew by more than 4 MB; files, threads or tasks of the
+event loop are more; a page of the KV cache is held, a request runs or waits, a byte of a body is kept; an answer is
+wrong. `--plant` leaks on purpose, a page of each 50th stream or 2 KB of each in the front, and then the exit code
+is 0 only when the leak was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+from serve_traffic import (
+    LONG,
+    OPENINGS,
+    TOKENS,
+    Client,
+    Known,
+    completion,
+    known_answers,
+    make_artifacts,
+    samples,
+    served,
+    streamed_text,
+)
+
+from serve import say, write
+
+READINGS = 8
+MOST_MB = 4.0
+EMPTY = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "body_bytes")
+
+
+class Leaks:
+    def __init__(self, client: Client, pid: int, known: Known, seed: int) -> None:
+        self.client, self.known, self.rng = client, known, random.Random(seed)
+        self.front = psutil.Process(pid)
+        (self.worker,) = self.front.children()
+        self.points: Counter[str] = Counter()
+        self.readings: list[dict[str, float]] = []
+        self.done = 0
+
+    async def hang_up(self, streams: int, at_once: int) -> None:
+        left = iter(range(streams))
+
+        async def client() -> None:
+            for _ in left:
+                asked = completion(self.rng.choice(OPENINGS), LONG, stream=True, ignore_eos=True)
+                try:
+                    self.points[await self.client.abort(asked, self.rng)] += 1
+                except (OSError, TimeoutError) as error:
+                    self.points[repr(error)] += 1
+
+        await asyncio.gather(*(client() for _ in range(at_once)))
+        self.done += streams
+
+    async def read(self) -> None:
+        """Once nothing runs, or after ten seconds whatever is left."""
+        until = time.monotonic() + 10
+        while True:
+            await asyncio.sleep(1.0)
+            scraped = samples((await self.client.get("/metrics")).body)
+            found = {name: _sum(scraped, f"infer_{name}") for name in EMPTY}
+            if not any(found.values()) or time.monotonic() > until:
+                break
+        found["tasks"] = _sum(scraped, "infer_event_loop_tasks")
+        for name, process in (("front", self.front), ("worker", self.worker)):
+            found[f"{name} MB"] = process.memory_info().rss / 1e6
+            found[f"{name} files"], found[f"{name} threads"] = process.num_fds(), process.num_threads()
+        self.readings.append({"streams": self.done, **found})
+        say(str({name: round(value, 3) for name, value in self.readings[-1].items()}))
+
+    async def check(self) -> list[str]:
+        """The sentences of wrong answers to each opening."""
+        wrong = []
+        for opening, text in self.known.texts.items():
+            answer = await self.client.ask(completion(opening, TOKENS, stream=True))
+            if streamed_text(answer.body) != (text, "done"):
+                wrong.append(f"wrong: {opening!r} → {streamed_text(answer.body)}")
+        return wrong
+
+    def broken(self) -> list[str]:
+        first, last = self.readings[0], self.readings[-1]
+        found = [f"{name}: {last[name]:g} at rest" for name in EMPTY if last[name]]
+        for name in (
+            "tasks",
+            *(f"{who} {what}" for who in ("front", "worker") for what in ("files", "threads")),
+        ):
+            if last[name] > first[name]:
+                found.append(f"{name}: {first[name]:g}, then {last[name]:g}")
+        for who in ("front", "worker"):
+            grown = last[f"{who} MB"] - first[f"{who} MB"]
+            if grown > MOST_MB:
+                found.append(f"{who}: {grown:.1f} MB more")
+        return found
+
+
+def _sum(scraped: dict[str, float], name: str) -> float:
+    return sum(value for key, value in scraped.items() if key.partition("{")[0] == name)
+
+
+async def run(arguments: argparse.Namespace, port: int, pid: int, known: Known) -> dict[str, Any]:
+    leaks = Leaks(Client(port), pid, known, arguments.seed)
+    broken = await leaks.check()
+    await leaks.hang_up(arguments.streams // 5, arguments.at_once)
+    await leaks.read()
+    for _ in range(READINGS):
+        await leaks.hang_up(arguments.streams * 4 // 5 // READINGS, arguments.at_once)
+        await leaks.read()
+    broken += [*leaks.broken(), *(await leaks.check())]
+    known_points = ("asking", "asked", "reading")
+    broken += [f"{count} streams: {what}" for what, count in leaks.points.items() if what not in known_points]
+    return {
+        "streams": leaks.done,
+        "points": dict(leaks.points),
+        "readings": leaks.readings,
+        "broken": broken,
+    }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    names = list(found["readings"][0])
+    lines = [f"{found['streams']} streams hung up on: {found['points']}", ""]
+    lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(f"{row[name]:.6g}" for name in names) + " |" for row in found["readings"]]
+    lines += ["", "Broken: " + ("; ".join(found["broken"]) or "nothing") + ".", ""]
+    return "\n".join(lines)
+
+
+# --- the server, with a leak
+def serve_leaking(plant: str, artifact: str) -> int:
+    from infer import serve
+    from infer.serve import opening, text_stream
+
+    if plant == "memory":
+        kept, close = [], text_stream.Stream.close
+
+        def keeps(stream: text_stream.Stream) -> None:
+            kept.append(bytes(2048))
+            close(stream)
+
+        text_stream.Stream.close = keeps  # type: ignore[method-assign]
+    else:
+        begin = opening.begin
+
+        def leaky(source: Any, *given: Any, **named: Any) -> Any:
+            import msgspec
+
+            return begin(msgspec.structs.replace(source, opener="serve_leaks:leaking"), *given, **named)
+
+        opening.begin = leaky  # type: ignore[assignment]
+    return serve.run([artifact], port=0, kv_memory="64MiB")
+
+
+def leaking(path: str, **options: Any) -> Any:
+    """A language model that forgets the last page of each 50th sequence."""
+    from infer.generate.pages import PagePool
+    from infer.predict import Predictor
+
+    release_all, calls = PagePool.release_all, Counter[str]()
+
+    def forgets(pool: PagePool, pages: list[int]) -> None:
+        calls["all"] += 1
+        if pages and calls["all"] % 50 == 0:
+            pages.pop()
+        release_all(pool, pages)
+
+    PagePool.release_all = forgets  # type: ignore[method-assign]
+    return Predictor.load(path, **options)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["serve"]:
+        return serve_leaking(*sys.argv[2:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--plant", choices=["pages", "memory"])
+    parser.add_argument(
+        "--kv-memory", default="64MiB", help="it is taken page by page, as pages are first written"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
+    parser.add_argument("--short", action="store_true", help="write no results")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        kept = arguments.artifacts or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        digits, pydoc = make_artifacts(kept)
+        known = known_answers(digits, pydoc)
+        plain = ["serve.py", pydoc, "--port", "0", "--kv-memory", arguments.kv_memory]
+        command = ["bench/serve_leaks.py", "serve", arguments.plant, pydoc] if arguments.plant else plain
+        with served(command, Path(folder) / "server.log") as (port, running):
+            found = asyncio.run(run(arguments, port, running.pid, known))
+    if arguments.plant:
+        say(markdown(found))
+        print(f"the planted leak was {'found' if found['broken'] else 'not found'}")
+        return 0 if found["broken"] else 1
+    if arguments.short:
+        print(markdown(found))
+    else:
+        write("serve-leaks", found, markdown(found))
+    return 1 if found["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
