@@ -9,7 +9,7 @@ Every answer is compared. Every `kill` minutes the language model's worker, then
 five minutes clients pause, and what is left at rest is noted: open files, threads, KV pages, waiting requests.
 
 Memory is read every 5 s. Its slope is Theil-Sen's over medians of a minute, within lives of one process, after a
-warm-up (a fifth of the time, at most 15 minutes), with a 95 % interval. A bound is broken, and the exit code 1, when:
+warm-up (half of the time, at most 15 minutes), with a 95 % interval. A bound is broken, and the exit code 1, when:
 the interval of a slope lies above 1 MB/h; a maximum is 20 MB above its mean; files or threads at rest grow; anything is
 left at rest; an answer is wrong; a request is lost: neither answered, nor cut by a kill, nor told when to come again.
 """

@@ -40,7 +40,7 @@ class Watcher:
         self, pid: int, client: Client, *, minutes: float, kill_minutes: float, say: Callable[[str], None]
     ) -> None:
         self.client, self.say, self.resting = client, say, False
-        self.began, self.warm = time.monotonic(), min(0.2 * minutes, 15.0) * 60
+        self.began, self.warm = time.monotonic(), min(0.5 * minutes, 15.0) * 60
         self._kill_every, self._last_kill = 60 * kill_minutes, self.began
         self._front = psutil.Process(pid)
         workers = sorted(self._front.children(), key=lambda process: process.pid)
