@@ -20,6 +20,7 @@ from .restarts import RestartLimits, Restarts
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
 SILENT_SECONDS = 10.0  # without a word of a worker that has nothing to do, until it counts as not ready
+PAUSE_SECONDS = 3.0  # later than it should be: this process, or the machine, stood still
 CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
 
 
@@ -60,7 +61,7 @@ class Supervised:
         self.phases: dict[str, float] = {}
         self.speeds: list[tuple[int, float]] = []
         self.ready = self.closing = self.busy = False
-        self.heard = time.monotonic()
+        self.heard = self._listened = time.monotonic()
         self.using = threading.Lock()  # held while the channel is read
         self._descriptors = list(descriptors)
         self._process: Process | None = None
@@ -112,16 +113,27 @@ class Supervised:
 
     def hear(self, seconds: float | None, patience: float) -> Any:
         """The next message, or None after `seconds`. Raises `LostError` after `patience` without any."""
-        left = max(self.heard + patience - time.monotonic(), 0.0)
+        began = time.monotonic()
+        self._overslept(began - self._listened)
+        left = max(self.heard + patience - began, 0.0)
+        asked = left if seconds is None else min(seconds, left)
         try:
-            message = self.channel.receive(left if seconds is None else min(seconds, left))
+            message = self.channel.receive(asked)
         except (ClosedError, msgspec.DecodeError) as error:
             raise self.lost() from error
+        self._listened = time.monotonic()
         if message is not None:
-            self.heard = time.monotonic()
-        elif time.monotonic() - self.heard >= patience:
+            self.heard = self._listened
+            return message
+        self._overslept(self._listened - began - asked)
+        if self._listened - self.heard >= patience:
             raise self.hung(patience)
-        return message
+        return None
+
+    def _overslept(self, seconds: float) -> None:
+        """Time in which nobody listened is no silence: a machine that was paused wakes its processes in any order."""
+        if seconds > PAUSE_SECONDS:
+            self.heard = min(self.heard + seconds, time.monotonic())
 
     def lost(self) -> LostError:
         """To be raised when the channel is closed."""
