@@ -154,14 +154,24 @@ def test_a_full_context_leaves_out_the_oldest_turns(
     assert "the model has positions for 256" in said
 
 
+# `infer` with a model whose answers take seconds, however many tokens a step brings.
+PATIENT = """
+import runpy, time
+from infer.generate.engine import Engine
+step = Engine.step
+Engine.step = lambda self: time.sleep(0.1) or step(self)
+runpy.run_module("infer", run_name="__main__")
+"""
+
+
 def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> None:
     ours, theirs = pty.openpty()
     command = [
         sys.executable,
         "-W",
         "ignore",
-        "-m",
-        "infer",
+        "-c",
+        PATIENT,
         "chat",
         str(lm),
         "--max-tokens",
