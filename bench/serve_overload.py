@@ -265,7 +265,7 @@ def main() -> int:
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
     what = "MiniLM, one-row requests of many lengths, the model on one thread of its process; clients allow "
     text = markdown(f"{what}{CAUTION:g} SLO", c, slo, found, words)
-    write("serve_overload", {**table, "rows": found, "missed": words}, text)
+    write("serve-overload", {**table, "rows": found, "missed": words}, text)
     return 1 if words else 0
 
 
