@@ -149,6 +149,13 @@ def main() -> int:
     return 0
 
 
+def judged(missed: list[str]) -> int:
+    """Say which bars were missed; the exit code."""
+    for line in missed:
+        print(f"missed: {line}")
+    return 1 if missed else 0
+
+
 def write(name: str, found: dict[str, Any], table: str) -> None:
     """Keep it as bench/results/NAME-DATE, with machine, versions and load, and print it."""
     from infer import device

@@ -16,10 +16,8 @@ import argparse
 import asyncio
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,15 +27,16 @@ from serve_traffic import (
     TOKENS,
     Client,
     Known,
+    command_line,
     completion,
-    known_answers,
-    make_artifacts,
+    concluded,
+    prepared,
     samples,
     served,
     streamed_text,
 )
 
-from serve import say, write
+from serve import say
 
 READINGS = 8
 MOST_MB = 4.0
@@ -185,9 +184,7 @@ def leaking(path: str, **options: Any) -> Any:
 def main() -> int:
     if sys.argv[1:2] == ["serve"]:
         return serve_leaking(*sys.argv[2:])
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--plant", choices=["pages", "memory"])
@@ -195,27 +192,17 @@ def main() -> int:
         "--kv-memory", default="64MiB", help="it is taken page by page, as pages are first written"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
-    parser.add_argument("--short", action="store_true", help="write no results")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        kept = arguments.artifacts or Path(folder)
-        kept.mkdir(parents=True, exist_ok=True)
-        digits, pydoc = make_artifacts(kept)
-        known = known_answers(digits, pydoc)
+    with prepared(arguments.artifacts) as (log, _, pydoc, known):
         plain = ["serve.py", pydoc, "--port", "0", "--kv-memory", arguments.kv_memory]
         command = ["bench/serve_leaks.py", "serve", arguments.plant, pydoc] if arguments.plant else plain
-        with served(command, Path(folder) / "server.log") as (port, running):
+        with served(command, log) as (port, running):
             found = asyncio.run(run(arguments, port, running.pid, known))
     if arguments.plant:
         say(markdown(found))
         print(f"the planted leak was {'found' if found['broken'] else 'not found'}")
         return 0 if found["broken"] else 1
-    if arguments.short:
-        print(markdown(found))
-    else:
-        write("serve-leaks", found, markdown(found))
-    return 1 if found["broken"] else 0
+    return concluded("serve-leaks", found, markdown(found), short=arguments.short)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from serve_peers_forms import EMBED, NOOP_FORMS, Form
 from serve_peers_start import peer, versions
 from serve_roles import NOOP, ROOT, make_minilm, samples, started
 
-from serve import say, write
+from serve import judged, say, write
 
 CLIENTS = {"noop": 64, "minilm": 32}
 BARS = {"litserve": 3.0, "bentoml": 3.0, "mosec": 1.0}
@@ -216,9 +216,7 @@ def main() -> int:
             tables.append(measure("minilm", lambda stack: minilm(stack, asked.peers, artifact), asked))
     made = versions(asked.peers)
     write("serve-peers", {"tables": tables, "rivals": made}, markdown(tables, made))
-    for line in (bad := missed(tables)):
-        print(f"missed: {line}")
-    return 1 if bad else 0
+    return judged(missed(tables))
 
 
 if __name__ == "__main__":

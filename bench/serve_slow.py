@@ -17,14 +17,21 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from serve_traffic import Client, Known, known_answers, make_artifacts, right_logits, served, tensors
+from serve_traffic import (
+    Client,
+    Known,
+    command_line,
+    concluded,
+    prepared,
+    right_logits,
+    served,
+    tensors,
+)
 
-from serve import say, write
+from serve import say
 
 LONGEST, MOST_RATIO = 11.0, 1.2
 HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Slow: " + b"a" * 200
@@ -140,28 +147,18 @@ def main() -> int:
     if sys.argv[1:2] == ["attack"]:
         print(json.dumps(asyncio.run(attack(int(sys.argv[2]), int(sys.argv[3])))))
         return 0
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--slow", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=150.0, help="good requests a second")
     parser.add_argument("--seconds", type=float, default=8.0, help="of good requests alone, in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
-    parser.add_argument("--short", action="store_true", help="write no results")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        kept = arguments.artifacts or Path(folder)
-        kept.mkdir(parents=True, exist_ok=True)
-        digits, pydoc = make_artifacts(kept)
-        known = known_answers(digits, pydoc)
-        with served(["serve.py", digits, "--port", "0"], Path(folder) / "server.log") as (port, _):
-            found = asyncio.run(measure(arguments, port, known))
-    if arguments.short:
-        print(markdown(found))
-    else:
-        write("serve-slow", found, markdown(found))
-    return 1 if found["broken"] else 0
+    with (
+        prepared(arguments.artifacts) as (log, digits, _, known),
+        served(["serve.py", digits, "--port", "0"], log) as (port, _),
+    ):
+        found = asyncio.run(measure(arguments, port, known))
+    return concluded("serve-slow", found, markdown(found), short=arguments.short)
 
 
 if __name__ == "__main__":

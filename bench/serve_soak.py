@@ -21,11 +21,9 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from serve_soak_watch import REST_SECONDS, Watcher
@@ -36,17 +34,18 @@ from serve_traffic import (
     Answer,
     Client,
     Known,
+    command_line,
     completion,
-    known_answers,
-    make_artifacts,
+    concluded,
     post,
+    prepared,
     right_logits,
     served,
     streamed_text,
     tensors,
 )
 
-from serve import say, write
+from serve import say
 
 AT_ONCE = 64  # requests under way; more would be the client's own doing
 BAD: dict[str, tuple[int, bytes]] = {
@@ -236,32 +235,22 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
     parser.add_argument("--kill", type=float, default=10.0, help="minutes between two kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
-    parser.add_argument("--short", action="store_true", help="write no results")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        kept = arguments.artifacts or Path(folder)
-        kept.mkdir(parents=True, exist_ok=True)
-        artifacts = make_artifacts(kept)
-        known = known_answers(*artifacts)
-        command = ["serve.py", *artifacts, "--port", "0", "--replicas", "2", "--kv-memory", "64MiB"]
-        with served(command, Path(folder) / "server.log") as (port, running):
+    with prepared(arguments.artifacts) as (log, digits, pydoc, known):
+        command = ["serve.py", digits, pydoc, "--port", "0", "--replicas", "2", "--kv-memory", "64MiB"]
+        with served(command, log) as (port, running):
             found = asyncio.run(soak(arguments, port, running.pid, known))
             running.terminate()
             if code := running.wait(60):
                 found["broken"].append(f"the server ended with {code}")
     if arguments.short:
-        print(markdown(found), json.dumps(found["examples"]))
-    else:
-        write("serve-soak", found, markdown(found))
-    return 1 if found["broken"] else 0
+        say(json.dumps(found["examples"]))
+    return concluded("serve-soak", found, markdown(found), short=arguments.short)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Every answer is compared: digits' logits and pydoc_lm's greedy text are known be
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -13,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from typing import Any
 
 import numpy as np
 from serve_roles import ROOT
+
+from serve import write
 
 OPENINGS = ("The", "An exception", "def main", "It is", "When a", "class Point", "The value of", "import")
 TOKENS = 24  # of a stream that is compared
@@ -81,6 +85,35 @@ def known_answers(digits: str, pydoc: str) -> Known:
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
     images, logits = (np.array(found[name], np.float32) for name in ("images", "logits"))
     return Known(images, logits, found["texts"])
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """What the long runs share; see `prepared` and `concluded`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--artifacts", type=Path, help="where the two artifacts are kept")
+    parser.add_argument("--short", action="store_true", help="write no results")
+    return parser
+
+
+@contextlib.contextmanager
+def prepared(kept: Path | None) -> Iterator[tuple[Path, str, str, Known]]:
+    """The log of a server, digits, pydoc_lm, and what they must answer; artifacts in `kept`, or gone at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = kept or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        digits, pydoc = make_artifacts(place)
+        yield Path(folder) / "server.log", digits, pydoc, known_answers(digits, pydoc)
+
+
+def concluded(name: str, found: dict[str, Any], table: str, *, short: bool) -> int:
+    """Show or keep what was found; the exit code."""
+    if short:
+        print(table)
+    else:
+        write(name, found, table)
+    return 1 if found["broken"] else 0
 
 
 @contextlib.contextmanager

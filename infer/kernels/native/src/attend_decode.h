@@ -222,10 +222,6 @@ struct Decoder {
     return finite ? top / whole : std::numeric_limits<float>::quiet_NaN();
   }
 
-  void fetch_steps(const uint8_t* page_steps) const {
-    for (int64_t byte = 0; byte < args.page * 4; byte += 64) __builtin_prefetch(page_steps + byte);
-  }
-
   template <Number T>
   void chunk(int64_t index, Partial into) {
     const int64_t origin = index * CHUNK, limit = origin + CHUNK;
@@ -234,15 +230,10 @@ struct Decoder {
     find(low, high, origin);
     for (int64_t i = 0; i < count; ++i) {
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.keys : segments[0].page.values;
-      if (T == Number::INT8) {
-        fetch_steps(segments[i].page.value_steps);
-        if (i + 1 < count) fetch_steps(segments[i + 1].page.key_steps);
-      }
       by_parts([&](auto height, int64_t first) {
         this->template score_segment<T, decltype(height)::value>(segments[i], next, first, logits + first * CHUNK);
       });
     }
-    if (T == Number::INT8 && high < span.high) fetch_steps(page_at(high / args.page).key_steps);
     const int64_t begin = low - origin, end = (high - origin + KEY_GROUP - 1) / KEY_GROUP * KEY_GROUP;
     for (int64_t r = 0; r < rows; ++r) {
       float* const row = logits + r * CHUNK;
