@@ -1,4 +1,4 @@
-"""Clients that go on asking until they are refused, while somebody stops the server."""
+"""Clients that go on asking until they are refused, and one that hangs up while it waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 
 from infer.serve.server import LINGER
+from tests.rude import GOOD, connect, read
+from tests.serve_fakes import Live
 
 GONE = "gone"  # the server answered nobody any more
 
@@ -53,3 +55,20 @@ def until_refused(
 
     asyncio.run(load())
     return outcomes
+
+
+def hang_up_behind_another(server: Live) -> None:
+    """Of two requests to a model that runs one at a time the second hangs up: it leaves the queue at once."""
+    engine = server.service.engines["double"]
+    with connect(server) as first, connect(server) as second:
+        first.sendall(GOOD)
+        time.sleep(0.05)
+        second.sendall(GOOD)
+        time.sleep(0.05)
+        assert engine.batcher.requests == 1
+        second.close()
+        deadline = time.monotonic() + 0.2
+        while engine.batcher.requests and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert engine.batcher.requests == 0
+        assert read(first, bytearray()).status == 200

@@ -17,6 +17,7 @@ from infer.spec import TensorSpec
 from tests import rude
 from tests.rude import BODY, GOOD, HEALTH, ask, chunked, closed, connect, get, post, read, send, well
 from tests.serve_fakes import Fake, Live, double, live
+from tests.serve_load import hang_up_behind_another
 
 LENGTH = b"Content-Length: %d" % len(BODY)
 
@@ -74,18 +75,7 @@ def test_expect_continue_is_answered_before_the_body(server: Live) -> None:
 def test_a_client_that_hangs_up_is_cancelled_while_it_waits() -> None:
     with live(double(seconds=0.3, max_batch=1)) as server:
         engine = server.service.engines["double"]
-        with connect(server) as first, connect(server) as second:
-            first.sendall(GOOD)
-            time.sleep(0.05)
-            second.sendall(GOOD)
-            time.sleep(0.05)
-            assert engine.batcher.requests == 1
-            second.close()
-            deadline = time.monotonic() + 0.2
-            while engine.batcher.requests and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert engine.batcher.requests == 0
-            assert read(first, bytearray()).status == 200
+        hang_up_behind_another(server)
         assert engine.predictor.batches == [1]
         text = ask(server, get(b"/metrics")).body.decode()
         assert 'infer_cancelled_total{model="double",stage="queued",version="1"} 1.0' in text
