@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,6 +186,19 @@ def check_memory(
         )
     cache = cache_bytes(path, None, left - need) if budget is not None and kv_memory is None else 0
     return need + cache, cache or kv_memory
+
+
+def check_all(
+    chosen: Iterable[Found], replicas: int, budget: int | None, kv_memory: int | None
+) -> dict[Path, int | None]:
+    """`check_memory` of models that are served together: by folder, what the KV cache of each may take."""
+    taken, caches = 0, dict[Path, int | None]()
+    for found in chosen:
+        need, caches[found.path] = check_memory(
+            found.path, found.path.name, replicas, budget, None, kv_memory=kv_memory, taken=taken
+        )
+        taken += need
+    return caches
 
 
 def _gib(size: int) -> str:

@@ -13,7 +13,6 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ import uvicorn
 from ..errors import BusyError, NotUsableError, UsageError
 from ..spec import parse_size
 from . import descriptors, opening, wire
-from .admin import Admin, check_memory
+from .admin import Admin, check_all
 from .app import build
 from .hosts import Hosts, guard
 from .limits import LOOPBACK, ServeLimits
@@ -103,12 +102,8 @@ def run(
         bounds, said = descriptors.fit(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
         if said is not None:
             log.warning("%s", said)
-        taken, cache, caches = 0, parse_size(kv_memory, "--kv-memory"), dict[Path, int | None]()
-        for found in chosen:
-            need, caches[found.path] = check_memory(
-                *(found.path, found.path.name, replicas, budget, None), kv_memory=cache, taken=taken
-            )
-            taken += need
+        cache = parse_size(kv_memory, "--kv-memory")
+        caches = check_all(chosen, replicas, budget, cache)
 
         def source(found: Found) -> Source:
             own = {**options, "kv_memory": caches.get(found.path, kv_memory)}
@@ -128,11 +123,7 @@ def run(
                 return opening.begin(source(found), replicas, watchdog=bounds.watchdog_seconds)
 
             service.admin = Admin(
-                *(service, repository, opener),
-                replicas=replicas,
-                memory=budget,
-                kv_memory=cache,
-                caches=caches,
+                service, repository, opener, replicas=replicas, memory=budget, kv_memory=cache, caches=caches
             )
             stack.callback(service.admin.close)
         for predictor, phases in opened:
