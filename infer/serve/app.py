@@ -145,6 +145,7 @@ class Endpoint:
             self._count(call, CLIENT_GONE, began)
             raise
         finally:
+            call.error = None  # its traceback refers back
             share.close()
             service.active -= 1
 
@@ -172,6 +173,7 @@ class Endpoint:
             self._count(call, CLIENT_GONE, began)
             raise
         finally:
+            call.error = None  # its traceback refers back
             share.close()
             service.active -= 1
 

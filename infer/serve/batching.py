@@ -10,12 +10,13 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .door import LEAST_PRIORITY, Door
 from .limits import ServeLimits
+from .promises import Item, Promises
 from .speed import Speed
 
 LOOK_PAST = 16  # entries that don't fit and may be overtaken while a batch is filled
@@ -47,7 +48,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Taken:
-    """One look into the queue: a batch to run, entries whose time is up, or seconds until the next look."""
+    """One look into the queue: a batch to run, entries that can't be in time any more, seconds until the next look."""
 
     entries: list[Entry] = field(default_factory=list)
     expired: list[Entry] = field(default_factory=list)
@@ -70,7 +71,7 @@ class Batcher:
         self.draining = False
         self.running: dict[int, tuple[int, float]] = {}  # lane → work of its batch, since when
         self.finished = -math.inf  # when a batch was last measured
-        self._queues: dict[Hashable, list[tuple[int, float, int, Entry]]] = {}
+        self._queues: dict[Hashable, list[Item]] = {}
         self._waiting: dict[int, tuple[int, int]] = {}  # priority → rows and work
         self._order = itertools.count()
         self._dead = 0
@@ -105,11 +106,11 @@ class Batcher:
             self._count(entry, 1)
 
     def cancel(self, entry: Entry) -> bool:
-        """Whether it was still waiting; it will be in no batch then, and its tensors are let go."""
+        """Whether it was still waiting; it will be in no batch then, and what it holds is let go."""
         if not entry.waiting:
             return False
         self._leave(entry)
-        entry.inputs = {}
+        entry.inputs, entry.ticket = {}, None
         self._dead += 1
         if self._dead > max(64, self.requests):
             self._sweep()
@@ -152,7 +153,9 @@ class Batcher:
         now, best, chosen = self.clock(), None, None
         for key in list(self._queues):
             queue = self._queues[key]
-            while queue and (not queue[0][3].waiting or queue[0][3].deadline <= now):
+            while queue and (
+                not queue[0][3].waiting or self._hopeless(queue[0][3], now, alone=self.requests == 1)
+            ):
                 entry = heapq.heappop(queue)[3]
                 if entry.waiting:
                     self._leave(entry)
@@ -165,7 +168,7 @@ class Batcher:
                 best, chosen = queue[0][:3], key
         return chosen
 
-    def _delay(self, queue: list[tuple[int, float, int, Entry]]) -> float | None:
+    def _delay(self, queue: list[Item]) -> float | None:
         delay = self.limits.max_delay_us / 1e6
         if not delay or self.draining:
             return None
@@ -173,44 +176,56 @@ class Batcher:
         left = min(entry.arrived for entry in waiting) + delay - self.clock()
         return left if left > 0 and sum(entry.rows for entry in waiting) < self.max_batch else None
 
-    def _fill(self, queue: list[tuple[int, float, int, Entry]], taken: Taken) -> None:
-        """As much as fits, and as the first of it can wait for. Entries that don't fit keep their place."""
-        rows, widest, most = 0, 1, float(self.limits.max_batch_elements)
-        passed: list[tuple[int, float, int, Entry]] = []
-        now, short = self.clock(), "full"
+    def _fill(self, queue: list[Item], taken: Taken) -> None:
+        """As much as fits, and as leaves everybody in time who can be; entries that don't fit keep their place."""
+        rows, widest, bound, promises = 0, 1, math.inf, None
+        passed: list[Item] = []
+        now, key, short = self.clock(), queue[0][3].key, "full"
         while queue and rows < self.max_batch and len(passed) < LOOK_PAST:
             item = heapq.heappop(queue)
             entry = item[3]
             if not entry.waiting:
                 self._dead -= 1
                 continue
-            if entry.deadline <= now:
+            if self._hopeless(entry, now, alone=not rows and self.requests == 1):
                 self._leave(entry)
                 taken.expired.append(entry)
                 continue
-            wider = max(widest, entry.elements)
-            if rows and (rows + entry.rows > self.max_batch or (rows + entry.rows) * wider > most):
+            wider, own = max(widest, entry.elements), self._in_time(entry, now)
+            work = (rows + entry.rows) * wider
+            if rows and (rows + entry.rows > self.max_batch or work > self.limits.max_batch_elements):
                 passed.append(item)
                 continue
-            if not rows:
-                in_time = min(self.speed.work_within(entry.deadline - now), self._patience(entry))
-                most, short = (in_time, "deadline") if entry.work <= in_time < most else (most, short)
+            if rows:
+                promises = promises or Promises(self._others(key), self, now, taken.entries[0].work)
+                if work > min(bound, own, promises.room(item[:2])):
+                    short = "deadline"
+                    passed.append(item)
+                    continue
             self._leave(entry)
             taken.entries.append(entry)
-            rows, widest = rows + entry.rows, wider
+            rows, widest, bound = rows + entry.rows, wider, min(bound, own)
         for item in passed:
             heapq.heappush(queue, item)
         taken.reason = "full" if rows >= self.max_batch else short if passed else "idle"
 
-    def _patience(self, chosen: Entry) -> float:
-        """The most work that the first of every other key can wait for, where it could wait for `chosen` alone: what
-        joins that batch goes before them, whenever it came."""
-        found, now, speed = math.inf, self.clock(), self.speed
-        for key, queue in self._queues.items():
-            if key != chosen.key and queue and (first := queue[0][3]).waiting:
-                work = speed.work_within(first.deadline - now - speed.seconds(first.work) * speed.caution)
-                found = min(found, work) if work >= chosen.work else found
-        return found
+    def _others(self, key: Hashable) -> Iterator[Item]:
+        """What waits and is of another key."""
+        queues = [queue for name, queue in self._queues.items() if name != key]
+        return (item for queue in queues for item in queue if item[3].waiting)
+
+    def _hopeless(self, entry: Entry, now: float, *, alone: bool) -> bool:
+        """Its time ran out, or will before it is done, at the cost of others: `alone` it is tried, which also tells
+        whether the speed is still what it was."""
+        return entry.deadline <= now + (0.0 if alone else self.speed.seconds(entry.work))
+
+    def _in_time(self, entry: Entry, now: float) -> float:
+        """The most work of a batch with which this is in time: surely, else probably, else it does not matter."""
+        left, speed = entry.deadline - now, self.speed
+        for seconds in (left, left * speed.caution):
+            if (most := speed.work_within(seconds)) >= entry.work:
+                return most
+        return math.inf
 
     def _leave(self, entry: Entry) -> None:
         entry.waiting = False

@@ -3,6 +3,7 @@
 A second of work may wait, so that a burst, or as many patient clients, are not turned away. When a tenth of those who
 come are, or are late, although more waits than keeps the model busy, this is no burst: from then on only that much may
 wait, until the queue has run dry. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue Delay, 2012.)
+Nor may a crowd spend in the queue all the time that it allows: every batch would have to be cut short for somebody.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .batching import Batcher, Entry
 
 LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
+SHARE = 2 / 3  # of what a request allows is for waiting, in a crowd; the rest is for its batch
 CROWD = 0.1  # of those who come
 RECENT = 32  # of them
 STALE = 1.0  # seconds after which a measure turns nobody away from an idle model
@@ -73,22 +75,26 @@ class Door:
             self._note(wait > enough)
             raise OverloadedError(f"work that arrives now would start in {wait:.2f} s", retry_after=wait)
         left = deadline - queue.clock()
-        if self._done(busy, before, waiting, rows, work) <= left or not self._sure():
+        share = _share(left / queue.speed.caution, busy, enough)
+        if self._done(busy, before, waiting, rows, work) <= left and (wait <= share or not self.crowded):
             return
-        done = self._done(busy, *queue.ahead(priority, deadline), rows, work)
-        if done > left:
-            own = queue.speed.seconds(work)
-            self._note(wait > enough and enough + own <= left)
-            raise OverloadedError(
-                f"work that arrives now would be done in {done:.2f} s, the request allows {left:.2f}",
-                retry_after=max(wait, own),
-            )
+        before, waiting = queue.ahead(priority, deadline)
+        mine = busy + queue.speed.seconds(waiting, self._batches(before, waiting)) / queue.lanes
+        done, own = self._done(busy, before, waiting, rows, work), queue.speed.seconds(work)
+        crowded = self.crowded and mine > share
+        if not (crowded or done > left) or not self._sure():
+            return
+        self._note(mine > share and share + own <= left)
+        words = f"would start in {mine:.2f} s" if crowded else f"would be done in {done:.2f} s"
+        raise OverloadedError(
+            f"work that arrives now {words}, the request allows {left:.2f}", retry_after=max(wait, own)
+        )
 
     def late(self, entry: Entry) -> None:
         """It was let in, and its time ran out; that counts if it would not have with less before it."""
-        queue = self.queue
-        enough, _ = self._bounds(self._busy(), *queue.ahead(entry.priority))
-        self._note(entry.deadline - entry.arrived >= enough + queue.speed.seconds(entry.work))
+        queue, busy, allowed = self.queue, self._busy(), entry.deadline - entry.arrived
+        enough, _ = self._bounds(busy, *queue.ahead(entry.priority))
+        self._note(allowed >= _share(allowed, busy, enough) + queue.speed.seconds(entry.work))
 
     def _note(self, pressed: bool) -> None:
         self.pressure += (pressed - self.pressure) / RECENT
@@ -138,3 +144,8 @@ class Door:
         queue = self.queue
         busy = queue.requests or queue.running
         return bool(busy) or (queue.speed.sure and queue.clock() - queue.finished < STALE)
+
+
+def _share(allowed: float, busy: float, enough: float) -> float:
+    """Of the seconds that a request allows, those that a crowd may let it wait for."""
+    return max(busy, min(enough, allowed * SHARE))

@@ -59,17 +59,20 @@ class Engine:
         Cancelling the caller takes the request out of the queue."""
         home = asyncio.get_running_loop()
         ticket = Ticket(home.create_future())
-        self._submit(ticket, arrays, self.clock() + timeout, priority)
-        alarm = home.call_later(timeout, self.expire, ticket)
         try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            waiting = self._withdraw(ticket)
-            self.metrics.cancelled("queued" if waiting else "running")
-            raise
+            self._submit(ticket, arrays, self.clock() + timeout, priority)
+            alarm = home.call_later(timeout, self.expire, ticket)
+            try:
+                return await ticket.future
+            except asyncio.CancelledError:
+                waiting = self._withdraw(ticket)
+                self.metrics.cancelled("queued" if waiting else "running")
+                raise
+            finally:
+                alarm.cancel()
         finally:
-            alarm.cancel()
             ticket.entries, ticket.done = [], {}  # those refer back, and hold arrays, also of shared memory
+            del ticket  # as the traceback of what its future raised does
 
     def knock(self, *, timeout: float, priority: int = NORMAL) -> None:
         """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
@@ -181,14 +184,14 @@ class Engine:
         with self.lock:
             return sum([self.batcher.cancel(entry) for entry in ticket.entries])
 
-    def expire(self, ticket: Ticket) -> None:
+    def expire(self, ticket: Ticket, when: str = "") -> None:
         if not ticket.future.done():
             waiting = self._withdraw(ticket)
             with self.lock:
                 self.batcher.door.late(ticket.entries[0])
             self.metrics.deadline_exceeded.inc()
-            where = "in the queue" if waiting else "while it ran"
-            ticket.fail(DeadlineError(f"the time of the request ran out {where}"))
+            when = when or ("in the queue" if waiting else "while it ran")
+            ticket.fail(DeadlineError(f"the time of the request ran out {when}"))
 
     def call_home(self, function: Callable[..., None], *arguments: Any) -> None:
         """On the loop's thread, soon; from any thread."""

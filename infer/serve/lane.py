@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("infer.serve")
 Outcome = Arrays | Exception
 LOOK_SECONDS = 1.0
+TOO_LATE = "in the queue, or would while it ran"
 
 
 class Executor(Protocol):
@@ -124,7 +125,7 @@ class Lane:
         try:
             while (taken := self._next()) is not None:
                 for entry in taken.expired:
-                    engine.call_home(engine.expire, entry.ticket)
+                    engine.call_home(engine.expire, entry.ticket, TOO_LATE)
                 if taken.entries:
                     engine.call_home(engine.deliver, self._execute(taken))
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
