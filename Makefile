@@ -33,7 +33,7 @@ bench-load: $(STAMP)
 	$(RUN) bench/load.py
 
 # All of them, then 1 if a bar was missed in any.
-SERVE_BENCHES := serve serve_hop serve_overload serve_peers
+SERVE_BENCHES := serve serve_hop serve_overload serve_overload_lm serve_peers
 bench-serve: $(STAMP) .peers/.installed
 	@missed=; for name in $(SERVE_BENCHES); do $(RUN) bench/$$name.py || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "missed or failed:$$missed"; exit 1; }

@@ -149,9 +149,15 @@ def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> flo
 
 
 def ladder(
-    fire: Client, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+    fire: Client,
+    c: float,
+    slo: float,
+    arguments: argparse.Namespace,
+    told: dict[str, float],
+    *,
+    peaks: bool = True,
 ) -> dict[str, Any]:
-    """Figures by rung; `told`: what clients say."""
+    """Figures by rung; `told`: what clients say; `peaks`: also those who insist, the step and the wave."""
     seconds, found = arguments.seconds, dict[str, Any]()
 
     def rung(name: str, rate: float, **how: Any) -> None:
@@ -164,23 +170,35 @@ def ladder(
 
     for times in arguments.rungs:
         rung(f"{times:g} C", times * c, **told)
-    rung("3 C, 3 retries at once", 3 * c, **told, retries=3)
     for times in arguments.silent:
         rung(f"{times:g} C, no timeout", times * c)
+    if peaks:
+        found |= insist(fire, c, slo, arguments, told)
+    best = max(found[f"{times:g} C"]["goodput"] for times in arguments.rungs)
+    for row in found.values():
+        row["share"] = round(row["goodput"] / min(best, row["offered"]), 3)
+    return found
+
+
+def insist(
+    fire: Client, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+) -> dict[str, Any]:
+    """Figures of clients that ask again at once, of a step and of a wave."""
+    seconds, found, seed = arguments.seconds, dict[str, Any](), arguments.seeds[0]
+    say(f"3 C, 3 retries at once: {3 * c:.0f}/s")
+    rows = fire.fire([[seconds, 3 * c]], seed=seed, **told, retries=3)
+    found["3 C, 3 retries at once"] = figures(rows, seconds, slo)
     half = seconds / 2
     say("step")
-    rows = fire.fire([[seconds, 0.5 * c], [half, 3 * c], [half, 0.5 * c]], seed=arguments.seeds[0], **told)
+    rows = fire.fire([[seconds, 0.5 * c], [half, 3 * c], [half, 0.5 * c]], seed=seed, **told)
     before = p99(took(rows[rows[:, 0] < seconds]))
     back = back_after(rows, 1.5 * seconds, 2 * seconds, before)
     found["step 0.5, 3, 0.5 C"] = {**figures(rows, 2 * seconds, slo), "recovery": back}
     say("square wave")
     wave = [[5.0, 0.5 * c], [5.0, 3 * c]] * 3
-    rows = fire.fire([*wave, [5.0, 0.5 * c]], seed=arguments.seeds[0], **told)
+    rows = fire.fire([*wave, [5.0, 0.5 * c]], seed=seed, **told)
     backs = [back_after(rows, begin, begin + 5, before) for begin in (10.0, 20.0, 30.0)]
     found["wave 0.5, 3 C each 5 s"] = {**figures(rows, 35.0, slo), "recovery": max(backs)}
-    best = max(found[f"{times:g} C"]["goodput"] for times in arguments.rungs)
-    for row in found.values():
-        row["share"] = round(row["goodput"] / min(best, row["offered"]), 3)
     return found
 
 

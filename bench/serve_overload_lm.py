@@ -1,0 +1,97 @@
+"""The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
+
+    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 20] [--seeds 1] [--rungs 0.5,1,2,5,10]
+
+As bench/serve_overload.py, without its step and wave; requests are streams of 16 tokens after prompts of 20 to 300
+words, no two alike. C, the SLO and goodput are about the time to the first token; an answer is right when its end came
+too. The server is started twice: to find C and the SLO, and then with `--limit max_start_seconds=` 0.9 SLO, for clients
+can't say how long they wait for a first token. Without an artifact, models/pydoc_lm is made int8 first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from serve_client import post
+from serve_overload import CAUTION, capacity, client, ladder, markdown, missed, p99, parsed, took
+from serve_roles import ROOT
+
+from serve import say, write
+
+PROMPTS, TOKENS = 4096, 16
+BURST = [3.0, 400.0]  # seconds, requests a second: how many it answers in one go is the first guess at C
+
+
+def make(folder: str) -> str:
+    from infer import Plan, optimize
+
+    say("making the pydoc_lm artifact")
+    plan = Plan(source=str(ROOT / "models" / "pydoc_lm"), quant="int8", allow_slower=True)
+    return str(optimize(plan, Path(folder) / "pydoc_lm.infer").path)
+
+
+def prompts(name: str) -> list[bytes]:
+    """Requests, each with random words."""
+    random = np.random.default_rng(7)
+    words = np.array(["the", "a", "of", "return", "value", "list", "object", "string", "number", "None"])
+    requests = []
+    for size in random.integers(20, 300, PROMPTS):
+        body = {"model": name, "prompt": " ".join(random.choice(words, size)), "max_tokens": TOKENS}
+        body |= {"stream": True, "ignore_eos": True, "temperature": 0.0}
+        requests.append(post("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
+    return requests
+
+
+@contextmanager
+def served(artifact: str, *limits: str) -> Iterator[int]:
+    command = [sys.executable, str(ROOT / "serve.py"), artifact, "--port", "0"]
+    command += [word for limit in limits for word in ("--limit", limit)]
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+    ) as running:
+        try:
+            assert running.stdout is not None
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", running.stdout.readline())
+            if found is None:
+                raise SystemExit("the server did not start")
+            yield int(found[1])
+        finally:
+            running.terminate()
+
+
+def main() -> int:
+    arguments = parsed(__doc__, [0.5, 1.0, 2.0, 5.0, 10.0], [])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = arguments.artifact or make(folder)
+        requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
+        work = Path(folder)
+        with served(artifact) as port, client(port, requests, None, work) as fire:
+            rows = fire.fire([BURST], seed=9)
+            good = rows[rows[:, 3] == 200]
+            guess = len(good) / float(np.nanmax(good[:, 2]))
+            say(f"a burst of {len(rows)}: {guess:.0f}/s, p99 {p99(took(rows)):.2f} s")
+            c, slo = capacity(fire, guess, arguments.seconds / 2)
+        limit = f"max_start_seconds={CAUTION * slo:.4f}"
+        with served(artifact, limit) as port, client(port, requests, None, work) as fire:
+            found = ladder(fire, c, slo, arguments, {}, peaks=False)
+    words = missed(found, slo)
+    what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
+    text = markdown(f"{what}max_start_seconds is {CAUTION:g} SLO", c, slo, found, words)
+    table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
+    write("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
+    return 1 if words else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
