@@ -28,19 +28,14 @@ from typing import Any
 
 import numpy as np
 from serve_client import check, encode, run
-from serve_openloop import CLOSED, LOST
+from serve_overload_figures import back_after, figures, holds, markdown, missed, p99, took
 from serve_roles import ask, make_minilm, samples, started
 
 from serve import say, write
 
-SHARES = {1.0: 0.98, 1.5: 0.97, 2.0: 0.95, 5.0: 0.90, 10.0: 0.85}  # of the best goodput
-REJECT_MS = {2.0: 20.0, 10.0: 50.0}
-BACK = 1.0  # seconds after a peak until p99 is as before
 CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
 GRACE = 1.0  # seconds after its deadline at which a request is lost
-TOLERATED = 1.1  # times the p99 of before
 SETTLE = 1.0
-WINDOW = 20  # requests that must be as before
 
 
 class Client:
@@ -82,37 +77,6 @@ def client(port: int, requests: list[bytes], expected: np.ndarray | None, folder
             running.terminate()
 
 
-def p99(values: np.ndarray) -> float:
-    return float(np.quantile(values, 0.99)) if len(values) else float("nan")
-
-
-def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
-    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal."""
-    due, sent, finished, status, right, refusal = rows.T
-    took, refused = finished - due, np.isin(status, (429, 503))
-    accepted = np.isin(status, (200, 504))
-    good = (status == 200) & (right == 1) & (took <= slo)
-    return {
-        "offered": len(rows) / seconds,
-        "goodput": float(good.sum()) / seconds,
-        "accepted": float(accepted.mean()),
-        "p50_ms": 1e3 * float(np.median(took[accepted])) if accepted.any() else float("nan"),
-        "p99_ms": 1e3 * p99(took[accepted]),
-        "late": float((accepted & ~good).sum()),
-        "wrong": float(((status == 200) & (right == 0)).sum()),
-        "other": float((~accepted & ~refused).sum()),
-        "reject_p99_ms": 1e3 * p99(refusal[~np.isnan(refusal)]),
-        "unanswered": float(np.isin(status, (LOST, CLOSED)).sum()),
-        "sent_late_p99_ms": 1e3 * p99((sent - due)[~np.isnan(sent)]),
-    }
-
-
-def holds(rows: np.ndarray, slo: float) -> bool:
-    """Whether the server can do that much: at most 1 % late, refused or lost."""
-    due, _, finished, status, _, _ = rows.T
-    return bool(((status == 200) & (finished - due <= slo)).mean() >= 0.99)
-
-
 def capacity(fire: Client, guess: float, seconds: float) -> tuple[float, float]:
     """C and the SLO, by bisection between 0.6 and 1.1 of what closed-loop clients reached."""
     low, high = 0.6 * guess, 1.1 * guess
@@ -130,22 +94,6 @@ def capacity(fire: Client, guess: float, seconds: float) -> tuple[float, float]:
                 high = middle
             say(f"C is between {low:.1f} and {high:.1f}/s")
     raise AssertionError
-
-
-def took(rows: np.ndarray) -> np.ndarray:
-    """Seconds from when they were due, of those that were answered."""
-    good = rows[rows[:, 3] == 200]
-    return good[:, 2] - good[:, 0]
-
-
-def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> float:
-    """Seconds from `begin` until `WINDOW` requests in a row, but one, are answered as quickly as `before`."""
-    chosen = rows[(rows[:, 0] >= begin) & (rows[:, 0] < end)]
-    fine = (chosen[:, 3] == 200) & (chosen[:, 2] - chosen[:, 0] <= TOLERATED * before)
-    for first in range(len(chosen) - WINDOW + 1):
-        if fine[first : first + WINDOW].sum() >= WINDOW - 1:
-            return float(chosen[first, 0] - begin) if first else 0.0
-    return float("inf")
 
 
 def ladder(
@@ -200,46 +148,6 @@ def insist(
     backs = [back_after(rows, begin, begin + 5, before) for begin in (10.0, 20.0, 30.0)]
     found["wave 0.5, 3 C each 5 s"] = {**figures(rows, 35.0, slo), "recovery": max(backs)}
     return found
-
-
-def missed(found: dict[str, Any], slo: float) -> list[str]:
-    """The bars that are not reached, in words."""
-    words = []
-    for name, row in found.items():
-        times = float(name.split(" ")[0]) if name.endswith(" C") and name[0].isdigit() else 0.0
-        if row["share"] < SHARES.get(times, 0.0):
-            words.append(f"{name}: goodput {row['share']:.2f} of the best, not {SHARES[times]}")
-        if times in REJECT_MS and row["reject_p99_ms"] > REJECT_MS[times]:
-            words.append(
-                f"{name}: p99 to a refusal {row['reject_p99_ms']:.0f} ms, not {REJECT_MS[times]:.0f}"
-            )
-        if times in REJECT_MS and row["p99_ms"] > 1e3 * slo:
-            words.append(f"{name}: p99 of the accepted {row['p99_ms']:.0f} ms is above the SLO")
-        if row.get("recovery", 0.0) > BACK:
-            words.append(f"{name}: as before only after {row['recovery']:.1f} s")
-        words += [f"{name}: {row[what]:.0f} {what}" for what in ("unanswered", "wrong", "other") if row[what]]
-    return words
-
-
-def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
-    lines = [
-        f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
-        "within the SLO. Share: of the best goodput, or of what was offered where that is less. Sent late: the "
-        "client's own p99.\n",
-        "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
-        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
-        "|" + "---|" * 11,
-    ]
-    for name, row in found.items():
-        back = f"{row['recovery']:.2f}" if "recovery" in row else ""
-        refusal = "" if np.isnan(row["reject_p99_ms"]) else f"{row['reject_p99_ms']:.1f}"
-        lines.append(
-            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f} "
-            f"| {100 * row['accepted']:.0f} % | {row['p50_ms']:.0f}, {row['p99_ms']:.0f} | {row['late']:.0f} "
-            f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} | {row['sent_late_p99_ms']:.1f} |"
-        )
-    bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
-    return "\n".join([*lines, "", *bars]) + "\n"
 
 
 def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float, dict[str, Any]]:

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 from serve_client import post
-from serve_overload import CAUTION, capacity, client, ladder, markdown, missed, p99, parsed, took
+from serve_overload import CAUTION, capacity, client, ladder, parsed
+from serve_overload_figures import markdown, missed, p99, took
 from serve_roles import ROOT
 
 from serve import say, write

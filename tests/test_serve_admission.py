@@ -20,7 +20,7 @@ from infer.serve.engine import Engine
 from infer.serve.limits import ServeLimits
 from infer.serve.metrics import Metrics
 from infer.serve.routing import Call
-from infer.serve.speed import Rate, Speed
+from infer.serve.speed import Foretold, Rate, Speed
 from infer.serve.tickets import Ticket
 from tests.serve_desk import Desk
 from tests.serve_fakes import Live, double, live
@@ -425,6 +425,22 @@ def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
     assert rate.seconds(1000) == pytest.approx(2.0, rel=0.1)
     rate.observe(50, 600.0)
     assert rate.seconds(1000) < 4.0
+
+
+def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -> None:
+    foretold = Foretold()
+    assert foretold.caution == 1
+    foretold.observe(0.0, 5.0)
+    assert foretold.caution == 1, "nothing was foretold"
+    for _ in range(64):
+        foretold.observe(1.0, 1.5)
+    assert foretold.caution == pytest.approx(2.0)
+    for _ in range(8):
+        foretold.observe(0.001, 0.1)
+    assert foretold.caution == pytest.approx(2.0, rel=0.02), "short waits hardly count"
+    for _ in range(200):
+        foretold.observe(1.0, 1.0)
+    assert foretold.caution == pytest.approx(1.0, rel=0.01)
 
 
 MODEL = "/v2/models/double/infer"

@@ -20,6 +20,7 @@ from infer.generate.limits import EngineLimits
 from infer.serve import answers
 from infer.serve.generation import AGING
 from infer.serve.limits import ServeLimits
+from infer.serve.speed import Foretold
 from tests.serve_fakes import live
 from tests.serve_speaker import Alphabet, Speaker
 
@@ -130,6 +131,30 @@ def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tm
         engine.gate.set()
         assert raw.post(url, json={**body, "timeout": 20, "priority": -1}).status_code == 200
         first.join()
+
+
+def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_path: Path) -> None:
+    engine = Alphabet()
+    engine.gate.clear()
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["speaker"]
+        model.rate.observe(1, 15.0)
+        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        threads = [
+            threading.Thread(target=lambda: httpx.post(url, json={**body, "timeout": 40}, timeout=20))
+            for _ in range(2)
+        ]
+        threads[0].start()
+        wait_until(lambda: model.waiting_requests == 1)
+        model.foretold.observe(10.0, 15.0)
+        assert raw.post(url, json={**body, "timeout": 40}).status_code == 429
+        model.foretold = Foretold()
+        threads[1].start()
+        wait_until(lambda: model.waiting_requests == 2)
+        engine.gate.set()
+        for thread in threads:
+            thread.join()
+        assert model.foretold.caution > 1, "they came at once"
 
 
 def test_refused_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

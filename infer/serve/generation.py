@@ -14,7 +14,7 @@ from ..errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
 from .limits import ServeLimits
-from .speed import Rate
+from .speed import Foretold, Rate
 from .text_stream import Stream
 from .warming import warm
 from .worker.driver import RemoteDriver
@@ -48,7 +48,9 @@ class Generator:
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.draining = False
         self.waiting_requests = self.waiting_tokens = 0  # submitted, without a first token
-        self._queue: dict[str, tuple[float, int]] = {}  # of those: id → rank as the engine's, prompt tokens
+        # Of those: id → rank as the engine's, prompt tokens, seconds foretold until the first token.
+        self._queue: dict[str, tuple[float, int, float]] = {}
+        self.foretold = Foretold()
         self.rate = Rate()  # of prompt tokens until their first token, whatever holds them up
         self._last_start = -math.inf
         self._seed(getattr(predictor, "speeds", ()))
@@ -86,7 +88,9 @@ class Generator:
         self.waiting_requests += len(requests)
         self.waiting_tokens += tokens
         for request in requests:
-            self._queue[request.id] = self.clock() + AGING * request.priority, len(request.prompt)
+            size = len(request.prompt)
+            told = self.start_seconds(request.priority, size)
+            self._queue[request.id] = self.clock() + AGING * request.priority, size, told
         try:
             for request in requests:
                 if isinstance(self.driver, RemoteDriver):
@@ -113,18 +117,19 @@ class Generator:
             or self.waiting_tokens + tokens > limits.max_queue_tokens
         ):
             full = "the queue is full"
-        elif wait > min(timeout, limits.max_start_seconds):
+        elif wait * self.foretold.caution > min(timeout, limits.max_start_seconds):
             full = f"a first token would take about {wait:.1f} s"
         else:
             return
         self.metrics.rejected("overloaded")
         raise OverloadedError(full, retry_after=wait)
 
-    def start_seconds(self, priority: int = 0) -> float:
-        """Until a prompt of this priority that comes now would begin: the tokens before it, over the rate measured."""
+    def start_seconds(self, priority: int = 0, tokens: int = 0) -> float:
+        """Until a prompt of this priority that comes now would begin, or have its first token after `tokens` of its
+        own: the tokens before that, over the rate measured."""
         rank = self.clock() + AGING * priority
-        ahead = sum([tokens for theirs, tokens in self._queue.values() if theirs <= rank])
-        return self.rate.seconds(ahead)
+        ahead = sum([theirs for urgency, theirs, _ in self._queue.values() if urgency <= rank])
+        return self.rate.seconds(ahead + tokens)
 
     @property
     def failure(self) -> BaseException | None:
@@ -192,10 +197,11 @@ class Generator:
 
     def started(self, request_id: str, when: float | None, began: float = 0.0) -> None:
         """A waiting request, there since `began`, got its first token or, `when` None, was taken back."""
-        _, tokens = self._queue.pop(request_id)
+        _, tokens, told = self._queue.pop(request_id)
         self.waiting_requests -= 1
         self.waiting_tokens -= tokens
         if when is not None:
+            self.foretold.observe(told, when - began)
             self.rate.observe(tokens, max(when - max(self._last_start, began), 0.0))
             self._last_start = when
 

@@ -112,3 +112,24 @@ class Rate:
     def seconds(self, work: float) -> float:
         """0 before anything was measured."""
         return work * self._time / self._work if self._work else 0.0
+
+
+class Foretold:
+    """How far off the waits were that were foretold: as a mean over seconds, so that long ones count for more."""
+
+    def __init__(self) -> None:
+        self._seen, self._told, self._off = 0, 0.0, 0.0
+
+    def observe(self, told: float, seconds: float) -> None:
+        """Seconds foretold (0: nothing was), and how many it took."""
+        if told <= 0:
+            return
+        self._seen += 1
+        weight = max(1 / self._seen, 1 / MEMORY)
+        self._told += weight * (told - self._told)
+        self._off += weight * (min(abs(seconds - told), STRANGE * told) - self._off)
+
+    @property
+    def caution(self) -> float:
+        """What foretold seconds are multiplied with where being late costs."""
+        return 1 + DOUBT * self._off / self._told if self._told else 1.0
