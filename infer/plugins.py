@@ -44,6 +44,7 @@ def why_not(folder: str, name: str) -> str | None:
     return get(folder, name).missing()
 
 
+@cache  # a search through every installed package
 def _foreign(folder: str) -> dict[str, EntryPoint]:
     group = f"infer.{folder.rpartition('.')[2]}"
     return {point.name: point for point in entry_points(group=group)}

@@ -61,6 +61,8 @@ class Trial:
     @property
     def verdict(self) -> str:
         """`2.1x faster than inductor float32 at batch 1, same at batch 8`."""
+        if not self.latency:
+            return "not timed"
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
         what = "" if self.shape is None else "decoding "
         return f"{what}{', '.join(parts)} against {self.baseline}"
@@ -131,7 +133,7 @@ def run_trial(
         task=original.task,
         shape=shape,
     )
-    if trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
+    if plan.batches and trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
         baseline, trial.baseline = floats.baseline(plan, step, shape)
         step("time", f"{plan.backend} against {trial.baseline}")
         trial.latency = [_time(runner, baseline, original, b, plan.device) for b in plan.batches]

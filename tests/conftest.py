@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,9 +36,35 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unmeasured_memory(private_folders: Path) -> Iterator[None]:
+    """Publishing starts a process that measures memory, and takes longer than all else it does for a small model.
+
+    Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
+    """
+    from infer import publishing
+    from infer.spec import Finding
+
+    def probe(*_: object, **__: object) -> list[Finding]:
+        return [Finding("memory", "peak", None, "B", "not measured in this test")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "memory", SimpleNamespace(probe=probe))
+        yield
+
+
+@pytest.fixture
+def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer import publishing
+    from infer.report import memory
+
+    monkeypatch.setattr(publishing, "memory", memory)
+
+
 @pytest.fixture(scope="session")
 def pydoc_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained language model of models/pydoc_lm, made once; for tests that filter the exporter's warnings."""
+    pytest.importorskip("transformers")
     from tests.language_artifacts import pydoc
 
     return pydoc(tmp_path_factory.mktemp("pydoc"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,11 +34,17 @@ WITHOUT = {"gpt2"}  # its layers are no Linear: they stay float
 BATCHES = [(1,), (3,), (17,), (1, 1, 1), (5, 1, 2)]  # new tokens of each sequence
 
 
+@cache  # nothing changes a program
 def step_of(name: str, quant: str = "nf4", **sizes: int) -> tuple[ExportedProgram, generate.StepShape]:
     model = build(name, **(WIDER.get(name, PLAIN) | sizes))
     quantize_model(model, Plan(source="test", quant=quant))
     shape = generate.probe(model, page=4, kv_dtype="float32")
     return generate.capture_step(model, shape).exported, shape
+
+
+@cache
+def packed_step(name: str, quant: str = "nf4") -> ExportedProgram:
+    return prepack.packed(step_of(name, quant)[0])
 
 
 class Running:
@@ -63,7 +70,7 @@ def targets(program: ExportedProgram) -> Counter[str]:
 def differences(name: str, quant: str) -> list[float]:
     """Of chains from single operators, relative, one for each batch and step."""
     step, shape = step_of(name, quant)
-    programs = prepack.packed(step), prepack.packed(step, chains=False)
+    programs = packed_step(name, quant), prepack.packed(step, chains=False)
     assert not any("chain" in target for target in targets(programs[1]))
     found = []
     torch.manual_seed(0)
@@ -94,7 +101,7 @@ def test_int8_layers_are_chained_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name not in WITHOUT | {"gpt_oss", "mixtral"}])
 def test_no_linear_layer_norm_or_rotation_is_left_outside(name: str) -> None:
-    found = targets(prepack.packed(step_of(name)[0]))
+    found = targets(packed_step(name))
     left = [
         t for t in found if any(part in t for part in ("packed", "norm", "rotate", "silu", "gelu", "pow"))
     ]

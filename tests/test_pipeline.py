@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
+import torch
 
 from infer import Plan, Predictor, capture, pipeline, plugins
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
@@ -29,6 +29,7 @@ QUANTS = [
     "cluster:4",
     "cluster:6",
 ]
+AS_CLUSTER_3 = {"cluster:2", "cluster:4"}
 MEETS_NO_PROMISE = {"cluster:2", "cluster:3"}  # the gate decides; a refusal must name the figure
 
 
@@ -60,6 +61,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     original: Original, backend: str, quant: str
 ) -> None:
+    if backend == "inductor" and quant in AS_CLUSTER_3:
+        pytest.skip("compiled to the calls of cluster:3, with other numbers in the same tables")
     if reason := plugins.why_not("backends", backend):
         pytest.skip(f"{backend}: {reason}")
     street = original.street
@@ -74,21 +77,32 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     trial = run_trial(
         street.plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats
     )
-    trial.close()
     reason = trial.unfaithful(street.plan)
+    image = original.graph.samples["image"]
+    whole = trial.runner.run({"image": image})["logits"]
+    for rows in (1, 3, 63):  # whatever it was compiled with
+        part = trial.runner.run({"image": image[:rows].contiguous()})["logits"]
+        torch.testing.assert_close(part, whole[:rows], rtol=1e-4, atol=1e-4)
+    trial.close()
     if quant in MEETS_NO_PROMISE and reason:
         assert "allowed for" in reason
     else:
         assert reason is None
 
 
+@pytest.mark.usefixtures("measured_memory")
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
-def test_a_published_artifact_keeps_the_accuracy_and_is_smaller(tmp_path: Path, quant: str) -> None:
+def test_a_published_artifact_is_accurate_smaller_and_says_what_memory_it_takes(
+    tmp_path: Path, quant: str
+) -> None:
     made = pipeline.optimize(DIGITS.with_(backend="eager", quant=quant), tmp_path / "digits.infer")
     digits = recipe("digits")
     with Predictor.load(made.path) as predictor:
         accuracy = digits.evaluate(predictor.predict)["accuracy"]
     assert accuracy >= 0.97
+    memory = {f.what: f.value for f in made.manifest.findings if f.stage == "memory"}
+    assert 0 < memory["runtime"] < memory["peak"]
+    assert memory["open time"] > 0
     weights = (made.path / "weights/model.safetensors").stat().st_size
     assert weights < (MODELS / "digits.pt").stat().st_size / {"int8": 3, "nf4": 2}[quant]
 
@@ -172,16 +186,6 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer", watch=Interrupting())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_inductor_follows_batch_sizes_it_was_not_compiled_with(tmp_path: Path) -> None:
-    made = pipeline.optimize(DIGITS.with_(backend="inductor"), tmp_path / "d.infer")
-    digits = recipe("digits")
-    images = digits.example_inputs()["image"].numpy()
-    with Predictor.load(made.path) as predictor:
-        whole = predictor.predict(images[:64])
-        for rows in (1, 3, 63):
-            np.testing.assert_allclose(predictor.predict(images[:rows]), whole[:rows], rtol=1e-4, atol=1e-4)
 
 
 def test_errors_carry_their_exit_codes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import typer
 
 from infer import Plan, optimize
 from infer.cli import app, main
-from tests.language_artifacts import pydoc
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,7 +33,11 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     models = ROOT / "models"
     plan = Plan(
-        source=f"{models}/digits.pt", model=f"{models}/digits.py:build", backend="eager", batches=(1,)
+        source=f"{models}/digits.pt",
+        model=f"{models}/digits.py:build",
+        backend="eager",
+        batches=(1,),
+        allow_slower=True,  # whether it is equally fast is measured, on a machine that has other work too
     )
     optimize(plan, Path("model.infer"))
     code = next(text for language, text in BLOCKS if language == "python")
@@ -44,14 +48,15 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 def test_the_python_of_language_models_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pydoc_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    pydoc(tmp_path).rename(tmp_path / "pydoc_lm.infer")
+    shutil.copytree(pydoc_artifact, "pydoc_lm.infer")
     _, code = [text for language, text in BLOCKS if language == "python"]
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
-    assert len(capsys.readouterr().out.splitlines()) >= 4
+    said, _, perplexity = capsys.readouterr().out.strip().rpartition("\n")
+    assert said.strip()  # of lines there are as many as were drawn
+    assert float(perplexity) > 1
 
 
 def test_every_command_that_is_shown_parses() -> None:

@@ -235,8 +235,8 @@ def test_what_was_admitted_is_finished_while_draining_and_nothing_new_begins(tmp
 
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_sigterm_lets_streams_end_or_tells_them_that_it_could_not(tmp_path: Path, cut_short: bool) -> None:
-    """It could not when a second signal comes; the streams would take at least 15 s, or 1 s."""
-    seconds = "0.25" if cut_short else "0.02"
+    """It could not when a second signal comes; the streams would take at least 15 s, or 3 s."""
+    seconds = "0.25" if cut_short else "0.05"  # long enough to be asked while it drains, on a busy machine
     command = [sys.executable, "-m", "tests.serve_speaker", str(tmp_path), seconds, "60"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=Path(__file__).parent.parent, **pipes) as running:
