@@ -22,6 +22,7 @@ CODES = (
     "gather",
     "copy",
     "attend",
+    "attend_all",
 )
 RESULT = 2  # the kind of a slot that is the result
 MOST_INPUTS = 16  # tensors besides weights
@@ -112,8 +113,9 @@ class _Encoder:
         self._inputs = inputs_of(operations)
         self._operands = list(self._inputs)
         self._numbers: list[float] = []
-        self._direct = given[0] if len(given) == 1 and self._is_direct(given[0]) else None
-        self._slots = _Slots(operations, set(given) - {self._direct})
+        self._direct = [value for value in given if self._is_direct(value)]
+        self._written: dict[Value, list[int]] = {}  # places in the result
+        self._slots = _Slots(operations, set(given).difference(self._direct))
 
     def _is_direct(self, value: Value) -> bool:
         """Made by a linear layer and not read again: written where the result is."""
@@ -125,14 +127,18 @@ class _Encoder:
         self._give_slots()
         result, start = len(self._slots.slots), 0
         self._slots.slots.append([RESULT, domain, width])
-        if self._direct is not None:
-            self._slots.of[self._direct] = result
-        code = [number for operation in self._operations for number in self._operation(operation)]
-        for value in self._given if self._direct is None else ():
-            source = [self._slots.of[value], 0, self._slots.stride(value)]
-            code += [CODES.index("copy"), *source, result, start, width, 1, value.width, value.width]
+        copies = []
+        for value in self._given:
+            to = [result, start, width]
+            if value in self._direct:
+                self._written[value] = to
+            else:
+                source = [self._slots.of[value], 0, self._slots.stride(value)]
+                copies += [CODES.index("copy"), *source, *to, 1, value.width, value.width]
             start += value.width
-        inputs = [*self._tokens(), len(self._inputs), *self._attention()]
+        code = [number for operation in self._operations for number in self._operation(operation)]
+        code += copies
+        inputs = [*self._tokens(), len(self._inputs), *self._attention(), self._given[0].lead]
         flat = [number for slot in self._slots.slots for number in slot]
         header = [*inputs, domain, width, len(self._slots.slots)]
         return self._operands, [*header, *flat, *code, 0], self._numbers
@@ -142,7 +148,7 @@ class _Encoder:
         for index, operation in enumerate(self._operations):
             now += operation.name == "gather"
             value = operation.result.value
-            if value is not self._direct:
+            if value not in self._direct:
                 self._slots.give(value, self._domains[value.domain], now)
             self._slots.end(index, now)
             now += value.kind == TEAM
@@ -192,22 +198,26 @@ class _Encoder:
     def _operation(self, operation: Operation) -> list[int]:
         places = [self._place(view) for view in operation.inputs]
         value, x = operation.result.value, operation.inputs[0]
-        slot = self._slots.of[value]
-        to = [slot, 0, self._slots.stride(value)]
+        to = self._written.get(value) or [self._slots.of[value], 0, self._slots.stride(value)]
         tensors = [self._operand(node) for node in operation.operands]
         numbers = [self._number(number) for number in operation.numbers]
         heads = [x.heads, _stride(x), x.width]
         code = [CODES.index(operation.name)]
         if operation.name == "linear":
             kind, features, columns = operation.sizes
-            return [*code, kind, *places[0], slot, features, columns, *tensors]
+            return [*code, kind, *places[0], *to, features, columns, *tensors]
         if operation.name == "activate":
             other = places[1] if len(places) > 1 else [-1, 0, -1]
             return [*code, *operation.sizes, *places[0], *other, *to, value.width]
         if operation.name == "attend":
             from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
             *sizes, layer, window, _, _ = operation.sizes
-            return [*code, *from_, slot, *sizes, layer, *tensors, window, *numbers]
+            return [*code, *from_, to[0], *sizes, layer, *tensors, window, *numbers]
+        if operation.name == "attend_all":
+            from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
+            *sizes, is_float, batches, rows, causal = operation.sizes
+            mask = self._inputs.index(operation.read[0]) if operation.read else -1
+            return [*code, *from_, *to, *sizes, mask, is_float, batches, rows, causal, *numbers]
         flat = [number for place in places[:1] for number in place]
         if operation.name in ("add", "multiply"):
             return [*code, *flat, *places[1], *to, value.width]

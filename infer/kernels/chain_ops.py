@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ._library import declare, define
 
-HEADER = 10  # numbers before the program proper; native/src/torch_chain.cpp says which
+HEADER = 11  # numbers before the program proper; native/src/torch_chain.cpp says which
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, offset: float, eps: float) -> Tensor:
@@ -39,11 +39,13 @@ def _like(x: Tensor, *rest: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def result_shape(operands: Sequence[Tensor], program: Sequence[int]) -> tuple[int, int]:
-    """[rows, width] of what a chain gives."""
-    tokens, width, picked = program[:3]
-    rows = operands[tokens].numel() // width if program[HEADER] == 0 else operands[picked].numel()
-    return rows, program[HEADER + 1]
+def result_shape(operands: Sequence[Tensor], program: Sequence[int]) -> tuple[int, ...]:
+    """[rows, width] of what a chain gives; rows of several sizes are counted as its tokens are."""
+    tokens, tokens_width, picked = program[:3]
+    lead, domain, width = program[HEADER - 1 : HEADER + 2]
+    if lead:
+        return *operands[tokens].shape[:lead], width
+    return operands[tokens].numel() // tokens_width if domain == 0 else operands[picked].numel(), width
 
 
 def _chain_shape(operands: Sequence[Tensor], program: Sequence[int], numbers: Sequence[float]) -> Tensor:

@@ -12,19 +12,21 @@ from .chain_match import ENDLESS, is_call
 
 aten = torch.ops.aten
 ROW, TEAM = 0, 1  # how a value is made: row after row, or by all threads together
-ONE, TOKENS, HEADS, COLUMNS = "1", "tokens", "heads", "columns"
+ONE, BATCH, TOKENS, HEADS, COLUMNS = "1", "batch", "tokens", "heads", "columns"
 
 
 @dataclass(eq=False)
 class Value:
-    """float32 [rows, width], dense. `node` is the tensor of the graph, which has only sizes of one besides."""
+    """float32 [rows, width], dense. `node` is the tensor of the graph, which has only sizes of one besides; or several
+    sizes that count the rows: `lead` of them."""
 
     node: fx.Node
-    domain: str  # the number of rows, as a symbol
+    domain: str  # the number of rows, as a symbol or several
     width: int
     kind: int = ROW
     inside: bool = True  # made by a chain
     direct: bool = False  # a linear layer made it
+    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ class View:
         return self.heads * self.width
 
     def is_rows(self) -> bool:
-        """Whether the tensor is [1…, tokens, columns]."""
-        return self.axes[-2:] == (TOKENS, COLUMNS) and set(self.axes[:-2]) <= {ONE}
+        """Whether the tensor is [1…, tokens, columns] or [batch…, tokens, columns]."""
+        return self.axes[-2:] == (TOKENS, COLUMNS) and self.in_order()
+
+    def in_order(self) -> bool:
+        """Whether what comes before the tokens leaves the rows in their order."""
+        return set(self.axes[: self.axes.index(TOKENS)]) <= {ONE, BATCH}
 
 
 @dataclass
@@ -135,6 +141,8 @@ def _cut(view: View, axis: int, begin: int, end: int) -> View | None:
 def _reshaped(view: View, node: Any) -> View | None:
     """[1…, tokens, …] with its columns cut into heads, or heads joined to columns."""
     shape = node.meta["val"].shape
+    if view.value.lead > 1:
+        return _reshaped_batches(view, node)
     places = [i for i, size in enumerate(shape) if str(size) == view.value.domain]
     last = [axis for axis in view.axes if axis != ONE]
     if len(places) != 1 or last not in ([TOKENS, COLUMNS], [TOKENS, HEADS, COLUMNS]):
@@ -155,24 +163,59 @@ def _reshaped(view: View, node: Any) -> View | None:
     return None
 
 
-def outside(node: Any) -> View | None:
-    """A float32 tensor [1…, tokens, columns] or [1…, tokens, heads, width] that no chain made."""
+def _reshaped_batches(view: View, node: Any) -> View | None:
+    """The same of [batch…, tokens, …], or no change at all."""
+    before, after = ([str(size) for size in n.meta["val"].shape] for n in (node.args[0], node))
+    if before == after:
+        return view
+    lead, batches = view.value.lead, (BATCH,) * (view.value.lead - 1)
+    if (
+        ",".join(after[:lead]) != view.value.domain
+        or view.axes[:lead] != (*batches, TOKENS)
+        or not view.dense
+    ):
+        return None
+    rest = [int(size) if size.isdigit() else 0 for size in after[lead:]]
+    if rest == [view.columns]:
+        axes = (*batches, TOKENS, COLUMNS)
+        return replace(view, axes=axes, width=view.columns, heads=1, stride=0)
+    if len(rest) == 2 and rest[0] * rest[1] == view.columns:
+        axes = (*batches, TOKENS, HEADS, COLUMNS)
+        return replace(view, axes=axes, heads=rest[0], width=rest[1], stride=rest[1])
+    return None
+
+
+def outside(node: Any, *, flat: bool) -> View | None:
+    """A float32 CPU tensor that no chain made: [batch…, tokens, columns], or where the program is `flat`
+    [1…, tokens, columns] or [1…, tokens, heads, width] with one size that is a symbol."""
     if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
-    while is_call(node, aten.unsqueeze.default, aten.squeeze.dim):
+    while flat and is_call(node, aten.unsqueeze.default, aten.squeeze.dim):
         node = node.args[0]
     tensor = node.meta["val"]
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
         return None
-    places = [i for i, size in enumerate(tensor.shape) if not isinstance(size, int)]
-    if len(places) != 1 or any(size != 1 for size in tensor.shape[: places[0]]):
+    return _tokens(node, tensor.shape) if flat else _batches(node, tensor.shape)
+
+
+def _tokens(node: fx.Node, shape: torch.Size) -> View | None:
+    places = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    if len(places) != 1 or any(size != 1 for size in shape[: places[0]]):
         return None
-    rest = [int(size) for size in tensor.shape[places[0] + 1 :]]
+    rest = [int(size) for size in shape[places[0] + 1 :]]
     if not 1 <= len(rest) <= 2:
         return None
     width = rest[0] * rest[-1] if len(rest) == 2 else rest[0]
-    value = Value(node, str(tensor.shape[places[0]]), width, inside=False)
+    value = Value(node, str(shape[places[0]]), width, inside=False)
     ones = (ONE,) * places[0]
     if len(rest) == 1:
         return View(value, (*ones, TOKENS, COLUMNS), width)
     return View(value, (*ones, TOKENS, HEADS, COLUMNS), rest[1], 0, rest[0], rest[1])
+
+
+def _batches(node: fx.Node, shape: torch.Size) -> View | None:
+    *lead, width = shape or (0,)
+    if not lead or not isinstance(width, int) or not width:
+        return None
+    value = Value(node, ",".join(map(str, lead)), width, inside=False, lead=len(lead))
+    return View(value, (*(BATCH,) * (len(lead) - 1), TOKENS, COLUMNS), width)

@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t SERIAL_WORK = 1 << 17;  // products below which waking a team costs more than it saves
 constexpr int64_t READING = 4;            // reading a key or value costs as much as this many products
 constexpr int64_t PIECES_PER_PART = 2;
+constexpr int64_t ALL_ROWS = 192;  // queries of an encoder that share one reading of the keys
 
 const AttendKernel& kernel() {
   const Isa* isa = &active_isa();
@@ -153,6 +154,15 @@ void attend_in_team(const AttendArgs& args, int64_t part, int64_t parts) {
     if (!cut.partials) continue;
     for (int64_t head = 0; head < args.kv_heads; ++head, ++item, offset += cut.partials)
       if (item % parts == part) plan.isa.merge(args, Piece{b, head, 0, 0}, partials + offset);
+  }
+}
+
+void attend_all_in_team(const AttendAllArgs& args, std::atomic<int64_t>& next) {
+  const AttendKernel& isa = kernel();
+  const int64_t tiles = (args.tokens + ALL_ROWS - 1) / ALL_ROWS, pieces = args.batches * args.query_heads * tiles;
+  for (int64_t piece = next.fetch_add(1); piece < pieces; piece = next.fetch_add(1)) {
+    const int64_t tile = piece % tiles, head = piece / tiles % args.query_heads, batch = piece / tiles / args.query_heads;
+    isa.all(args, batch, head, args.tokens * tile / tiles, args.tokens * (tile + 1) / tiles);
   }
 }
 

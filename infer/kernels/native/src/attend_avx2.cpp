@@ -40,10 +40,11 @@ struct Lane {
 }  // namespace
 }  // namespace infer_native
 
+#include "attend_all_tile.h"
 #include "attend_decode.h"
 #include "attend_tile.h"
 #include "attend_write.h"
 
 namespace infer_native {
-const AttendKernel ATTEND_AVX2 = {decodes, write_cache, decode, merge, attend_tile, 16 * Lane::TILE_ROWS};
+const AttendKernel ATTEND_AVX2 = {decodes, write_cache, decode, merge, attend_tile, 16 * Lane::TILE_ROWS, attend_all_tile};
 }

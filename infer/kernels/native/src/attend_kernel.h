@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attend.h"
+#include "attend_all.h"
 
 namespace infer_native {
 
@@ -48,6 +49,8 @@ struct AttendKernel {
   // New tokens begin..end of a sequence against all they see → out.
   void (*tile)(const AttendArgs& args, const Piece& piece);
   int64_t tile_rows;
+  // Queries begin..end of a head of a sequence, without a cache.
+  void (*all)(const AttendAllArgs& args, int64_t batch, int64_t head, int64_t begin, int64_t end);
 };
 
 extern const AttendKernel ATTEND_AVX512_VNNI;

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -70,7 +71,7 @@ struct Layout {
   int64_t offset[MAX_SLOTS];
   int64_t shared_bytes = 0, own_bytes = 0, shared_activations = 0, own_activations = 0;
   bool alone;  // every thread computes the row work for itself
-  int64_t products = 0, layers = 0, attention = 0, attention_bytes = 0;
+  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0;
 
   explicit Layout(const ChainCall& call)
       : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), alone(call.rows[0] == 1) {
@@ -82,15 +83,18 @@ struct Layout {
       size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
     }
     for (const int64_t* op = operations; *op != END; op += chain_length(*op)) {
+      shares += *op == LINEAR || *op == ATTEND_ALL;
       if (*op != LINEAR) continue;
       const int64_t rows = call.rows[slots[3 * op[5] + 1]];
-      activations = std::max(activations, staged(op[1]).bytes(rows, op[7]));
-      products += op[6] * op[7];
+      activations = std::max(activations, staged(op[1]).bytes(rows, op[9]));
+      products += op[8] * op[9];
       layers += 1;
     }
     int64_t& size = alone ? own_bytes : shared_bytes;
     (alone ? own_activations : shared_activations) = size;
     size += aligned(activations);
+    counters = shared_bytes;
+    shared_bytes += shares * LINE;
   }
 
   // Room for the partial results of attention by so many threads, behind everything that is shared.
@@ -117,7 +121,7 @@ class Worker {
       char* place = layout.alone && kind == ROW_SLOT ? own : shared;
       slots_[i] = kind == RESULT_SLOT ? call.result : reinterpret_cast<float*>(place + layout.offset[i]);
     }
-    attention_ = shared + layout.attention;
+    attention_ = shared + layout.attention, counters_ = shared + layout.counters;
     activations_ = layout.alone ? own + layout.own_activations : shared + layout.shared_activations;
   }
 
@@ -127,27 +131,27 @@ class Worker {
         case LINEAR: linear(op + 1); break;
         case GATHER: gather(op + 1); break;
         case ATTEND: attend(op + 1); break;
+        case ATTEND_ALL: attend_all(op + 1); break;
         default: row_work(op);
       }
     }
   }
 
  private:
-  struct Place {
-    float* data;
-    int64_t stride;
-    float* row(int64_t r) const { return data + r * stride; }
-  };
-
-  Place place(const int64_t* three) const {
-    float* base = three[0] >= 0 ? slots_[three[0]] : static_cast<float*>(call_.operands[-1 - three[0]]);
-    return {base + three[1], three[2]};
+  Rows place(const int64_t* three) const {
+    if (three[0] >= 0) return {slots_[three[0]] + three[1], three[2]};
+    const int64_t index = -1 - three[0];
+    const bool wider = three[2] >= 0 && call_.strides[index] != 0;
+    return {static_cast<float*>(call_.operands[index]) + three[1], wider ? call_.strides[index] : three[2]};
   }
   template <class T>
   const T* operand(int64_t index) const {
     return index < 0 ? nullptr : static_cast<const T*>(call_.operands[index]);
   }
   float number(int64_t index) const { return static_cast<float>(call_.numbers[index]); }
+
+  // Of the next operation that is shared piece by piece; every thread asks in the same order.
+  std::atomic<int64_t>& counter() { return *reinterpret_cast<std::atomic<int64_t>*>(counters_ + LINE * shared_++); }
 
   void meet() {
     watch_.lap(IN_ROWS);
@@ -158,33 +162,35 @@ class Worker {
   }
 
   // This thread's rows of the domain of a slot, or all of them.
-  struct Rows {
+  struct Span {
     int64_t begin, end;
   };
-  Rows my_rows(int64_t slot) const {
+  Span my_rows(int64_t slot) const {
     const int64_t rows = call_.rows[layout_.slots[3 * slot + 1]];
     if (layout_.alone) return {0, rows};
     return {rows * part_ / parts_, rows * (part_ + 1) / parts_};
   }
 
   void linear(const int64_t* a) {
-    const Place x = place(a + 1);
-    const int64_t y = a[4], features = a[5], columns = a[6], m = call_.rows[layout_.slots[3 * y + 1]];
+    const Rows x = place(a + 1), y = place(a + 4);
+    const int64_t features = a[7], columns = a[8], m = call_.rows[layout_.slots[3 * a[4] + 1]];
     if (m == 0) return;
     const Staged& layer = staged(a[0]);
-    const Rows mine = my_rows(y);
-    const float* x_scale = a[0] == INT8 ? operand<float>(a[10]) : nullptr;
+    const Span mine = my_rows(a[4]);
+    const float* x_scale = a[0] == INT8 ? operand<float>(a[12]) : nullptr;
     watch_.lap(IN_ROWS);
     layer.quantize(x.data, x.stride, m, columns, x_scale, mine.begin, mine.end, activations_);
     watch_.lap(IN_QUANTIZE);
     if (!layout_.alone) meet();
-    const float* bias = operand<float>(a[11]);
+    const float* bias = operand<float>(a[13]);
+    const Share share{part_, parts_, &counter()};
     if (a[0] == LUT4) {
-      const Lut4Weight weight{operand<uint8_t>(a[7]), operand<int8_t>(a[8]), operand<int8_t>(a[9]), operand<float>(a[10]), features, columns};
-      layer.multiply(&weight, activations_, m, bias, slots_[y], part_, parts_);
+      const Lut4Weight weight{operand<uint8_t>(a[9]), operand<int8_t>(a[10]), operand<int8_t>(a[11]), operand<float>(a[12]), features,
+                              columns};
+      layer.multiply(&weight, activations_, m, bias, y, share);
     } else {
-      const Int8Weight weight{operand<int8_t>(a[7]), operand<float>(a[8]), features, columns, operand<int32_t>(a[9])};
-      layer.multiply(&weight, activations_, m, bias, slots_[y], part_, parts_);
+      const Int8Weight weight{operand<int8_t>(a[9]), operand<float>(a[10]), features, columns, operand<int32_t>(a[11])};
+      layer.multiply(&weight, activations_, m, bias, y, share);
     }
     watch_.lap(IN_MULTIPLY);
     meet();
@@ -192,9 +198,9 @@ class Worker {
 
   void gather(const int64_t* a) {
     if (!layout_.alone) meet();
-    const Place x = place(a), y = place(a + 3);
+    const Rows x = place(a), y = place(a + 3);
     const int64_t* index = operand<int64_t>(a[7]);
-    const Rows mine = my_rows(a[3]);
+    const Span mine = my_rows(a[3]);
     for (int64_t r = mine.begin; r < mine.end; ++r) std::memcpy(y.row(r), x.row(index[r]), a[6] * sizeof(float));
   }
 
@@ -202,7 +208,7 @@ class Worker {
     if (!layout_.alone) meet();
     AttendArgs args = attend_args(call_, a);
     const auto heads = [&](int64_t at) {
-      const Place x = place(a + at);
+      const Rows x = place(a + at);
       return Heads{x.data, x.stride, a[at + 3]};
     };
     args.query = heads(0), args.key = heads(4), args.value = heads(8);
@@ -210,6 +216,26 @@ class Worker {
     args.scratch = attention_;
     watch_.lap(IN_ROWS);
     attend_in_team(args, part_, parts_);
+    watch_.lap(IN_ATTENTION);
+    meet();
+  }
+
+  void attend_all(const int64_t* a) {
+    if (!layout_.alone) meet();
+    const auto heads = [&](int64_t at, int64_t stride) {
+      const Rows x = place(a + at);
+      return Heads{x.data, x.stride, stride};
+    };
+    AttendAllArgs args{heads(0, a[3]), heads(4, a[7]), heads(8, a[11]), heads(12, a[17])};
+    args.tokens = call_.tokens, args.batches = call_.rows[0] / call_.tokens;
+    args.query_heads = a[15], args.kv_heads = a[16], args.head_dim = a[17];
+    args.scale = number(a[23]), args.causal = a[22] != 0;
+    if (a[18] >= 0) {
+      const int64_t row = call_.strides[a[18]] ? call_.strides[a[18]] : args.tokens;
+      args.mask = {call_.operands[a[18]], a[19] != 0, a[20] ? (a[21] ? row * args.tokens : row) : 0, a[21] ? row : 0};
+    }
+    watch_.lap(IN_ROWS);
+    attend_all_in_team(args, counter());
     watch_.lap(IN_ATTENTION);
     meet();
   }
@@ -257,7 +283,7 @@ class Worker {
 
   template <class Function>
   void each_row(int64_t slot, Function function) const {
-    Rows mine = my_rows(slot);
+    const Span mine = my_rows(slot);
     // The result belongs to all: with threads of their own row work one of them writes it.
     if (layout_.alone && layout_.slots[3 * slot] == RESULT_SLOT && part_ != 0) return;
     for (int64_t r = mine.begin; r < mine.end; ++r) function(r);
@@ -269,14 +295,15 @@ class Worker {
   const int64_t part_, parts_;
   Watch watch_;
   float* slots_[MAX_SLOTS];
-  char *activations_, *attention_;
+  char *activations_, *attention_, *counters_;
+  int64_t shared_ = 0;
 };
 
 }  // namespace
 
 int64_t chain_length(int64_t code) {
   switch (code) {
-    case LINEAR: return 13;
+    case LINEAR: return 15;
     case RMS_NORM: return 13;
     case LAYER_NORM: return 11;
     case ACTIVATE: return 12;
@@ -287,6 +314,7 @@ int64_t chain_length(int64_t code) {
     case GATHER: return 9;
     case COPY: return 10;
     case ATTEND: return 22;
+    case ATTEND_ALL: return 25;
     default: return 0;
   }
 }
@@ -308,6 +336,7 @@ void run_chain(const ChainCall& call) {
   }
   char* shared = buffer.get();
   char* own = shared + layout.shared_bytes;
+  for (int64_t i = 0; i < layout.shares; ++i) new (shared + layout.counters + LINE * i) std::atomic<int64_t>(0);
   if (threads == 1) {
     Worker(call, layout, shared, own, 0, 1).run();
   } else {

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "attend.h"
+#include "attend_all.h"
 
 namespace infer_native {
 
@@ -20,7 +20,7 @@ enum SlotKind : int64_t { ROW_SLOT, TEAM_SLOT, RESULT_SLOT };
 
 enum ChainCode : int64_t {
   END,
-  LINEAR,      // kind, x, y slot, rows, columns, four operands of the weight, operand of the bias; -1: none
+  LINEAR,      // kind, x, y, rows, columns, four operands of the weight, operand of the bias; -1: none
   RMS_NORM,    // x, y, heads, stride of the heads of x, width, operand of the weight or -1, numbers of offset and eps
   LAYER_NORM,  // x, y, width, operands of weight and bias or -1, number of eps
   ACTIVATE,    // activation, x, other or a place of operand 0 … with stride -1 for none, y, width
@@ -32,6 +32,8 @@ enum ChainCode : int64_t {
   COPY,        // x, y, heads, stride of the heads of x, width of a head
   ATTEND,      // query, its stride of heads, key, the same, value, the same, y slot, query heads, KV heads, width of a
                // head, layer, operand of the sinks or -1, window, numbers of scale and softcap
+  ATTEND_ALL,  // query, its stride of heads, key, the same, value, the same, y, query heads, KV heads, width of a head,
+               // operand of the mask or -1, whether it is float, has batches, has rows, causal, number of the scale
 };
 
 enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT };
@@ -40,10 +42,12 @@ struct ChainCall {
   const int64_t* program;
   const double* numbers;
   void* const* operands;
+  const int64_t* strides;  // of each operand: floats between its rows where they are columns of a wider tensor, else 0
   int64_t rows[2];  // of each domain
   float* result;
   AttendArgs attention{};  // what all layers share; the pages are those of layer 0
   int64_t layer_bytes = 0;
+  int64_t tokens = 0;  // of each sequence, where the rows are those of several
 };
 
 // function(arguments of the operation) for each ATTEND of a program.

@@ -1,7 +1,7 @@
 // y = x @ weight.T where both are int8 and the sum is exact; one scale per output row, one step per activation row.
 //
-// Register tiles go over CHUNK_QUADS columns of TILE_BLOCKS blocks, which stay in the first-level cache while every
-// tile of rows passes; the int32 sums wait in memory between chunks. With one tile there is one chunk.
+// A register tile takes all columns of TILE_BLOCKS blocks at once where those stay in the second-level cache while every
+// tile of rows passes; longer rows go in chunks, the int32 sums waiting in memory between them.
 #pragma once
 
 #include "tile.h"
@@ -9,7 +9,7 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t CHUNK_QUADS = 256 / Vector::TILE_BLOCKS;
+constexpr int64_t CHUNK_QUADS = 1024;
 constexpr int64_t CHUNK_ROWS = 192;
 
 struct Int8Activations {
@@ -18,13 +18,16 @@ struct Int8Activations {
   int32_t* offset;
 };
 
-// `sum` is [HEIGHT][TILE_BLOCKS][16].
-template <int HEIGHT, int BLOCKS>
+// sum [HEIGHT][TILE_BLOCKS][16] (+)= weights times activations. A function of its own: inside another one gcc 12 keeps some
+// of the sums in memory.
+template <int HEIGHT, int BLOCKS, bool BEGIN>
 __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
-                                         int32_t* sum) {
+                                         const int32_t* offset, int32_t* sum) {
   Accumulators<HEIGHT, BLOCKS> acc;
   unroll<HEIGHT>([&](auto row) {
-    unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16); });
+    unroll<BLOCKS>([&](auto b) {
+      acc[row][b] = BEGIN ? Vector::broadcast(offset[row]) : Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
+    });
   });
   accumulate<HEIGHT, BLOCKS, true>(weights, stride, quads, q, acc);
   unroll<HEIGHT>([&](auto row) {
@@ -32,45 +35,56 @@ __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, in
   });
 }
 
-inline void finish_int8(const int32_t* sum, RowGrid row, const Int8Weight& weight, int64_t block, const float* bias,
-                        float* y) {
-  const int64_t n = block * BLOCK_ROWS, count = weight.rows - n;
-  Vector::Sums exact = Vector::load_sums(sum);
-  if (row.zero != 0)
-    exact = Vector::sub_product(exact, Vector::broadcast(row.zero), Vector::load_sums(weight.row_sum + n));
-  Vector::Floats value = Vector::mul(Vector::to_float(exact), Vector::broadcast(row.step));
-  value = Vector::mul(value, Vector::load(weight.scale + n));
-  if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
-  write_row(y + n, count, value);
+// y[first..first + height) of block `block` on.
+template <int BLOCKS>
+inline void finish_int8(const int32_t* sum, const RowGrid* grid, int64_t height, const Int8Weight& weight, int64_t block,
+                        const float* bias, Rows y) {
+  for (int b = 0; b < BLOCKS; ++b) {
+    const int64_t n = (block + b) * BLOCK_ROWS, count = weight.rows - n;
+    const Vector::Floats scale = Vector::load(weight.scale + n);
+    const Vector::Floats added = bias == nullptr ? Vector::broadcast(0.0f) : read_row(bias + n, count);
+    for (int64_t row = 0; row < height; ++row) {
+      Vector::Sums exact = Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
+      if (grid[row].zero != 0)
+        exact = Vector::sub_product(exact, Vector::broadcast(grid[row].zero), Vector::load_sums(weight.row_sum + n));
+      Vector::Floats value = Vector::mul(Vector::mul(Vector::to_float(exact), Vector::broadcast(grid[row].step)), scale);
+      if (bias != nullptr) value = Vector::add(value, added);
+      write_row(y.row(row) + n, count, value);
+    }
+  }
 }
 
 template <int BLOCKS>
 void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles& tiles, Range chunk, int64_t block,
-                const float* bias, float* y) {
+                const float* bias, Rows y) {
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
-  const int64_t first = tiles.start(chunk.begin), last = tiles.start(chunk.end);
-  const int64_t step = chunk.end - chunk.begin == 1 ? quads : CHUNK_QUADS;
-  alignas(64) int32_t sum[CHUNK_ROWS][Vector::TILE_BLOCKS][16];
-  for (int64_t row = first; row < last; ++row)
-    for (int b = 0; b < BLOCKS; ++b) Vector::store_sums(sum[row - first][b], Vector::broadcast(x.offset[row]));
-  for (int64_t quad = 0; quad < quads; quad += step) {
+  const int64_t first = tiles.start(chunk.begin);
+  const int64_t step = chunk.end - chunk.begin == 1 ? quads + 1 : CHUNK_QUADS;
+  alignas(64) int32_t sums[CHUNK_ROWS][Vector::TILE_BLOCKS * 16];
+  for (int64_t quad = 0; quad < quads || quad == 0; quad += step) {
     const int64_t count = quads - quad < step ? quads - quad : step;
     const char* codes = reinterpret_cast<const char*>(weight.codes) + block * stride + quad * 64;
     for (int64_t tile = chunk.begin; tile < chunk.end; ++tile) {
       const int64_t start = tiles.start(tile), height = tiles.height(tile);
       const int8_t* q = x.q + (start * quads + quad * height) * Vector::QUAD_BYTES;
+      int32_t* sum = sums[count == quads ? 0 : start - first];
+      const bool last = quad + count == quads;
+      if (last)
+        for (int64_t row = start; row < start + height; ++row)
+          for (int b = 0; b < BLOCKS; ++b) __builtin_prefetch(y.row(row) + (block + b) * BLOCK_ROWS, 1);
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-        int8_tile<rows, BLOCKS>(codes, stride, count, q, sum[start - first][0]);
+        if (quad == 0)
+          int8_tile<rows, BLOCKS, true>(codes, stride, count, q, x.offset + start, sum);
+        else
+          int8_tile<rows, BLOCKS, false>(codes, stride, count, q, x.offset + start, sum);
       });
+      if (last) finish_int8<BLOCKS>(sum, x.grid + start, height, weight, block, bias, y.from(start));
     }
   }
-  for (int64_t row = first; row < last; ++row)
-    for (int b = 0; b < BLOCKS; ++b)
-      finish_int8(sum[row - first][b], x.grid[row], weight, block + b, bias, y + row * weight.rows);
 }
 
 void int8_rows(const Int8Weight& weight, const Int8Activations& x, const Tiles& tiles, Range mine, Range blocks,
-               const float* bias, float* y) {
+               const float* bias, Rows y) {
   constexpr int64_t STEP = CHUNK_ROWS / Vector::TILE_ROWS;
   for (int64_t tile = mine.begin; tile < mine.end; tile += STEP) {
     const Range chunk{tile, tile + STEP < mine.end ? tile + STEP : mine.end};
@@ -111,12 +125,11 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, c
   });
 }
 
-void multiply_int8(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
-                   int64_t parts) {
+void multiply_int8(const void* packed, const void* memory, int64_t m, const float* bias, Rows y, Share mine) {
   const Int8Weight& weight = *static_cast<const Int8Weight*>(packed);
   const Int8Activations x = int8_activations(memory, m);
   const Tiles tiles(m, Vector::TILE_ROWS);
-  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+  multiply_part(tiles, packed_blocks(weight.rows), mine, [&](Range my_tiles, Range my_blocks) {
     int8_rows(weight, x, tiles, my_tiles, my_blocks, bias, y);
   });
 }
@@ -131,7 +144,7 @@ void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* 
     quantize_int8(x, weight.columns, m, weight.columns, x_scale, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
-    int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
+    int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});
   });
 }
 

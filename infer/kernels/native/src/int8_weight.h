@@ -16,7 +16,7 @@ inline void interleave(const float* x, int64_t columns, int64_t quads, int64_t h
 }
 
 template <int HEIGHT, int BLOCKS>
-inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, float* y) {
+inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, const float* bias, Rows y) {
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int8_t* codes = weight.codes + block * stride;
   Vector::Floats total[HEIGHT][BLOCKS], part[HEIGHT][BLOCKS];
@@ -47,20 +47,20 @@ inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, 
     unroll<HEIGHT>([&](auto row) {
       Vector::Floats value = Vector::mul(total[row][b], Vector::load(weight.scale + n));
       if (bias != nullptr) value = Vector::add(value, read_row(bias + n, count));
-      write_row(y + row * weight.rows + n, count, value);
+      write_row(y.row(row) + n, count, value);
     });
   });
 }
 
 template <int BLOCKS>
 inline void float_blocks(const Int8Weight& weight, Range blocks, const float* interleaved, const Tiles& tiles,
-                         Range mine, const float* bias, float* y) {
+                         Range mine, const float* bias, Rows y) {
   for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS)
     for (int64_t tile = mine.begin; tile < mine.end; ++tile) {
       const int64_t start = tiles.start(tile);
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
         float_tile<rows, BLOCKS>(weight, block, interleaved + start * ((weight.columns + 3) / 4 * 4), bias,
-                                 y + start * weight.rows);
+                                 y.from(start));
       });
     }
 }
@@ -79,18 +79,17 @@ void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t colu
 }
 
 inline void int8_weight_rows(const Int8Weight& weight, const float* interleaved, const Tiles& tiles, Range mine,
-                             Range blocks, const float* bias, float* y) {
+                             Range blocks, const float* bias, Rows y) {
   constexpr int PAIR = Vector::TILE_BLOCKS >= 2 ? 2 : 1;
   const int64_t pairs = blocks.begin + (blocks.end - blocks.begin) / PAIR * PAIR;
   float_blocks<PAIR>(weight, {blocks.begin, pairs}, interleaved, tiles, mine, bias, y);
   float_blocks<1>(weight, {pairs, blocks.end}, interleaved, tiles, mine, bias, y);
 }
 
-void multiply_int8_weight(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
-                          int64_t parts) {
+void multiply_int8_weight(const void* packed, const void* memory, int64_t m, const float* bias, Rows y, Share mine) {
   const Int8Weight& weight = *static_cast<const Int8Weight*>(packed);
   const Tiles tiles(m, Vector::TILE_ROWS);
-  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+  multiply_part(tiles, packed_blocks(weight.rows), mine, [&](Range my_tiles, Range my_blocks) {
     int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, y);
   });
 }
@@ -103,7 +102,7 @@ void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const 
     arrange_int8_weight(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
-    int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, y);
+    int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, {y, weight.rows});
   });
 }
 

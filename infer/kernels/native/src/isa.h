@@ -1,9 +1,26 @@
 // One table of functions for each instruction set; each is compiled with its own flags and dispatch.cpp picks one.
 #pragma once
 
+#include <atomic>
+
 #include "kernels.h"
 
 namespace infer_native {
+
+// Where rows of results go, `stride` floats apart.
+struct Rows {
+  float* data;
+  int64_t stride;
+  float* row(int64_t r) const { return data + r * stride; }
+  Rows from(int64_t r) const { return {row(r), stride}; }
+};
+
+// Which work a thread of a team does: its fixed part, or of pieces that are all alike one after the other as it gets to
+// them. `next` counts those that are taken, from 0; a thread that was held up then takes fewer.
+struct Share {
+  int64_t part, parts;
+  std::atomic<int64_t>* next;
+};
 
 // A linear layer as two steps that the threads of one region share. `memory` has `bytes(m, columns)` bytes at a multiple
 // of 64. Between the steps every row must have been quantized.
@@ -13,8 +30,7 @@ struct Staged {
   void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, const float* x_scale, int64_t begin,
                    int64_t end, void* memory);
   // The part of y [m, rows] that is this thread's.
-  void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
-                   int64_t parts);
+  void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);
 };
 
 enum Activation : int64_t { SILU, GELU_TANH, GELU_ERF, RELU, SIGMOID, TANH };

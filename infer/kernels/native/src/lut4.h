@@ -30,7 +30,7 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
 
 // BLOCKS neighbours at a time: several streams from memory and independent sums, which hide the latency of `dot`.
 template <int HEIGHT, int BLOCKS>
-void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, float* y) {
+void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
   constexpr int SPLIT = HEIGHT * BLOCKS < Vector::DOT_CHAINS ? 2 : 1;
   const int64_t groups = weight.columns / GROUP;
   for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS) {
@@ -79,7 +79,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
     }
     unroll<BLOCKS>([&](auto b) {
       unroll<HEIGHT>([&](auto row) {
-        finish_lut4(total[b][row], weight, block + b, bias, y + row * weight.rows);
+        finish_lut4(total[b][row], weight, block + b, bias, y.row(row));
       });
     });
   }
@@ -133,7 +133,7 @@ __attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, in
 
 template <int BLOCKS>
 void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range chunk, int64_t block,
-                const float* bias, float* y) {
+                const float* bias, Rows y) {
   const int64_t groups = weight.columns / GROUP, first = tiles.start(chunk.begin);
   Lut4Panel panel;
   alignas(64) float total[CHUNK_TILES * Vector::TILE_ROWS][Vector::TILE_BLOCKS][16];
@@ -156,11 +156,11 @@ void lut4_strip(const Lut4Weight& weight, const Lut4Activations& x, const Tiles&
   }
   for (int64_t row = first; row < tiles.start(chunk.end); ++row)
     for (int b = 0; b < BLOCKS; ++b)
-      finish_lut4(Vector::load(total[row - first][b]), weight, block + b, bias, y + row * weight.rows);
+      finish_lut4(Vector::load(total[row - first][b]), weight, block + b, bias, y.row(row));
 }
 
 void lut4_panels(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
-                 const float* bias, float* y) {
+                 const float* bias, Rows y) {
   for (int64_t tile = mine.begin; tile < mine.end; tile += CHUNK_TILES) {
     const Range chunk{tile, tile + CHUNK_TILES < mine.end ? tile + CHUNK_TILES : mine.end};
     int64_t block = blocks.begin;
@@ -175,7 +175,7 @@ void lut4_panels(const Lut4Weight& weight, const Lut4Activations& x, const Tiles
 }
 
 void lut4_rows(const Lut4Weight& weight, const Lut4Activations& x, const Tiles& tiles, Range mine, Range blocks,
-               const float* bias, float* y) {
+               const float* bias, Rows y) {
   if (tiles.rows > Vector::DIRECT_ROWS) return lut4_panels(weight, x, tiles, mine, blocks, bias, y);
   with_height<Vector::DIRECT_ROWS>(static_cast<int>(tiles.rows), [&](auto rows) {
     constexpr int BLOCKS = rows * 2 <= Vector::DIRECT_ROWS ? Vector::DIRECT_BLOCKS : 1;
@@ -209,12 +209,11 @@ void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, c
   });
 }
 
-void multiply_lut4(const void* packed, const void* memory, int64_t m, const float* bias, float* y, int64_t part,
-                   int64_t parts) {
+void multiply_lut4(const void* packed, const void* memory, int64_t m, const float* bias, Rows y, Share mine) {
   const Lut4Weight& weight = *static_cast<const Lut4Weight*>(packed);
   const Lut4Activations x = lut4_activations(memory, m, weight.columns);
   const Tiles tiles = lut4_tiles(m);
-  multiply_part(tiles, packed_blocks(weight.rows), part, parts, [&](Range my_tiles, Range my_blocks) {
+  multiply_part(tiles, packed_blocks(weight.rows), mine, [&](Range my_tiles, Range my_blocks) {
     lut4_rows(weight, x, tiles, my_tiles, my_blocks, bias, y);
   });
 }
@@ -228,7 +227,7 @@ void run_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* 
     quantize_lut4(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
-    lut4_rows(weight, activations, tiles, my_tiles, my_blocks, bias, y);
+    lut4_rows(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});
   });
 }
 

@@ -21,12 +21,21 @@ inline bool share_tiles(const Tiles& tiles, int64_t blocks, int64_t threads) {
   return blocks < 2 * threads * Vector::TILE_BLOCKS && tiles.count > blocks;
 }
 
+// With few rows weights come from memory, and each thread reads one stretch of them; with more, threads take strips.
+constexpr int64_t STRIP_BLOCKS = 4, STRIP_ROWS = 16;
+static_assert(STRIP_BLOCKS % Vector::TILE_BLOCKS == 0, "strips hold whole register tiles");
+
 template <class Multiply>
-inline void multiply_part(const Tiles& tiles, int64_t blocks, int64_t part, int64_t parts, Multiply multiply) {
-  if (share_tiles(tiles, blocks, parts))
-    multiply(share(tiles.count, part, parts), Range{0, blocks});
-  else
-    multiply(Range{0, tiles.count}, share(blocks, part, parts));
+inline void multiply_part(const Tiles& tiles, int64_t blocks, Share mine, Multiply multiply) {
+  if (share_tiles(tiles, blocks, mine.parts)) {
+    multiply(share(tiles.count, mine.part, mine.parts), Range{0, blocks});
+  } else if (tiles.rows < STRIP_ROWS || mine.parts == 1) {
+    multiply(Range{0, tiles.count}, share(blocks, mine.part, mine.parts));
+  } else {
+    const auto taken = [&] { return mine.next->fetch_add(STRIP_BLOCKS, std::memory_order_relaxed); };
+    for (int64_t first = taken(); first < blocks; first = taken())
+      multiply(Range{0, tiles.count}, Range{first, first + STRIP_BLOCKS < blocks ? first + STRIP_BLOCKS : blocks});
+  }
 }
 
 // function(row, first row of its tile, height of the tile) for each of `rows`.
@@ -45,6 +54,7 @@ template <class Quantize, class Multiply>
 inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
   const int64_t products = (tiles.rows + WEIGHT_PRODUCTS) * columns * blocks * BLOCK_ROWS;
   const bool by_rows = share_tiles(tiles, blocks, omp_get_max_threads());
+  std::atomic<int64_t> next{0};
   int64_t threads = by_rows ? tiles.count : blocks;
   if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
   if (threads > products / SERIAL_PRODUCTS) threads = products / SERIAL_PRODUCTS;
@@ -62,10 +72,7 @@ inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quanti
       quantize(share(tiles.rows, part, parts));
 #pragma omp barrier
     }
-    if (by_rows)
-      multiply(share(tiles.count, part, parts), Range{0, blocks});
-    else
-      multiply(Range{0, tiles.count}, share(blocks, part, parts));
+    multiply_part(tiles, blocks, {part, parts, &next}, multiply);
   }
 }
 

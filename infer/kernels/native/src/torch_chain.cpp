@@ -9,8 +9,9 @@ using namespace infer_native;
 namespace {
 
 // The numbers before the program proper: places among the operands of the tokens, the picked rows and what attention
-// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache.
-enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, HEADER };
+// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache; how many
+// sizes of the tokens count the rows, or 0 where the result has one size for them.
+enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, LEAD, HEADER };
 
 template <class T>
 const T* numbers_of(const View& view, int64_t count, int32_t dtype, const char* name) {
@@ -51,15 +52,29 @@ void check_attention(const ChainCall& call, const View& cache) {
   });
 }
 
+// Floats between the rows of a tensor [..., width] that is columns of a wider one, else 0.
+int64_t wider_stride(const View& view) {
+  int64_t* strides;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(view.handle, &strides));
+  const int64_t last = view.dim - 1;
+  if (last < 1 || strides[last] != 1) return 0;
+  for (int64_t i = 0; i + 1 < last; ++i)
+    if (strides[i] != strides[i + 1] * view.sizes[i + 1]) return 0;
+  return strides[last - 1];
+}
+
 AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const int64_t* program, const double* numbers,
                        AtenTensorHandle cache) {
   thread_local std::vector<void*> pointers;
-  pointers.resize(count);
+  thread_local std::vector<int64_t> strides;
+  pointers.resize(count), strides.assign(count, 0);
   for (int64_t i = 0; i < count; ++i) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(operands[i], &pointers[i]));
   std::vector<std::optional<Tensor>> holders(program[INPUTS]);
   std::vector<View> inputs;
   for (int64_t i = 0; i < program[INPUTS]; ++i) {
-    inputs.push_back(View(operands[i]).dense(holders[i]));
+    const View given(operands[i]);
+    if (program[LEAD] > 0 && !given.contiguous()) strides[i] = wider_stride(given);
+    inputs.push_back(strides[i] > 0 ? given : given.dense(holders[i]));
     pointers[i] = inputs[i].data;
   }
   int64_t rows[2] = {inputs[program[TOKENS]].numel / program[WIDTH], 0};
@@ -71,9 +86,12 @@ AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const in
       STD_TORCH_CHECK(row >= 0 && row < rows[0], "row ", row, " of ", rows[0]);
     }
   }
-  const int64_t sizes[2] = {rows[program[HEADER]], program[HEADER + 1]};
-  const AtenTensorHandle result = new_floats(sizes, 2);
-  ChainCall call{program + HEADER, numbers, pointers.data(), {rows[0], rows[1]}, View(result).as<float>()};
+  std::vector<int64_t> sizes(inputs[program[TOKENS]].sizes, inputs[program[TOKENS]].sizes + program[LEAD]);
+  if (sizes.empty()) sizes.push_back(rows[program[HEADER]]);
+  sizes.push_back(program[HEADER + 1]);
+  const AtenTensorHandle result = new_floats(sizes.data(), static_cast<int64_t>(sizes.size()));
+  ChainCall call{program + HEADER, numbers, pointers.data(), strides.data(), {rows[0], rows[1]}, View(result).as<float>()};
+  if (program[LEAD] > 0) call.tokens = sizes[program[LEAD] - 1];
   if (cache != nullptr && rows[0] > 0) {
     const View pages(cache);
     call.attention = attention_of(pages, inputs, program, rows[0]);
