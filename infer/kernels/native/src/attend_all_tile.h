@@ -55,20 +55,23 @@ struct AllTiler {
 
   void stage(int64_t origin, int64_t count) const {
     const int64_t kv_head = head / (args.query_heads / args.kv_heads);
-    for (int64_t t = 0; t < count; t += PANEL) {
+    const int64_t padded = (count + PANEL - 1) / PANEL * PANEL;
+    if (padded > count) std::memset(keys + (padded - PANEL) * dim, 0, static_cast<size_t>(PANEL * dim) * sizeof(float));
+    // Row by row: down a column, rows that lie evenly apart share few sets of the first-level cache.
+    for (int64_t t = 0; t < count; ++t) {
       const float* const from = row_of(args.key, first + origin + t, kv_head);
-      const int64_t stride = args.key.token_stride, left = count - t < PANEL ? count - t : PANEL;
-      float* const to = keys + t * dim;
-      for (int64_t d = 0; d < dim; ++d) {
-        for (int64_t i = 0; i < left; ++i) to[d * PANEL + i] = from[i * stride + d];
-        for (int64_t i = left; i < PANEL; ++i) to[d * PANEL + i] = 0;
-      }
+      float* const to = keys + t / PANEL * PANEL * dim + t % PANEL;
+      for (int64_t d = 0; d < dim; ++d) to[d * PANEL] = from[d];
     }
     for (int64_t t = 0; t < count; ++t) {
       const float* const from = row_of(args.value, first + origin + t, kv_head);
       for (int64_t p = 0; p < panels; ++p) {
-        const int64_t left = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
-        std::memcpy(values + (p * BLOCK + t) * PANEL, from + p * PANEL, static_cast<size_t>(left) * sizeof(float));
+        const int64_t left = dim - p * PANEL;
+        float* const to = values + (p * BLOCK + t) * PANEL;
+        if (left >= PANEL)
+          unroll<TILE_VECTORS>([&](auto v) { store(to + v * LANES, load(from + p * PANEL + v * LANES)); });
+        else
+          std::memcpy(to, from + p * PANEL, static_cast<size_t>(left) * sizeof(float));
       }
     }
   }
