@@ -229,3 +229,28 @@ def test_a_chain_goes_through_the_compiler_at_any_size() -> None:
     compiled = torch._inductor.aoti_load_package(path)
     for size in ((1, 1), (1, 33), (4, 5)):
         torch.testing.assert_close(compiled(*inputs(*size)), run(step, *inputs(*size)))
+
+
+class Outspoken(nn.Module):
+    """Gives back what every layer makes."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(layers)])
+
+    def forward(self, x: Tensor, real: Tensor) -> list[Tensor]:
+        found = [x[..., :64] * 1.0]
+        for layer in self.layers:
+            found.append(F.relu(layer(found[-1])))
+        return found[1:]
+
+
+def test_a_chain_may_give_any_number_of_values() -> None:
+    step = exported(Outspoken(80))
+    chained, plain = prepack.packed(step), prepack.packed(step, chains=False)
+    assert targets(chained)["infer.chain.default"] == 1
+    with torch.no_grad():
+        got, expected = chained.module()(*inputs(2, 3)), plain.module()(*inputs(2, 3))
+    assert len(got) == 80
+    for one, other in zip(got, expected, strict=True):
+        assert float((one - other).norm()) <= 1e-3 * float(other.norm()) + 1e-6

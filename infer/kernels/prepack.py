@@ -70,7 +70,7 @@ def plan_packing(
 ) -> tuple[ExportedProgram, list[AnyPacking]]:
     """A program that calls the packed operators, and what they are packed from. The input is left as it is.
 
-    Of the step of a language model whole layers become one call, unless `chains` is false.
+    Whole layers, of the step of a language model all of them, become one call, unless `chains` is false.
     """
     program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)

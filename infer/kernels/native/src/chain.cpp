@@ -1,7 +1,5 @@
 #include "chain.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,16 +9,12 @@
 #include <new>
 #include <vector>
 
-#include "isa.h"
+#include "chain_layout.h"
 
 namespace infer_native {
 namespace {
 
-constexpr int64_t MAX_SLOTS = 64, LINE = 64;
-constexpr int64_t SERIAL_PRODUCTS = 1 << 18;  // of a linear layer and a thread, below which waking one doesn't pay
-constexpr int64_t KEPT_BYTES = 256 << 20;     // a larger buffer is given back after the call
-
-int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+constexpr int64_t KEPT_BYTES = 256 << 20;  // a larger buffer is given back after the call
 
 struct Free {
   void operator()(char* pointer) const { std::free(pointer); }
@@ -48,74 +42,11 @@ class Watch {
   std::chrono::steady_clock::time_point last_;
 };
 
-const Staged& staged(int64_t kind) {
-  const Isa& isa = active_isa();
-  return kind == LUT4 ? isa.staged_lut4 : kind == INT8 ? isa.staged_int8 : isa.staged_int8_weight;
-}
-
-// Of one operation, without the addresses of its values.
-AttendArgs attend_args(const ChainCall& call, const int64_t* a) {
-  AttendArgs args = call.attention;
-  args.query_heads = a[13], args.kv_heads = a[14], args.head_dim = a[15];
-  args.pages += a[16] * call.layer_bytes;
-  args.sinks = a[17] < 0 ? nullptr : static_cast<const float*>(call.operands[a[17]]);
-  args.window = a[18];
-  args.scale = static_cast<float>(call.numbers[a[19]]), args.softcap = static_cast<float>(call.numbers[a[20]]);
-  return args;
-}
-
-struct Layout {
-  const int64_t* slots;  // (kind, domain, width)
-  const int64_t* operations;
-  int64_t count;
-  int64_t offset[MAX_SLOTS];
-  int64_t shared_bytes = 0, own_bytes = 0, shared_activations = 0, own_activations = 0;
-  bool alone;  // every thread computes the row work for itself
-  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0;
-
-  explicit Layout(const ChainCall& call)
-      : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), alone(call.rows[0] == 1) {
-    int64_t activations = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      if (slots[3 * i] == RESULT_SLOT) continue;
-      int64_t& size = alone && slots[3 * i] == ROW_SLOT ? own_bytes : shared_bytes;
-      offset[i] = size;
-      size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
-    }
-    for (const int64_t* op = operations; *op != END; op += chain_length(*op)) {
-      shares += *op == LINEAR || *op == ATTEND_ALL;
-      if (*op != LINEAR) continue;
-      const int64_t rows = call.rows[slots[3 * op[5] + 1]];
-      activations = std::max(activations, staged(op[1]).bytes(rows, op[9]));
-      products += op[8] * op[9];
-      layers += 1;
-    }
-    int64_t& size = alone ? own_bytes : shared_bytes;
-    (alone ? own_activations : shared_activations) = size;
-    size += aligned(activations);
-    counters = shared_bytes;
-    shared_bytes += shares * LINE;
-  }
-
-  // Room for the partial results of attention by so many threads, behind everything that is shared.
-  void make_room(const ChainCall& call, int64_t threads) {
-    each_attention(call.program, [&](const int64_t* a) {
-      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, a), threads)));
-    });
-    attention = shared_bytes;
-    shared_bytes += attention_bytes;
-  }
-
-  int64_t threads(int64_t rows) const {
-    const int64_t worth = layers ? (rows + 3) * (products / layers) / SERIAL_PRODUCTS : 1;
-    return std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), worth));
-  }
-};
-
 class Worker {
  public:
   Worker(const ChainCall& call, const Layout& layout, char* shared, char* own, int64_t part, int64_t parts)
-      : call_(call), layout_(layout), kernels_(active_isa().rows), part_(part), parts_(parts), watch_(watched && part == 0) {
+      : call_(call), layout_(layout), kernels_(active_isa().rows), part_(part), parts_(parts), watch_(watched && part == 0),
+        slots_(layout.count) {
     for (int64_t i = 0; i < layout.count; ++i) {
       const int64_t kind = layout.slots[3 * i];
       char* place = layout.alone && kind == ROW_SLOT ? own : shared;
@@ -294,7 +225,7 @@ class Worker {
   const RowKernels& kernels_;
   const int64_t part_, parts_;
   Watch watch_;
-  float* slots_[MAX_SLOTS];
+  std::vector<float*> slots_;
   char *activations_, *attention_, *counters_;
   int64_t shared_ = 0;
 };
