@@ -43,11 +43,20 @@ struct AllTiler {
     return static_cast<const float*>(heads.data) + token * heads.token_stride + head * heads.head_stride;
   }
 
+  // The row of a head some rows on: rows lie too far apart for the hardware to ask for the next one.
+  void ask(const Heads& heads, int64_t token, int64_t of, int64_t last) const {
+    constexpr int64_t AHEAD = 8, LINE = 64 / sizeof(float);
+    if (token + AHEAD >= last) return;
+    const float* const row = row_of(heads, token + AHEAD, of);
+    for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(row + d);
+  }
+
   void read_queries() const {
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t at = start(part), height = start(part + 1) - at;
       for (int64_t r = 0; r < height; ++r) {
         const float* const from = row_of(args.query, first + begin + at + r, head);
+        ask(args.query, first + begin + at + r, head, first + begin + rows);
         for (int64_t d = 0; d < dim; ++d) q[at * dim + d * height + r] = from[d] * args.scale;
       }
     }
@@ -60,11 +69,13 @@ struct AllTiler {
     // Row by row: down a column, rows that lie evenly apart share few sets of the first-level cache.
     for (int64_t t = 0; t < count; ++t) {
       const float* const from = row_of(args.key, first + origin + t, kv_head);
+      ask(args.key, first + origin + t, kv_head, first + origin + count);
       float* const to = keys + t / PANEL * PANEL * dim + t % PANEL;
       for (int64_t d = 0; d < dim; ++d) to[d * PANEL] = from[d];
     }
     for (int64_t t = 0; t < count; ++t) {
       const float* const from = row_of(args.value, first + origin + t, kv_head);
+      ask(args.value, first + origin + t, kv_head, first + origin + count);
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t left = dim - p * PANEL;
         float* const to = values + (p * BLOCK + t) * PANEL;
