@@ -231,6 +231,24 @@ def test_a_chain_goes_through_the_compiler_at_any_size() -> None:
         torch.testing.assert_close(compiled(*inputs(*size)), run(step, *inputs(*size)))
 
 
+def test_arguments_that_are_left_out_have_their_defaults() -> None:
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor, real: Tensor) -> Tensor:
+            x = torch.layer_norm(self.a(x), [WIDTH], self.norm.weight, self.norm.bias)
+            x = torch.layer_norm(torch.layer_norm(x, [WIDTH], self.norm.weight), [WIDTH])
+            return torch.layer_norm(x, [WIDTH], bias=self.norm.bias, eps=0.5)
+
+    step = exported(Norms())
+    chained = prepack.packed(step)
+    for node in chained.graph.nodes:
+        assert node.op != "call_function" or "chain" in str(node.target)
+    assert max(differences(step, (1, 1), (2, 5))) < 1e-5
+
+
 class Outspoken(nn.Module):
     """Gives back what every layer makes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,9 +106,8 @@ class Reader:
         return Operation("rms_norm", [x], self._made(node, x), [], [weight], [offset, eps])
 
     def _layer_norm(self, node: Any) -> Operation | None:
-        source, shape, weight, bias, eps = (
-            (*node.args, None, None, 1e-5)[:5] if len(node.args) < 5 else node.args[:5]
-        )
+        source, shape, *rest = node.args
+        weight, bias, eps = _rest(node, rest, weight=None, bias=None, eps=1e-5)
         x = self._rows(source)
         if (
             x is None
@@ -191,8 +191,7 @@ class Reader:
 
     def _attend_all(self, node: Any) -> Operation | None:
         views = [self._view(n) for n in node.args[:3]]
-        given: list[Any] = [*node.args[3:], *(None, 0.0, False)[len(node.args) - 3 :]]
-        mask, dropout, causal = given
+        mask, dropout, causal = _rest(node, node.args[3:], attn_mask=None, dropout_p=0.0, is_causal=False)
         query, key, value = views
         if query is None or key is None or value is None or dropout or not self.in_chain(query.value.node):
             return None
@@ -222,6 +221,12 @@ class Reader:
         sizes = [query.heads, key.heads, query.width, *seen, int(causal)]
         result = self._made(node, replace(query, stride=query.width), TEAM)
         return Operation("attend_all", [query, key, value], result, sizes, [], numbers, read)
+
+
+def _rest(node: Any, given: Sequence[Any], **defaults: Any) -> list[Any]:
+    """Arguments in their order, whether they were given by place, by name or not at all."""
+    names = list(defaults)
+    return [given[i] if i < len(given) else node.kwargs.get(n, defaults[n]) for i, n in enumerate(names)]
 
 
 def _mask(node: Any, lead: list[str]) -> tuple[fx.Node, list[int]] | None:
