@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from serve_client import post
 from serve_overload import CAUTION, capacity, client, ladder, parsed
 from serve_overload_figures import markdown, missed, p99, took
 from serve_roles import ROOT
+from serve_traffic import served
 
 from serve import say, write
 
@@ -53,38 +52,28 @@ def prompts(name: str) -> list[bytes]:
 
 
 @contextmanager
-def served(artifact: str, *limits: str) -> Iterator[int]:
-    command = [sys.executable, str(ROOT / "serve.py"), artifact, "--port", "0"]
-    command += [word for limit in limits for word in ("--limit", limit)]
-    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
-    ) as running:
-        try:
-            assert running.stdout is not None
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", running.stdout.readline())
-            if found is None:
-                raise SystemExit("the server did not start")
-            yield int(found[1])
-        finally:
-            running.terminate()
+def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
+    """The port of a server of its own."""
+    words = [word for limit in limits for word in ("--limit", limit)]
+    with served(["serve.py", artifact, "--port", "0", *words], folder / "server.log") as (port, _):
+        yield port
 
 
 def main() -> int:
     arguments = parsed(__doc__, [0.5, 1.0, 2.0, 5.0, 10.0], [])
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make(folder)
         requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
         work = Path(folder)
-        with served(artifact) as port, client(port, requests, None, work) as fire:
+        with limited(artifact, work) as port, client(port, requests, None, work) as fire:
             rows = fire.fire([BURST], seed=9)
             good = rows[rows[:, 3] == 200]
             guess = len(good) / float(np.nanmax(good[:, 2]))
             say(f"a burst of {len(rows)}: {guess:.0f}/s, p99 {p99(took(rows)):.2f} s")
             c, slo = capacity(fire, guess, arguments.seconds / 2)
         limit = f"max_start_seconds={CAUTION * slo:.4f}"
-        with served(artifact, limit) as port, client(port, requests, None, work) as fire:
+        with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
             found = ladder(fire, c, slo, arguments, {}, peaks=False)
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "

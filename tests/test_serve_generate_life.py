@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,17 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
     while not met():
         assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.005)
+
+
+@contextmanager
+def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
+    """A client of an engine whose gate is closed, and which is believed to take 15 s for a prompt of one token."""
+    engine = Alphabet()
+    engine.gate.clear()
+    with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["speaker"]
+        model.rate.observe(1, 15.0)
+        yield raw, model, engine
 
 
 def test_a_client_that_hangs_up_is_cancelled_at_once(tmp_path: Path) -> None:
@@ -112,12 +124,8 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
 
 
 def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tmp_path: Path) -> None:
-    engine = Alphabet()
-    engine.gate.clear()
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        model = server.service.generators["speaker"]
-        model.rate.observe(1, 15.0)
-        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+    with slow_speaker(tmp_path) as (raw, model, engine):
+        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
         wait_until(lambda: model.waiting_requests == 1)
@@ -134,12 +142,8 @@ def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tm
 
 
 def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_path: Path) -> None:
-    engine = Alphabet()
-    engine.gate.clear()
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        model = server.service.generators["speaker"]
-        model.rate.observe(1, 15.0)
-        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+    with slow_speaker(tmp_path) as (raw, model, engine):
+        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
         threads = [
             threading.Thread(target=lambda: httpx.post(url, json={**body, "timeout": 40}, timeout=20))
             for _ in range(2)

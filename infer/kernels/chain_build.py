@@ -41,7 +41,7 @@ class _Chain:
 
 class _Builder(Rewriter):
     def run(self, *, flat: bool) -> None:
-        """`flat`: the program is a language model's step, whose chains may go through attention and picked rows."""
+        """`flat`: the program is a language model's step, whose chains may write a paged cache and pick rows."""
         self._flat, self._reader = flat, Reader(flat=flat)
         self._known = self._reader.views.known
         self._absorbed: dict[fx.Node, Operation] = {}

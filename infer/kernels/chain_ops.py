@@ -1,4 +1,4 @@
-"""Operators that the fusion of decoder layers puts in place of many small ones, and the chain that runs them natively.
+"""Operators that the fusion of layers puts in place of many small ones, and the chain that runs them natively.
 
     rms_norm(x, weight, offset, eps)   x / sqrt(mean(x²) + eps) * (weight + offset) over the last axis
     rotate(x, cos, sin)                rotary positions: the first R columns (a, b) → (a cos - b sin, b cos + a sin),
@@ -6,8 +6,8 @@
     chain(operands, program, numbers)  a run of layers in one call: float32 [rows, width]; see native/src/chain.h
     chain_attend(kv_cache, …)          the same with attention over a paged cache, which is written
 
-`chain_match` finds the first two in captured programs, `chain` makes chains of them; the slow twin of a chain is the
-program that it was made from.
+`chain_match` finds the first two in captured programs, `chain_build` makes chains of them; the slow twin of a chain is
+the program that it was made from.
 """
 
 from __future__ import annotations

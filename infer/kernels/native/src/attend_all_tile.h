@@ -29,7 +29,8 @@ struct AllTiler {
     total = sums + rows * width;
     q = total + rows * LANES;
     most = q + rows * dim;
-    std::memset(values, 0, static_cast<size_t>(BLOCK * width) * sizeof(float));  // columns beyond the last stay 0
+    // Columns beyond the last stay 0.
+    if (width != dim) std::memset(values, 0, static_cast<size_t>(BLOCK * width) * sizeof(float));
     std::memset(sums, 0, static_cast<size_t>(rows * (width + LANES)) * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) most[r] = NONE;
     const int64_t size = args.mask.is_float ? 4 : 1;

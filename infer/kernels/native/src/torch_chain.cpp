@@ -1,4 +1,4 @@
-// Binds the chain to torch. The caller's program comes from kernels/chain.py, which has checked it.
+// Binds the chain to torch. The caller's program comes from kernels/chain_encode.py.
 #include <vector>
 
 #include "attend_check.h"
