@@ -134,7 +134,7 @@ def sides(weight: Tensor, x: Tensor, copies: int) -> list[Side]:
 
 
 class _Product:
-    """A graph of `copies` products and the memory under it."""
+    """A graph of `copies` products and the memory under it; square weights follow each other as layers do."""
 
     def __init__(self, name: str, kind: int, weight: Tensor, x: Tensor, copies: int) -> None:
         ggml = _library()
@@ -146,7 +146,9 @@ class _Product:
         rows, columns = weight.shape
         packed = [ggml.ggml_new_tensor_2d(weights, Q4_0, columns, rows) for _ in range(copies)]
         given = ggml.ggml_new_tensor_2d(rest, F32, columns, x.shape[0])
-        self.outputs = [ggml.ggml_mul_mat(rest, one, given) for one in packed]
+        self.outputs = [ggml.ggml_mul_mat(rest, packed[0], given)]
+        for one in packed[1:]:
+            self.outputs.append(ggml.ggml_mul_mat(rest, one, self.outputs[-1] if rows == columns else given))
         self.graph = ggml.ggml_new_graph_custom(rest, MAX_NODES, False)
         for output in self.outputs:
             ggml.ggml_build_forward_expand(self.graph, output)

@@ -90,7 +90,8 @@ def measure(case: Case) -> list[Bar]:
 
 @functools.lru_cache(maxsize=1)
 def _weight(rows: int, columns: int) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    """Gaussian, of a size that keeps values as they are from layer to layer."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
 
 
 def _judged(

@@ -1,7 +1,7 @@
 """The bars of whole models in int8: ours through `optimize` and `Predictor`, against ONNX Runtime, OpenVINO, torch.
 
-`prepare` makes what takes minutes and keeps it in .work/kernels: the rivals' models by the versions of their
-tools, ours by the sources of `infer`.
+`prepare` makes what takes minutes and keeps it in .work/kernels: the rivals' models by the versions and scripts that
+made them, ours by the sources of `infer`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _ours(source: Source, folder: Path) -> Path:
     plan = source.plan(folder)
     quant = plan.quant if plan.quant != "none" else "int8"
     plan = plan.with_(quant=quant, backend="inductor", threads=torch.get_num_threads(), allow_slower=True)
-    if source.random:  # the limits are for trained weights; here the error is held against the rivals'
+    if not source.gated:  # the error is held against the rivals'
         plan = plan.with_(max_error=1.0)
     return pipeline.optimize(plan, folder / "model.infer").path
 
@@ -153,7 +153,9 @@ def _versions() -> str:
             found.append(version(package))
         except PackageNotFoundError:
             found.append("absent")
-    return _short(repr((found, hardware.has_vnni())).encode())
+    makers = ("kernels_sources.py", "kernels_rivals.py", "bert_base.py", "resnet50.py")
+    sources = [(ROOT / "bench" / name).read_bytes() for name in makers]
+    return _short(repr((found, hardware.has_vnni())).encode() + b"".join(sources))
 
 
 def _sources_digest() -> str:

@@ -1,7 +1,8 @@
 """Our packed products as sides of the comparison, and the slow twin that they are checked against.
 
 Rivals run the copies of a weight as one graph. Ours are called one by one from Python, except where a product is so
-small that this would be most of its time: there they are a graph too, compiled as `infer optimize` compiles one.
+small that this would be most of its time: there they are layers that follow each other (in llama.cpp's graph too),
+compiled as `infer optimize` compiles a model.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
     twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
     if weight.numel() < SMALL:
-        graph = _compiled(_Copies(packed, features), x)
-        return Ours(Side("ours", lambda: graph(x), lambda: graph(x)[0], copies), twin, num_bytes)
+        graph = _compiled(_Layers(packed, features), x)
+        return Ours(
+            Side("ours", lambda: graph(x), lambda: op(x, *packed[0], None, features), copies), twin, num_bytes
+        )
 
     def run() -> None:
         for one in packed:
@@ -57,8 +60,8 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     return Ours(Side("ours", run, lambda: op(x, *packed[0], None, features), copies), twin, num_bytes)
 
 
-class _Copies(nn.Module):
-    """x by every copy of one 4-bit weight."""
+class _Layers(nn.Module):
+    """The copies of one square 4-bit weight as layers, one after the other."""
 
     def __init__(self, packed: Sequence[tuple[Tensor, ...]], features: int) -> None:
         super().__init__()
@@ -67,13 +70,14 @@ class _Copies(nn.Module):
             for part, tensor in enumerate(tensors):
                 self.register_buffer(f"part_{copy}_{part}", tensor)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor) -> Tensor:
         op = torch.ops.infer.linear_lut4_packed.default
-        parts = [[getattr(self, f"part_{copy}_{part}") for part in range(4)] for copy in range(self.count)]
-        return [op(x, *tensors, None, self.features) for tensors in parts]
+        for copy in range(self.count):
+            x = op(x, *(getattr(self, f"part_{copy}_{part}") for part in range(4)), None, self.features)
+        return x
 
 
-def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], list[Tensor]]:
+def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """By AOTInductor, whose code calls the kernels' C functions."""
     program = torch.export.export(module, (x,))
     settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}

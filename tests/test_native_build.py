@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_a_library_is_compiled_once(cache: Path, small_sources: Path) -> None:
     assert "again" not in told
 
 
+def test_those_who_start_together_wait_for_one_who_compiles(cache: Path, small_sources: Path) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    told: list[str] = []
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: build.library(lambda done, total, what: told.append(what)), range(3)))
+    assert len(set(made)) == 1
+    assert told == ["one.cpp", build.LIBRARY]
+
+
 def test_changed_sources_make_another_library(cache: Path, small_sources: Path) -> None:
     before = build.digest()
     (small_sources / "one.cpp").write_text("// changed\n")
@@ -51,7 +62,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(cache: Path, small_s
     (small_sources / "one.cpp").write_text("this is not C++\n")
     with pytest.raises(NotUsableError, match="can't compile the native kernels: .*error"):
         build.library()
-    assert not [path for path in (cache / "kernels").rglob("*") if path.is_file()]
+    assert [path.name for path in (cache / "kernels").rglob("*") if path.is_file()] == ["lock"]
 
 
 def test_without_a_compiler_the_sentence_says_what_to_install(

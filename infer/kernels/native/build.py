@@ -7,6 +7,7 @@ OpenMP runtime: there is one pool of threads.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -14,8 +15,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -103,11 +105,23 @@ def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
     found = compiler()
     if found is None:
         raise NotUsableError("no C++ compiler", hint="Install g++, or name one with CXX")
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as work:
-        built = _build(found, Path(work), progress or (lambda done, total, what: None))
-        place.mkdir(exist_ok=True)
-        built.replace(path)  # two processes may both build; each replaces the whole
+    with _alone(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as work:
+        if not path.exists():  # else another process has built it meanwhile
+            built = _build(found, Path(work), progress or (lambda done, total, what: None))
+            place.mkdir(exist_ok=True)
+            built.replace(path)
     return path
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of processes that start together one compiles, with every core, and the others wait for what it makes."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # let go of when the process ends, however it ends
+        yield
+    finally:
+        os.close(handle)
 
 
 def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) -> Path:

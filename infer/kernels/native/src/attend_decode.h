@@ -1,18 +1,10 @@
 // Flash-decoding: the few queries of a sequence, all heads of one KV head together, against chunks of its cache.
 #pragma once
 
-#include "attend_page.h"
+#include "attend_softmax.h"
 
 namespace infer_native {
 namespace {
-
-constexpr int MAX_SEGMENTS = CHUNK / KEY_GROUP + 1;
-
-// Tokens of a chunk that lie together.
-struct Segment {
-  PageHead page;
-  int64_t place, offset, count;  // in the page, in the chunk
-};
 
 // sums[r][0..] = q[r] · keys, of GROUPS groups of 16 tokens; q is [dim / DEPTH][ROWS].
 template <Number T, int ROWS, int GROUPS>
@@ -60,6 +52,11 @@ inline void weigh(const uint8_t* values, const uint8_t* next, int64_t count, int
   unroll<ROWS>([&](auto r) {
     unroll<VECTORS>([&](auto v) { std::memcpy(sums + r * sum_stride + v * LANES, &acc[r][v], sizeof(Sum)); });
   });
+}
+
+// The CPU's own prefetcher follows a stream when it has seen a few of its lines.
+inline void start_stream(const uint8_t* p) {
+  for (int line = 0; line < 3; ++line) __builtin_prefetch(p + 64 * line);
 }
 
 // Registers of values for a number of rows, so that sums stay in registers.
@@ -130,8 +127,7 @@ struct Decoder {
         rotate(args, token, row_of);
         if (args.cache_type == Number::INT8) {
           steps[first + r] = to_whole(row_of, dim, most_whole(dim)) * args.scale;
-          auto* const pairs = reinterpret_cast<int16_t*>(q + first * (dim / 2));
-          for (int64_t d = 0; d < dim; ++d) pairs[(d / 2 * height + r) * 2 + d % 2] = static_cast<int16_t>(row_of[d]);
+          put_pairs(row_of, q + first * (dim / 2) + r, height);
           continue;
         }
         for (int64_t d = 0; d < dim; ++d) q[first * dim + d * height + r] = row_of[d] * args.scale;
@@ -139,10 +135,19 @@ struct Decoder {
     }
   }
 
-  // Products of that with codes, `count` of them added up, stay within 32 bits.
-  static float most_whole(int64_t count) {
-    const int64_t most = std::numeric_limits<int32_t>::max() / (127 * count);
-    return static_cast<float>(most < 32767 ? most : 32767);
+  // Whole numbers as pairs of int16, every `stride` floats; the row is lost.
+  void put_pairs(float* row, float* pairs, int64_t stride) const {
+    auto* const narrow = reinterpret_cast<uint8_t*>(row);
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) {
+      const Shorts numbers = __builtin_convertvector(__builtin_convertvector(load(row + d), Ints), Shorts);
+      std::memcpy(narrow + 2 * d, &numbers, sizeof numbers);
+    }
+    for (; d < dim; ++d) {
+      const auto number = static_cast<int16_t>(row[d]);
+      std::memcpy(narrow + 2 * d, &number, sizeof number);
+    }
+    for (d = 0; d < dim; d += 2) std::memcpy(pairs + d / 2 * stride, narrow + 2 * d, 4);
   }
 
   PageHead page_at(int64_t block) const {
@@ -181,45 +186,6 @@ struct Decoder {
     }
     for (; t < segment.count; t += KEY_GROUP, keys += step, next += step)
       score<T, ROWS, 1>(keys, next, dim, queries, out + segment.offset + t);
-    if (T != Number::INT8) return;
-    for (t = 0; t < segment.count; t += LANES) {
-      const Floats key_steps = load(segment.page.key_steps + (segment.place + t) * 4);
-      for (int r = 0; r < ROWS; ++r) {
-        float* const at = out + r * CHUNK + segment.offset + t;
-        store(at, __builtin_convertvector(load_as<Ints>(at), Floats) * key_steps * broadcast(steps[first + r]));
-      }
-    }
-  }
-
-  // The weights of a row, times the steps of the values, become int16, two tokens in each float's place; their step.
-  float whole_weights(float* weights) const {
-    Floats most = {}, zero = {};
-    int64_t end = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const Segment& segment = segments[i];
-      float* const row = weights + segment.offset;
-      end = (segment.count + LANES - 1) / LANES * LANES;
-      for (int64_t t = 0; t < end; t += LANES)
-        store(row + t, load(row + t) * load(segment.page.value_steps + (segment.place + t) * 4));
-      for (int64_t t = segment.count; t < end; ++t) row[t] = 0;
-      for (int64_t t = 0; t < end; t += LANES) {
-        const Floats x = load(row + t);
-        most = Lane::max(most, x);
-        zero += x * broadcast(0.0f);
-      }
-      end += segment.offset;
-    }
-    const float top = Lane::reduce_max(most), whole = most_whole(CHUNK);
-    const bool finite = reduce_add(zero) == 0;
-    const Floats factor = broadcast(finite && top > 0 ? whole / top : 0);
-    auto* const codes = reinterpret_cast<uint8_t*>(weights);
-    for (int64_t t = segments[0].offset; finite && t < end; t += LANES) {
-      const Ints rounded = __builtin_convertvector(load(weights + t) * factor + broadcast(0.5f), Ints);
-      const Shorts narrow = __builtin_convertvector(rounded, Shorts);
-      std::memcpy(codes + t * 2, &narrow, sizeof narrow);
-    }
-    if (!finite) std::memset(codes, 0, static_cast<size_t>(end) * 2);
-    return finite ? top / whole : std::numeric_limits<float>::quiet_NaN();
   }
 
   template <Number T>
@@ -229,25 +195,36 @@ struct Decoder {
     const int64_t high = span.high < limit ? span.high : limit;
     find(low, high, origin);
     for (int64_t i = 0; i < count; ++i) {
+      if (T == Number::INT8) prefetch_steps(segments[i]);
+      if (i + 2 < count) start_stream(segments[i + 2].page.keys);
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.keys : segments[0].page.values;
       by_parts([&](auto height, int64_t first) {
         this->template score_segment<T, decltype(height)::value>(segments[i], next, first, logits + first * CHUNK);
       });
     }
     const int64_t begin = low - origin, end = (high - origin + KEY_GROUP - 1) / KEY_GROUP * KEY_GROUP;
-    for (int64_t r = 0; r < rows; ++r) {
-      float* const row = logits + r * CHUNK;
-      into.most[r] = finish_logits(args, row, begin, end, Seen(args, span, token_of(r)), origin);
-      into.total[r] = reduce_add(exponentials(row, begin, end, into.most[r] == NONE ? 0 : into.most[r]));
-    }
     float weight_steps[FEW_ROWS];
-    if (T == Number::INT8)
-      for (int64_t r = 0; r < rows; ++r) weight_steps[r] = whole_weights(logits + r * CHUNK);
+    const uint8_t* ahead = segments[count > 1].page.values;
+    for (int64_t r = 0; r < rows; ++r, ahead += 4 * (end - begin)) {
+      float* const row = logits + r * CHUNK;
+      const Seen seen(args, span, token_of(r));
+      const bool all_seen = args.softcap == 0 && seen.low <= low && seen.high >= origin + end;
+      if (T == Number::INT8) into.most[r] = scale_row(segments, count, steps[r], row);
+      if (T != Number::INT8 || !all_seen) into.most[r] = finish_logits(args, row, begin, end, seen, origin);
+      const float shift = into.most[r] == NONE ? 0 : into.most[r];
+      if (T == Number::INT8) {
+        const RowWeights found = weigh_row(segments, count, shift, row, ahead);
+        into.total[r] = found.total, weight_steps[r] = found.step;
+      } else {
+        into.total[r] = reduce_add(exponentials(row, begin, end, shift, ahead));
+      }
+    }
     std::memset(into.sums, 0, static_cast<size_t>(rows * padded) * sizeof(float));
     const uint8_t* const after = high < span.high ? page_at(high / args.page).keys : segments[0].page.values;
     for (int64_t i = 0; i < count; ++i) {
       const Segment& segment = segments[i];
       const uint8_t* const next = i + 1 < count ? segments[i + 1].page.values : after;
+      if (i + 2 < count) start_stream(segments[i + 2].page.values);
       by_parts([&](auto height, int64_t first) {
         const auto* const weights = reinterpret_cast<const typename Products<T>::Factor*>(logits + first * CHUNK);
         weigh_columns<T, decltype(height)::value>(segment.page.values + segment.place * dim * SIZE<T>, next,

@@ -145,16 +145,28 @@ constexpr float CODES = 127, SMALLEST_STEP = 1e-30f;
 
 // The row becomes whole numbers in ±limit times the step that is returned; NaN where the row is not finite.
 inline float to_whole(float* row, int64_t dim, float limit) {
-  float most = 0, zero = 0;
-  for (int64_t i = 0; i < dim; ++i) {
+  const int64_t whole = dim / LANES * LANES;
+  Floats tops = {}, zeros = {};
+  for (int64_t i = 0; i < whole; i += LANES) {
+    const Floats x = load(row + i);
+    tops = Lane::max(tops, Lane::max(x, -x));
+    zeros += x * broadcast(0.0f);
+  }
+  float most = Lane::reduce_max(tops), zero = reduce_add(zeros);
+  for (int64_t i = whole; i < dim; ++i) {
     const float size = row[i] < 0 ? -row[i] : row[i];
     most = size > most ? size : most;
     zero += row[i] * 0;
   }
+  if (zero != 0) {
+    std::memset(row, 0, static_cast<size_t>(dim) * sizeof(float));
+    return std::numeric_limits<float>::quiet_NaN();
+  }
   const float step = most / limit > SMALLEST_STEP ? most / limit : SMALLEST_STEP;
-  const bool finite = zero == 0;
-  for (int64_t i = 0; i < dim; ++i) row[i] = finite ? std::nearbyint(row[i] / step) : 0;
-  return finite ? step : std::numeric_limits<float>::quiet_NaN();
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, halves to even
+  for (int64_t i = 0; i < whole; i += LANES) store(row + i, load(row + i) / broadcast(step) + magic - magic);
+  for (int64_t i = whole; i < dim; ++i) row[i] = std::nearbyint(row[i] / step);
+  return step;
 }
 
 inline void rotate(const AttendArgs& args, int64_t token, float* row) {
@@ -194,7 +206,7 @@ inline bool grouped(const AttendArgs& args) {
   return args.page % KEY_GROUP == 0 && (args.cache_type != Number::INT8 || args.head_dim % DEPTH<Number::INT8> == 0);
 }
 
-// Where number i of a token is: at start + i / depth * stride + i % depth.
+// Where number i of a token is: at start + i / depth * stride + i % depth, `depth` being 1 or 2.
 struct Place {
   int64_t start, stride, depth = 1;
 
@@ -208,7 +220,7 @@ struct Place {
     constexpr int64_t depth = DEPTH<Number::INT8>;
     return {place / depth * depth * args.head_dim + place % depth, depth};
   }
-  int64_t at(int64_t i) const { return start + i / depth * stride + i % depth; }
+  int64_t at(int64_t i) const { return start + (i >> (depth - 1)) * stride + (i & (depth - 1)); }
 };
 
 // What keys and values are multiplied with and summed in: floats, or of INT8 pairs of int16 and int32.
@@ -273,9 +285,11 @@ struct Seen {
 };
 
 // The exponentials of logits [begin, end), multiples of LANES, less `most`, in place; their sum is returned, by lanes.
-inline Floats exponentials(float* logits, int64_t begin, int64_t end, float most) {
+// 64 bytes from `ahead` on are asked for with every 16.
+inline Floats exponentials(float* logits, int64_t begin, int64_t end, float most, const uint8_t* ahead = nullptr) {
   Floats sum = {};
   for (int64_t t = begin; t < end; t += LANES) {
+    if (ahead != nullptr) __builtin_prefetch(ahead + 4 * (t - begin));
     const Floats e = exponential(load(logits + t) - broadcast(most));
     store(logits + t, e);
     sum += e;

@@ -20,7 +20,7 @@ struct Int8Activations {
 
 // sum [HEIGHT][TILE_BLOCKS][16] (+)= weights times activations. A function of its own: inside another one gcc 12 keeps some
 // of the sums in memory.
-template <int HEIGHT, int BLOCKS, bool BEGIN>
+template <int HEIGHT, int BLOCKS, bool BEGIN, Weights WEIGHTS>
 __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
                                          const int32_t* offset, int32_t* sum) {
   Accumulators<HEIGHT, BLOCKS> acc;
@@ -29,7 +29,7 @@ __attribute__((noinline)) void int8_tile(const char* weights, int64_t stride, in
       acc[row][b] = BEGIN ? Vector::broadcast(offset[row]) : Vector::load_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16);
     });
   });
-  accumulate<HEIGHT, BLOCKS, true>(weights, stride, quads, q, acc);
+  accumulate<HEIGHT, BLOCKS, WEIGHTS>(weights, stride, quads, q, acc);
   unroll<HEIGHT>([&](auto row) {
     unroll<BLOCKS>([&](auto b) { Vector::store_sums(sum + (row * Vector::TILE_BLOCKS + b) * 16, acc[row][b]); });
   });
@@ -59,7 +59,8 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
                 const float* bias, Rows y) {
   const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
   const int64_t first = tiles.start(chunk.begin);
-  const int64_t step = chunk.end - chunk.begin == 1 ? quads + 1 : CHUNK_QUADS;
+  const bool one = chunk.end - chunk.begin == 1;
+  const int64_t step = one ? quads + 1 : CHUNK_QUADS;
   alignas(64) int32_t sums[CHUNK_ROWS][Vector::TILE_BLOCKS * 16];
   for (int64_t quad = 0; quad < quads || quad == 0; quad += step) {
     const int64_t count = quads - quad < step ? quads - quad : step;
@@ -73,10 +74,12 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
         for (int64_t row = start; row < start + height; ++row)
           for (int b = 0; b < BLOCKS; ++b) __builtin_prefetch(y.row(row) + (block + b) * BLOCK_ROWS, 1);
       with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
-        if (quad == 0)
-          int8_tile<rows, BLOCKS, true>(codes, stride, count, q, x.offset + start, sum);
+        if (one)
+          int8_tile<rows, BLOCKS, true, Weights::ONCE>(codes, stride, count, q, x.offset + start, sum);
+        else if (quad == 0)
+          int8_tile<rows, BLOCKS, true, Weights::SHARED>(codes, stride, count, q, x.offset + start, sum);
         else
-          int8_tile<rows, BLOCKS, false>(codes, stride, count, q, x.offset + start, sum);
+          int8_tile<rows, BLOCKS, false, Weights::SHARED>(codes, stride, count, q, x.offset + start, sum);
       });
       if (last) finish_int8<BLOCKS>(sum, x.grid + start, height, weight, block, bias, y.from(start));
     }

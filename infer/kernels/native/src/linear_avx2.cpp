@@ -94,6 +94,7 @@ struct Vector {
     const __m256i b = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(weights.b, x));
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
   }
+  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
   static Table load_table(const int8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }

@@ -60,6 +60,11 @@ struct Vector {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(_mm512_set1_epi32(four)));
     return sum;
   }
+  // For few rows, whose quads are not worth a register: read where they are multiplied.
+  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(quad)));
+    return sum;
+  }
   static Table load_table(const int8_t* p) {
     const Table table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm512_xor_si512(table, _mm512_set1_epi8(-128));

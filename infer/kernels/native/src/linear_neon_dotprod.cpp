@@ -126,6 +126,7 @@ struct Vector {
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return each<Sums>([&](int i) { return vdotq_s32(sum.lane[i], weights.lane[i], x); });
   }
+  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
   static Table load_table(const int8_t* p) { return vld1q_s8(p); }
   static void decode(const uint8_t* p, Table table, Quads& low, Quads& high) {
     for (int i = 0; i < 4; ++i) {

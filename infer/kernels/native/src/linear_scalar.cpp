@@ -126,6 +126,7 @@ struct Vector {
       return sum.lane[i] + w[0] * quad[0] + w[1] * quad[1] + w[2] * quad[2] + w[3] * quad[3];
     });
   }
+  static Sums dot_once(Sums sum, Quads weights, const int8_t* quad) { return dot(sum, weights, quad); }
   static Table load_table(const int8_t* p) {
     Table table;
     __builtin_memcpy(table.entry, p, sizeof table.entry);

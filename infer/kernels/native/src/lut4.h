@@ -32,9 +32,9 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
 template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
   constexpr int SPLIT = HEIGHT * BLOCKS < Vector::DOT_CHAINS ? 2 : 1;
-  const int64_t groups = weight.columns / GROUP;
+  const int64_t groups = weight.columns / GROUP, stride = groups * 512;  // bytes of a block
   for (int64_t block = blocks.begin; block < blocks.end; block += BLOCKS) {
-    const uint8_t* codes = weight.codes + block * groups * 512;
+    const uint8_t* codes = weight.codes + block * stride;
     const int8_t* scale = weight.scale + block * groups * 16;
     Vector::Table table[BLOCKS];
     Vector::Floats total[BLOCKS][HEIGHT];
@@ -51,20 +51,22 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
           if (SPLIT > 1) sum[b][row][SPLIT - 1] = Vector::broadcast(int32_t{0});
         });
       });
+      // Beyond its end, a block is followed by the one that this stream reads next.
+      const int64_t ahead = group * 512 + Vector::PREFETCH < stride ? Vector::PREFETCH : Vector::PREFETCH + (BLOCKS - 1) * stride;
 #pragma GCC unroll 1
       for (int j = 0; j < 8; ++j) {
         const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
         const int8_t* high_quads = low_quads + 8 * HEIGHT * Vector::QUAD_BYTES;
         unroll<BLOCKS>([&](auto b) {
-          const uint8_t* place = codes + b * groups * 512 + j * 64;
-          __builtin_prefetch(place + Vector::PREFETCH);
+          const uint8_t* place = codes + b * stride + j * 64;
+          __builtin_prefetch(place + ahead);
           Vector::Quads low, high;
           Vector::decode(place, table[b], low, high);
           unroll<HEIGHT>([&](auto row) {
             Vector::Sums& first = sum[b][row][0];
-            first = Vector::dot(first, low, low_quads + row * Vector::QUAD_BYTES);
+            first = Vector::dot_once(first, low, low_quads + row * Vector::QUAD_BYTES);
             Vector::Sums& second = sum[b][row][SPLIT - 1];
-            second = Vector::dot(second, high, high_quads + row * Vector::QUAD_BYTES);
+            second = Vector::dot_once(second, high, high_quads + row * Vector::QUAD_BYTES);
           });
         });
       }
@@ -120,7 +122,7 @@ __attribute__((noinline)) void lut4_tile(const char* weights, int64_t stride, in
   unroll<HEIGHT>([&](auto row) {
     unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::broadcast(offset[row]); });
   });
-  accumulate<HEIGHT, BLOCKS, false>(weights, stride, quads, q, acc);
+  accumulate<HEIGHT, BLOCKS, Weights::CACHED>(weights, stride, quads, q, acc);
   unroll<BLOCKS>([&](auto b) {
     const Vector::Floats block_scale = Vector::load(scale + b * PANEL_GROUPS * 16);
     unroll<HEIGHT>([&](auto row) {
