@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 
 HIGHEST = 20_000  # requests a run may hold
+TOGETHER = 12  # that are checked
 LONGEST = 120.0  # seconds a run may take
 
 
@@ -128,13 +129,14 @@ def outputs_of(form: str, head: bytes, body: bytes) -> np.ndarray:
 
 
 async def answers(port: int, form: str, requests: list[bytes]) -> list[np.ndarray]:
-    """All together, so that batching is checked too."""
-    loop = asyncio.get_running_loop()
+    """Several together, so that batching is checked too; no more than a server takes in at a slow moment."""
+    loop, together = asyncio.get_running_loop(), asyncio.Semaphore(TOGETHER)
 
     async def one(request: bytes) -> np.ndarray:
-        _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-        head, body = await connection.ask(request)
-        connection.transport.close()
+        async with together:
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+            head, body = await connection.ask(request)
+            connection.transport.close()
         return outputs_of(form, head, body)
 
     return await asyncio.gather(*(one(request) for request in requests))

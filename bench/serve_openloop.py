@@ -91,7 +91,8 @@ class Run:
         self.requests = [timed(request, asked["timeout"]) for request in requests]
         random = np.random.default_rng(asked["seed"])
         self.due = schedule(asked["phases"], random)
-        self.number = random.integers(len(requests), size=len(self.due))
+        rounds = range(len(self.due) // len(requests) + 1)  # each request as often as any other
+        self.number = np.concatenate([random.permutation(len(requests)) for _ in rounds])
         self.rows = np.full((len(self.due), COLUMNS), np.nan)
         self.rows[:, 0], self.rows[:, 3] = self.due, LOST
         self.idle: list[Line] = []

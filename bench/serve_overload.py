@@ -1,15 +1,21 @@
 """How the server holds more than it can do: the overload ladder, a step, a square wave, and clients that insist.
 
-    python bench/serve_overload.py [ARTIFACT.infer] [--seconds 20] [--seeds 1] [--rungs 0.5,1,1.5,2,5,10]
+    python bench/serve_overload.py [ARTIFACT.infer] [--seconds 5] [--rounds 4] [--rungs 0.5,1,1.5,2,5,10] [--steady]
 
 Open loop: `bench/serve_openloop.py` sends one-row requests when a Poisson process says so. C is the highest rate, found
 by bisection, at which p99 <= SLO and nothing is refused (1 % may be either); SLO = 3 x p99 at 0.7 C. Clients say
 how long they wait (X-Request-Timeout-Ms: 0.9 SLO); `--silent` adds rungs on which they don't. Goodput counts answers
-that are right and came within the SLO, measured from when the request was due, not from when it left. Without an
-artifact, MiniLM is made first.
+that are right and came within the SLO, measured from when the request was due, not from when it left; a rung's first
+second does not count. Without an artifact, MiniLM is made first.
+
+The rungs take turns, in an order drawn anew each round, and all rates are as at the machine's usual speed: see
+`serve_pace.py`. The best goodput is that of the rung with the highest median; a rung's share is the median over rounds
+of its goodput over that of the best rung in the same round (or over what was offered where that is less), which favours
+the best rung a little, and so makes the bars a little harder.
 
 The model gets one thread: on two cores the other one belongs to front and client, so that C is the model's limit and
-not theirs. Bars are those of reference figures for a two-core machine; exit code 1 when one is missed.
+not theirs. Bars are those of reference figures for a two-core machine; exit code 1 when one is missed. `--steady`
+leaves out step, wave and those who insist.
 """
 
 from __future__ import annotations
@@ -20,22 +26,24 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from serve_client import check, encode, run
-from serve_overload_figures import back_after, figures, holds, markdown, missed, p99, took
+from serve_client import check, encode
+from serve_overload_figures import back_after, holds, markdown, missed, p99, share, together, took
+from serve_pace import Paced, Run
 from serve_roles import ask, make_minilm, samples, started
 
 from serve import say, write
 
 CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
 GRACE = 1.0  # seconds after its deadline at which a request is lost
-SETTLE = 1.0
+YARD_ROWS = 4
+YARD = 0.8  # seconds for which the yardstick is timed
+LEAD = 1.0  # seconds of a rung that do not count: the queue fills
 
 
 class Client:
@@ -56,7 +64,6 @@ class Client:
         self.running.stdin.flush()
         if self.running.stdout.readline() != "done\n":
             raise SystemExit("the client died")
-        time.sleep(SETTLE)
         return np.load(self.path)
 
 
@@ -77,18 +84,18 @@ def client(port: int, requests: list[bytes], expected: np.ndarray | None, folder
             running.terminate()
 
 
-def capacity(fire: Client, guess: float, seconds: float) -> tuple[float, float]:
-    """C and the SLO, by bisection between 0.6 and 1.1 of what closed-loop clients reached."""
-    low, high = 0.6 * guess, 1.1 * guess
+def capacity(paced: Paced, low: float, high: float, seconds: float) -> tuple[float, float]:
+    """C, by bisection, and the SLO."""
     for around in range(2):  # the SLO depends on C, and C on the SLO
         rate = low if not around else low * 0.7
-        slo = 3 * p99(took(fire.fire([[2 * seconds, rate]], seed=100 + around)))
+        slo = 3 * p99(took(paced.fire([[2 * seconds, rate]], seed=100 + around).rows))
         say(f"SLO {1e3 * slo:.0f} ms, from p99 at {rate:.0f}/s")
         if around:
             return low, slo
         for probe in range(5):
             middle = (low + high) / 2
-            if holds(fire.fire([[seconds, middle]], seed=110 + probe, timeout=0.0), slo):
+            both = [paced.fire([[seconds, middle]], seed=110 + 2 * probe + i).rows for i in range(2)]
+            if holds(np.concatenate(both), slo):
                 low = middle
             else:
                 high = middle
@@ -97,85 +104,80 @@ def capacity(fire: Client, guess: float, seconds: float) -> tuple[float, float]:
 
 
 def ladder(
-    fire: Client,
-    c: float,
-    slo: float,
-    arguments: argparse.Namespace,
-    told: dict[str, float],
-    *,
-    peaks: bool = True,
+    paced: Paced, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
-    """Figures by rung; `told`: what clients say; `peaks`: also those who insist, the step and the wave."""
-    seconds, found = arguments.seconds, dict[str, Any]()
-
-    def rung(name: str, rate: float, **how: Any) -> None:
-        runs = []
-        for seed in arguments.seeds:
-            say(f"{name}: {rate:.0f}/s")
-            runs.append(fire.fire([[seconds, rate]], seed=seed, **how))
-        parts = [figures(rows, seconds, slo) for rows in runs]
-        found[name] = {key: round(float(np.median([one[key] for one in parts])), 3) for key in parts[0]}
-
-    for times in arguments.rungs:
-        rung(f"{times:g} C", times * c, **told)
-    for times in arguments.silent:
-        rung(f"{times:g} C, no timeout", times * c)
-    if peaks:
-        found |= insist(fire, c, slo, arguments, told)
-    best = max(found[f"{times:g} C"]["goodput"] for times in arguments.rungs)
-    for row in found.values():
-        row["share"] = round(row["goodput"] / min(best, row["offered"]), 3)
+    """Figures by rung; `told`: what clients say."""
+    seconds, random = arguments.seconds, np.random.default_rng(arguments.seed)
+    rungs = {f"{times:g} C": (times * c, told) for times in arguments.rungs}
+    steady = list(rungs)
+    rungs |= {f"{times:g} C, no timeout": (times * c, {}) for times in arguments.silent}
+    runs: dict[str, list[Run]] = {name: [] for name in rungs}
+    for number in range(arguments.rounds):
+        for name in random.permutation(list(rungs)):
+            rate, how = rungs[name]
+            say(f"round {number + 1}, {name}: {rate:.0f}/s")
+            seed = arguments.seed * 1000 + number
+            run = paced.fire([[LEAD + seconds, rate]], seed=seed, **how)
+            runs[name].append(Run(run.rows[run.rows[:, 0] >= LEAD], run.pace, run.fair))
+    found = {name: together(parts, seconds, slo) for name, parts in runs.items()}
+    if not arguments.steady:
+        found |= insist(paced, c, slo, arguments, told)
+    share(found, max(steady, key=lambda name: found[name]["goodput"]))
     return found
 
 
 def insist(
-    fire: Client, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+    paced: Paced, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
     """Figures of clients that ask again at once, of a step and of a wave."""
-    seconds, found, seed = arguments.seconds, dict[str, Any](), arguments.seeds[0]
+    seconds, found, seed = 2 * arguments.seconds, dict[str, Any](), arguments.seed
     say(f"3 C, 3 retries at once: {3 * c:.0f}/s")
-    rows = fire.fire([[seconds, 3 * c]], seed=seed, **told, retries=3)
-    found["3 C, 3 retries at once"] = figures(rows, seconds, slo)
+    run = paced.fire([[seconds, 3 * c]], seed=seed, **told, retries=3)
+    found["3 C, 3 retries at once"] = together([run], seconds, slo)
     half = seconds / 2
     say("step")
-    rows = fire.fire([[seconds, 0.5 * c], [half, 3 * c], [half, 0.5 * c]], seed=seed, **told)
-    before = p99(took(rows[rows[:, 0] < seconds]))
-    back = back_after(rows, 1.5 * seconds, 2 * seconds, before)
-    found["step 0.5, 3, 0.5 C"] = {**figures(rows, 2 * seconds, slo), "recovery": back}
+    run = paced.fire([[seconds, 0.5 * c], [half, 3 * c], [half, 0.5 * c]], seed=seed, **told)
+    before = p99(took(run.rows[run.rows[:, 0] < seconds]))
+    back = back_after(run.rows, 1.5 * seconds, 2 * seconds, before)
+    found["step 0.5, 3, 0.5 C"] = {**together([run], 2 * seconds, slo), "recovery": back}
     say("square wave")
-    wave = [[5.0, 0.5 * c], [5.0, 3 * c]] * 3
-    rows = fire.fire([*wave, [5.0, 0.5 * c]], seed=seed, **told)
-    backs = [back_after(rows, begin, begin + 5, before) for begin in (10.0, 20.0, 30.0)]
-    found["wave 0.5, 3 C each 5 s"] = {**figures(rows, 35.0, slo), "recovery": max(backs)}
+    wave = [[5.0, 0.5 * c], [5.0, 3 * c]] * 2
+    run = paced.fire([*wave, [5.0, 0.5 * c]], seed=seed, **told)
+    backs = [back_after(run.rows, begin, begin + 5, before) for begin in (10.0, 20.0)]
+    found["wave 0.5, 3 C each 5 s"] = {**together([run], 25.0, slo), "recovery": max(backs)}
     return found
 
 
-def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float, dict[str, Any]]:
+def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float, dict[str, Any], str]:
     name = json.loads((Path(artifact) / "manifest.json").read_text())["name"]
     requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
-    with tempfile.TemporaryDirectory() as work:
-        with started("model", artifact) as (_, model):
-            ask(model, save=f"{work}/expected.npy")
+    with tempfile.TemporaryDirectory() as work, started("model", artifact) as (_, model):
+        ask(model, save=f"{work}/expected.npy")
         expected = np.load(f"{work}/expected.npy")
-        with started("infer", artifact) as (port, _):
+        with (
+            started("infer", artifact) as (port, _),
+            client(port, requests, expected, Path(work)) as fire,
+        ):
             check(port, "binary", requests, expected)
-            guess = max(run(port, requests, 8, 400)["rate"] for _ in range(2))
-            say(f"closed loop: {guess:.0f}/s")
-            with client(port, requests, expected, Path(work)) as fire:
-                c, slo = capacity(fire, guess, arguments.seconds / 2)
-                return c, slo, ladder(fire, c, slo, arguments, {"timeout": CAUTION * slo})
+            paced = Paced(fire.fire, lambda: float(ask(model, batch=YARD_ROWS, seconds=YARD)["rate"]))
+            say(f"the model alone, in batches of {YARD_ROWS}: {paced.usual:.0f}/s")
+            c, slo = capacity(paced, 0.6 * paced.usual, 1.2 * paced.usual, arguments.seconds)
+            found = ladder(paced, c, slo, arguments, {"timeout": CAUTION * slo})
+            return c, slo, found, paced.note
 
 
 def parsed(description: str | None, rungs: list[float], silent: list[float]) -> argparse.Namespace:
     def numbers(text: str) -> list[float]:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",") if part]
 
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("artifact", nargs="?")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each rung")
-    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[1])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each rung in each round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steady", action="store_true", help="no step, no wave, nobody who insists")
     parser.add_argument("--rungs", type=numbers, default=rungs)
     parser.add_argument("--silent", type=numbers, default=silent)
     return parser.parse_args()
@@ -186,11 +188,12 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make_minilm(folder, say)
-        c, slo, found = measure(artifact, arguments)
+        c, slo, found, note = measure(artifact, arguments)
     words = missed(found, slo)
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
+    table |= {"rounds": arguments.rounds}
     what = "MiniLM, one-row requests of many lengths, the model on one thread of its process; clients allow "
-    text = markdown(f"{what}{CAUTION:g} SLO", c, slo, found, words)
+    text = markdown(f"{what}{CAUTION:g} SLO; {arguments.rounds} rounds, {note}", c, slo, found, words)
     write("serve-overload", {**table, "rows": found, "missed": words}, text)
     return 1 if words else 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from serve_openloop import CLOSED, LOST
+from serve_pace import Run
 
 SHARES = {1.0: 0.98, 1.5: 0.97, 2.0: 0.95, 5.0: 0.90, 10.0: 0.85}  # of the best goodput
 REJECT_MS = {2.0: 20.0, 10.0: 50.0}
@@ -37,6 +38,32 @@ def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
         "unanswered": float(np.isin(status, (LOST, CLOSED)).sum()),
         "sent_late_p99_ms": 1e3 * p99((sent - due)[~np.isnan(sent)]),
     }
+
+
+def together(runs: list[Run], seconds: float, slo: float) -> dict[str, Any]:
+    """Figures of all rounds of one rung, of so many seconds each: rates at the machine's usual speed as medians over
+    rounds (`goodputs`, `offereds`: of each), everything else of all their requests."""
+    rows, found = np.concatenate([run.rows for run in runs]), dict[str, Any]()
+    parts = [figures(run.rows, seconds, slo) for run in runs]
+    for what in ("goodput", "offered"):
+        found[f"{what}s"] = [round(part[what] / run.pace, 2) for part, run in zip(parts, runs, strict=True)]
+    found |= figures(rows, seconds * len(runs), slo)
+    found |= {what: float(np.median(found[f"{what}s"])) for what in ("goodput", "offered")}
+    found["pace"] = float(np.median([run.pace for run in runs]))
+    return {key: value if isinstance(value, list) else round(value, 3) for key, value in found.items()}
+
+
+def share(found: dict[str, Any], best: str) -> None:
+    """Add each rung's share of the best one's goodput, or of what was offered where that is less: the median of the
+    rounds' ratios."""
+    most = found[best]["goodputs"]
+    for row in found.values():
+        there = most if len(row["goodputs"]) == len(most) else [found[best]["goodput"]] * len(row["goodputs"])
+        ratios = [
+            good / min(top, offered)
+            for good, top, offered in zip(row["goodputs"], there, row["offereds"], strict=True)
+        ]
+        row["share"] = round(float(np.median(ratios)), 3)
 
 
 def holds(rows: np.ndarray, slo: float) -> bool:
@@ -83,11 +110,12 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
 def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
     lines = [
         f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
-        "within the SLO. Share: of the best goodput, or of what was offered where that is less. Sent late: the "
-        "client's own p99.\n",
+        "within the SLO. Rates are as at the machine's usual speed, medians over rounds. Share: of the best goodput, "
+        "or of what was offered where that is less, the median of the rounds' ratios. Sent late: the client's own "
+        "p99.\n",
         "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
-        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
-        "|" + "---|" * 11,
+        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms | speed |",
+        "|" + "---|" * 12,
     ]
     for name, row in found.items():
         back = f"{row['recovery']:.2f}" if "recovery" in row else ""
@@ -95,7 +123,8 @@ def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list
         lines.append(
             f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f} "
             f"| {100 * row['accepted']:.0f} % | {row['p50_ms']:.0f}, {row['p99_ms']:.0f} | {row['late']:.0f} "
-            f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} | {row['sent_late_p99_ms']:.1f} |"
+            f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} "
+            f"| {row['sent_late_p99_ms']:.1f} | {row['pace']:.2f} |"
         )
     bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
     return "\n".join([*lines, "", *bars]) + "\n"

@@ -1,34 +1,39 @@
 """The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
 
-    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 20] [--seeds 1] [--rungs 0.5,1,2,5,10]
+    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 5] [--rounds 4] [--rungs 0.5,1,2,5,10]
 
-As bench/serve_overload.py, without its step and wave; requests are streams of 16 tokens after prompts of 20 to 300
-words, no two alike. C, the SLO and goodput are about the time to the first token; an answer is right when its end came
-too. The server is started twice: to find C and the SLO, and then with `--limit max_start_seconds=` 0.9 SLO, for clients
-can't say how long they wait for a first token. Without an artifact, models/pydoc_lm is made int8 first.
+As bench/serve_overload.py, always `--steady`; the yardstick answers prompts one after another. Requests are streams of
+16 tokens after prompts of 20 to 300 words, no two alike. C, the SLO and goodput are about the time to the first token;
+an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with `--limit
+max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
+models/pydoc_lm is made int8 first.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from serve_client import post
-from serve_overload import CAUTION, capacity, client, ladder, parsed
+from serve_overload import CAUTION, YARD, Client, capacity, client, ladder, parsed
 from serve_overload_figures import markdown, missed, p99, took
-from serve_roles import ROOT
+from serve_pace import Paced
+from serve_roles import ROOT, ask, started
 from serve_traffic import served
 
 from serve import say, write
 
 PROMPTS, TOKENS = 4096, 16
-BURST = [3.0, 400.0]  # seconds, requests a second: how many it answers in one go is the first guess at C
+BURST = [1.0, 400.0]  # seconds, requests a second: how many it answers in one go is the first guess at C
 
 
 def make(folder: str) -> str:
@@ -59,26 +64,46 @@ def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
         yield port
 
 
+def measure(
+    artifact: str,
+    requests: list[bytes],
+    model: subprocess.Popen[str],
+    work: Path,
+    arguments: argparse.Namespace,
+) -> tuple[float, float, dict[str, Any], str]:
+    def paced(fire: Client) -> Paced:
+        return Paced(fire.fire, lambda: float(ask(model, seconds=YARD)["rate"]))
+
+    with limited(artifact, work) as port, client(port, requests, None, work) as fire:
+        first = paced(fire)
+        burst = first.fire([BURST], seed=9)
+        good = burst.rows[burst.rows[:, 3] == 200]
+        guess = len(good) / float(np.nanmax(good[:, 2])) / burst.pace
+        say(f"a burst of {len(burst.rows)}: {guess:.0f}/s, p99 {p99(took(burst.rows)):.2f} s")
+        c, slo = capacity(first, 0.6 * guess, 1.1 * guess, arguments.seconds)
+    limit = f"max_start_seconds={CAUTION * slo:.4f}"
+    with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
+        then = paced(fire)
+        found = ladder(then, c * then.usual / first.usual, slo, arguments, {})
+    return c, slo, found, then.note
+
+
 def main() -> int:
     arguments = parsed(__doc__, [0.5, 1.0, 2.0, 5.0, 10.0], [])
+    arguments.steady = True
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make(folder)
         requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
         work = Path(folder)
-        with limited(artifact, work) as port, client(port, requests, None, work) as fire:
-            rows = fire.fire([BURST], seed=9)
-            good = rows[rows[:, 3] == 200]
-            guess = len(good) / float(np.nanmax(good[:, 2]))
-            say(f"a burst of {len(rows)}: {guess:.0f}/s, p99 {p99(took(rows)):.2f} s")
-            c, slo = capacity(fire, guess, arguments.seconds / 2)
-        limit = f"max_start_seconds={CAUTION * slo:.4f}"
-        with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
-            found = ladder(fire, c, slo, arguments, {}, peaks=False)
+        with started("text", artifact) as (_, model):
+            c, slo, found, note = measure(artifact, requests, model, work, arguments)
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
-    text = markdown(f"{what}max_start_seconds is {CAUTION:g} SLO", c, slo, found, words)
+    what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"
+    text = markdown(what, c, slo, found, words)
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
+    table |= {"rounds": arguments.rounds}
     write("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
     return 1 if words else 0
 

@@ -150,6 +150,21 @@ def role_bare(artifact: str) -> int:
     return 0
 
 
+def role_text(artifact: str) -> int:
+    """Answers each line on stdin: prompts a second of a language model, one after another, asked for `seconds`."""
+    predictor, random = load(artifact), np.random.default_rng(0)
+    predictor.generate("a", max_tokens=2)
+    print("text at http://127.0.0.1:0", flush=True)
+    for line in sys.stdin:
+        done, began, seconds = 0, time.perf_counter(), json.loads(line)["seconds"]
+        while time.perf_counter() - began < seconds:
+            words = " ".join(str(number) for number in random.integers(100, 1000, 60))  # in no cache
+            predictor.generate(words, max_tokens=16, ignore_eos=True)
+            done += 1
+        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
+    return 0
+
+
 def role_model(artifact: str) -> int:
     """Answers commands on stdin, one JSON line each: expected outputs, or rows per second at a batch size."""
     predictor = load(artifact)
@@ -184,6 +199,7 @@ ROLES: dict[str, Callable[[str], int]] = {
     "naive": role_naive,
     "bare": role_bare,
     "model": role_model,
+    "text": role_text,
 }
 
 

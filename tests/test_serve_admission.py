@@ -169,6 +169,18 @@ def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry
     assert desk.batcher.rows == 14
 
 
+def test_in_a_crowd_what_runs_does_not_take_the_place_of_two_batches_that_wait() -> None:
+    desk = Desk(max_batch=9)
+    crowd(desk, 0.018, 0.02)
+    useful = desk.speed.seconds(9 * 4)
+    assert len(desk.batcher.take().entries) == 9
+    desk.clock.now += useful / 2
+    with contextlib.suppress(OverloadedError):
+        for _ in range(100):
+            desk.put()
+    assert 18 <= desk.batcher.rows < 40
+
+
 def test_where_batches_make_nothing_cheaper_a_tenth_of_a_second_keeps_the_model_busy() -> None:
     desk = Desk(max_batch=32)
     crowd(desk, 0.0, 0.01)
@@ -434,13 +446,20 @@ def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -
     assert foretold.caution == 1, "nothing was foretold"
     for _ in range(64):
         foretold.observe(1.0, 1.5)
-    assert foretold.caution == pytest.approx(2.0)
+    assert foretold.caution == pytest.approx(2.5)
     for _ in range(8):
         foretold.observe(0.001, 0.1)
-    assert foretold.caution == pytest.approx(2.0, rel=0.02), "short waits hardly count"
+    assert foretold.caution == pytest.approx(2.5, rel=0.02), "short waits hardly count"
     for _ in range(200):
         foretold.observe(1.0, 1.0)
     assert foretold.caution == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_few_prompts_that_others_overtake_are_in_time_too() -> None:
+    foretold, waits = Foretold(), [0.4] * 19 + [2.4]
+    for wait in waits * 20:
+        foretold.observe(1.0, wait)
+    assert foretold.caution >= 2.4
 
 
 MODEL = "/v2/models/double/infer"
@@ -462,7 +481,7 @@ def jammed() -> Iterator[Live]:
     with live(fake, limits=ServeLimits(max_wait_seconds=0.5)) as server:
         engine = server.service.engines["double"]
         engine.batcher.speed.seed([(4, 100.0)])
-        thread = threading.Thread(target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body()})
+        thread = threading.Thread(target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body(), "timeout": 120})
         thread.start()
         assert entered.wait(60)
         try:
@@ -530,7 +549,7 @@ def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() ->
             assert client.post(MODEL, json=body(**parameters)).status_code == status
 
         def all_kinds() -> None:
-            ask(503)  # twice: the second time the head is known
+            ask(503)
             ask(503, priority=3)
             ask(400, priority="high")
             server.engine.batcher.speed.batches, measured = 0, server.engine.batcher.speed.batches
@@ -538,16 +557,18 @@ def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() ->
             server.engine.batcher.speed.batches = measured
 
         all_kinds()
+        all_kinds()  # by now every head is known
         gc.collect()
         gc.disable()
+        rounds = 10
         try:
-            before = there()
-            for _ in range(5):
+            before = there()  # a connection keeps its last request, and an answer is read before its request is let go
+            for _ in range(rounds):
                 all_kinds()
             until = time.monotonic() + 10
-            while there() > before and time.monotonic() < until:
+            while there() >= before + rounds and time.monotonic() < until:
                 time.sleep(0.05)
-            assert there() == before
+            assert there() < before + rounds, "each round leaves something"
         finally:
             gc.enable()
 

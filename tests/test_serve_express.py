@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 from infer.serve import express
 from infer.serve.app import Endpoint
+from infer.serve.express import Express
 from infer.serve.limits import ServeLimits
+from infer.serve.types_v2 import InferResponse
+from infer.serve.wire import Wire
 from tests import rude
 from tests.rude import BODY, GOOD, Answer, ask, chunked, closed, connect, get, post, read, send, well
 from tests.serve_fakes import Live, double, live
@@ -21,11 +27,25 @@ from tests.serve_load import hang_up_behind_another
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the bodies that went the short way."""
     went: list[int] = []
+    begin = Express.__init__
+
+    def counted(self, wire, known, body):  # type: ignore[no-untyped-def]
+        went.append(len(body))
+        begin(self, wire, known, body)
+
+    monkeypatch.setattr(Express, "__init__", counted)
+    return went
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies of those that went the short way, but not together with others."""
+    went: list[bytes] = []
     direct = Endpoint.direct
 
-    async def counted(self, known, body, *rest, **options):  # type: ignore[no-untyped-def]
-        went.append(len(body))
-        await direct(self, known, body, *rest, **options)
+    async def counted(self, call, *rest, **options):  # type: ignore[no-untyped-def]
+        went.append(bytes(call.body))
+        return await direct(self, call, *rest, **options)
 
     monkeypatch.setattr(Endpoint, "direct", counted)
     return went
@@ -73,6 +93,55 @@ def test_a_body_behind_a_known_head_is_looked_at_as_ever(server: Live, short: li
     assert [one.status for one in answers] == [200, 400, 400, 200]
     assert b"holds 5 elements" in answers[1].body
     assert len(short) == 3
+
+
+def test_known_heads_with_known_forms_go_together(server: Live, short: list[int], alone: list[bytes]) -> None:
+    bodies = [BODY.replace(b"[1,2,3,4]", b"[%d,2,3,4]" % number) for number in range(8)]
+    asked(server, send(BODY, b"X-Test: together"))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(server)) for _ in bodies]
+        for client, body in zip(clients, bodies, strict=True):
+            client.sendall(send(body, b"X-Test: together"))
+        answers = [read(client, bytearray()) for client in clients]
+    assert [json.loads(one.body)["outputs"][0]["data"][0] for one in answers] == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert (len(short), alone) == (8, [])
+
+
+def test_who_can_not_go_with_others_is_answered_alone(server: Live, alone: list[bytes]) -> None:
+    head, texts = b"X-Test: apart", [b"[1,2,3,4]", b"[1,2,3,x]", b"[1,2],[3]", b'["2,3,4]', b"[1,2,1e99]"]
+    asked(server, send(BODY, head))
+    bodies = [BODY.replace(b"[1,2,3,4]", text.ljust(10)) for text in texts]
+    asked(server, send(bodies[0], head))
+    with connect(server) as connection:
+        connection.sendall(b"".join(send(body, head) for body in bodies * 2))
+        buffer = bytearray()
+        assert [read(connection, buffer).status for _ in bodies * 2] == [200, 400, 400, 400, 400] * 2
+    assert bodies[0] not in alone
+    assert set(bodies[1:]) <= set(alone)
+
+
+def test_a_connection_at_rest_holds_neither_question_nor_answer(server: Live) -> None:
+    def held() -> list[object]:
+        rides = [one.cycle for one in gc.get_objects() if issubclass(type(one), Wire)]
+        mine = [one for one in rides if isinstance(one, Express)]
+        assert mine
+        return [one for one in mine if one.call.measure or one.call.body or one.entries or one.group]
+
+    head = b"X-Test: rest"
+    asked(server, send(BODY, head))
+    with connect(server) as connection:
+        connection.sendall(send(BODY, head))
+        read(connection, bytearray())
+        deadline = time.monotonic() + 5
+        while held() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert not held()
+
+
+def test_an_answer_is_what_its_struct_would_be(server: Live) -> None:
+    for known in (b"", b'"id":"\xc3\xa4\\u0022",'):
+        body = asked(server, send(BODY.replace(b"{", b"{" + known, 1)))[0].body
+        assert msgspec.json.encode(msgspec.json.decode(body, type=InferResponse)) == body
 
 
 def test_a_known_head_whose_body_comes_later_goes_the_whole_way(server: Live, short: list[int]) -> None:
@@ -124,12 +193,11 @@ def test_who_hangs_up_on_the_short_way_is_cancelled_at_once(short: list[int]) ->
     with live(double(seconds=0.3, max_batch=1)) as server:
         assert ask(server, GOOD).status == 200
         hang_up_behind_another(server)
-        assert len(short) == 2
-        assert b'code="499"' in ask(server, get(b"/metrics")).body
         deadline = time.monotonic() + 5
-        while server.service.active and time.monotonic() < deadline:
+        while (server.service.active or len(short) < 2) and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert server.service.active == 0
+        assert (server.service.active, len(short)) == (0, 2)
+        assert b'code="499"' in ask(server, get(b"/metrics")).body
 
 
 def test_a_draining_server_closes_after_an_answer_on_the_short_way(short: list[int]) -> None:

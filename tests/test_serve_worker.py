@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 from infer.errors import ArtifactError, NotReadyError, PoisonError
+from infer.serve import near
 from infer.serve.engine import Engine
 from infer.serve.limits import ServeLimits
 from infer.serve.metrics import Metrics
+from infer.serve.near import NearLane
 from infer.serve.worker.messages import ModelError, Source
 from infer.serve.worker.remote import Remote, Starting
 from infer.serve.worker.restarts import RestartLimits, Restarts
@@ -64,6 +67,30 @@ def test_a_worker_gives_what_the_model_gives_from_another_process() -> None:
             assert max(answer.batch_size for answer in answers) > 3
             await ask(engine, *range(30))
             assert engine.ready
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_the_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go(predictor: Remote) -> None:
+        (executor,) = predictor.executors
+        begin, threads = executor.begin, list[threading.Thread]()
+
+        def noted(inputs: Any) -> None:
+            threads.append(threading.current_thread())
+            begin(inputs)
+
+        monkeypatch.setattr(executor, "begin", noted)
+        async with engine_of(predictor) as engine:
+            (lane,) = engine.lanes
+            assert isinstance(lane, NearLane)
+            for size in (near.SMALL_BATCH, 0, near.SMALL_BATCH):
+                monkeypatch.setattr(near, "SMALL_BATCH", size)
+                while not lane.on_loop:
+                    await asyncio.sleep(0.001)
+                await ask(engine, 1)
+            assert threads == [threading.main_thread(), lane.thread, threading.main_thread()]
 
     with remote() as predictor:
         asyncio.run(go(predictor))

@@ -18,7 +18,7 @@ from starlette.routing import Route as Address
 from .. import plugins
 from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .express import Express, Known
+from .express import SMALL_BODY, Convoy, Known
 from .routing import (
     CLIENT_GONE,
     Call,
@@ -40,7 +40,6 @@ Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-SMALL_BODY = 16 << 10  # bytes that are read as soon as the queue is asked whether it would take them
 PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
 
 
@@ -74,12 +73,13 @@ def build(service: Service) -> App:
     service.routes = routes
     bodies = Bodies(service.limits.max_bodies_bytes)
     service.metrics.held(lambda: bodies.held)
+    convoy = Convoy(service)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
-        Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
+        Address(path, Endpoint(service, bodies, convoy, {r.method: r for r in routes if r.path == path}))
         for path in paths
     ]
-    return App(service, addresses, Endpoint(service, bodies, {}, routes))
+    return App(service, addresses, Endpoint(service, bodies, convoy, {}, routes))
 
 
 class Ids:
@@ -102,6 +102,7 @@ class Endpoint:
         self,
         service: Service,
         bodies: Bodies,
+        convoy: Convoy,
         methods: Mapping[str, Route],
         routes: list[Route] | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class Endpoint:
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
         self.routes = routes or list(self.methods.values())
-        self.ids = Ids()
+        self.ids, self.convoy = Ids(), convoy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,21 +139,21 @@ class Endpoint:
             over = bool(scope.get("state", {}).get("over"))
             reply = await self._answer(call, receive, share, known=route is not None, over=over)
             await _send(call, reply, receive, send, over=over)
-            self._count(call, reply.status, began)
+            self.count(call, reply.status, began)
         except ClientGoneError:
-            self._count(call, CLIENT_GONE, began)
+            self.count(call, CLIENT_GONE, began)
         except asyncio.CancelledError:  # under Ray, which cancels where uvicorn says that the client left
-            self._count(call, CLIENT_GONE, began)
+            self.count(call, CLIENT_GONE, began)
             raise
         finally:
             call.error = None  # its traceback refers back
             share.close()
             service.active -= 1
 
-    async def direct(self, known: Known, body: bytes, express: Express, *, client: str, over: bool) -> None:
-        """A request whose body has come; who hangs up cancels this."""
-        began, service = time.perf_counter(), self.service
-        call = Call(
+    def call(self, known: Known, body: bytes, client: str) -> Call:
+        """A request whose head came before."""
+        service = self.service
+        return Call(
             service,
             known.route,
             known.path,
@@ -163,25 +164,15 @@ class Endpoint:
             client=client,
             trace=begin((), always=True) if service.traces else None,
         )
-        service.active += 1
-        share = Share(self.bodies)
-        try:
-            reply = await self._answer(call, None, share, known=True, over=over)
-            await express.send(reply, _headers(call, reply, over=over))
-            self._count(call, reply.status, began)
-        except asyncio.CancelledError:
-            self._count(call, CLIENT_GONE, began)
-            raise
-        finally:
-            call.error = None  # its traceback refers back
-            share.close()
-            service.active -= 1
+
+    async def direct(self, call: Call, share: Share, *, over: bool) -> Reply:
+        """The answer to a request whose body has come; who hangs up cancels this."""
+        return await self._answer(call, None, share, known=True, over=over)
 
     async def _answer(
         self, call: Call, receive: Receive | None, share: Share, *, known: bool, over: bool = False
     ) -> Reply:
         """`receive`: None where the body is there, and somebody else looks whether the client is."""
-        dialect = call.route.dialect
         try:
             self._admit(call, open=known and call.route.open, over=over)
             if not known:
@@ -199,15 +190,18 @@ class Endpoint:
                 call.body = await read_body(receive, call.headers, self.service.limits, share, early)
                 return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
             return _reply(await call.route.handler(call), call.route)
-        except InferError as error:
-            call.error = error
-            return error_reply(error, dialect)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
+            return self.failed(call, error)
+
+    def failed(self, call: Call, error: Exception) -> Reply:
+        """What is said of it; its traceback refers to `call`, so that `call.error` is to be let go of."""
+        if not isinstance(error, InferError):
             log.error("request %s failed: %s", call.request_id, failure(error))
-            call.error = InferError(f"an internal error; the server's log has it under {call.request_id}")
-            return error_reply(call.error, dialect)
+            error = InferError(f"an internal error; the server's log has it under {call.request_id}")
+        call.error = error
+        return error_reply(error, call.route.dialect)
 
     def _admit(self, call: Call, *, open: bool, over: bool) -> None:
         if open:
@@ -221,7 +215,7 @@ class Endpoint:
         home = next((r for r in self.routes if r.path == "/"), self.routes[0])
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
-    def _count(self, call: Call, status: int, began: float) -> None:
+    def count(self, call: Call, status: int, began: float) -> None:
         model = self.service.models.get(call.model)
         name, version = (call.model, model.predictor.version) if model else ("", "")
         seconds = time.perf_counter() - began
@@ -263,21 +257,8 @@ def error_reply(error: InferError, dialect: Dialect) -> Reply:
     return reply
 
 
-def _headers(call: Call, reply: Reply, *, over: bool) -> list[tuple[bytes, bytes]]:
-    headers = [
-        (b"content-type", reply.media.encode()),
-        (b"x-request-id", call.request_id.encode()),
-        *reply.headers,
-    ]
-    if call.trace is not None:
-        headers.append((b"traceresponse", call.trace.header()))
-    if (over or call.service.state == "draining") and (b"connection", b"close") not in headers:
-        headers.append((b"connection", b"close"))
-    return headers
-
-
 async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
-    headers = _headers(call, reply, over=over)
+    headers = reply.head(call, over=over)
     if reply.pieces is not None:
         await send_pieces(reply, headers, receive, send)
         return

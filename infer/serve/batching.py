@@ -98,6 +98,16 @@ class Batcher:
     def admit(self, entries: Sequence[Entry], deadline: float) -> None:
         """All or none; raises as `Door.admit`."""
         self.door.admit(entries, deadline)
+        self._enter(entries)
+
+    def admit_together(self, entries: Sequence[Entry], deadline: float) -> bool:
+        """Requests of one entry each, all or none; see `Door.together`."""
+        entered = self.door.together(entries, deadline)
+        if entered:
+            self._enter(entries)
+        return entered
+
+    def _enter(self, entries: Sequence[Entry]) -> None:
         now = self.clock()
         for entry in entries:
             entry.arrived, entry.waiting = now, True

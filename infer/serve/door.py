@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import NotReadyError, OverloadedError, TooLargeError
+from ..errors import InferError, NotReadyError, OverloadedError, TooLargeError
 
 if TYPE_CHECKING:
     from .batching import Batcher, Entry
 
+ENOUGH = 2.5  # batches as large as is useful: what is left of one that runs, and two that wait
 LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
 SHARE = 2 / 3  # of what a request allows is for waiting, in a crowd; the rest is for its batch
 CROWD = 0.1  # of those who come
@@ -54,6 +55,19 @@ class Door:
         work = sum([e.work for e in entries])
         self.check(entries[0].priority, deadline, len(entries), rows, size, work)
         self._note(False)
+
+    def together(self, entries: Sequence[Entry], deadline: float) -> bool:
+        """Whether requests of one entry each would all be let in, were they asked for one by one; then they are. A
+        whole batch of them is judged as one request, so that they must be fewer than that."""
+        before = self.pressure, self.crowded
+        try:
+            self.admit(entries, deadline)
+        except InferError:
+            self.pressure, self.crowded = before
+            return False
+        for _ in entries[1:]:
+            self._note(False)
+        return True
 
     def check(
         self, priority: int, deadline: float, entries: int = 1, rows: int = 0, size: int = 0, work: float = 0
@@ -123,14 +137,14 @@ class Door:
     def _bounds(self, busy: float, rows: float, work: float) -> tuple[float, float]:
         """Seconds of waiting that keep the model busy, and that are allowed at most.
 
-        The first: two batches as large as is useful. Both: at least what runs and one batch more.
+        The first: `ENOUGH`. Both: at least what runs and one batch more.
         """
         queue, speed = self.queue, self.queue.speed
         if queue.limits.max_wait_seconds is not None:
             return (queue.limits.max_wait_seconds,) * 2
         full = work / rows * queue.max_batch if rows else 0.0
         useful = speed.seconds(min(full, speed.useful_work))
-        enough = max(LEAST_WAIT, min(2 * useful, MOST_WAIT), busy + useful)
+        enough = max(LEAST_WAIT, min(ENOUGH * useful, MOST_WAIT), busy + useful)
         return enough, max(MOST_WAIT, busy + speed.seconds(full), enough)
 
     def _done(self, busy: float, before: float, waiting: float, rows: float, work: float) -> float:

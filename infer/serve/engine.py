@@ -7,19 +7,20 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import DeadlineError, InferError, OverloadedError
 from .arrays import Arrays
 from .batching import Batcher, Entry
-from .forms import Forms
+from .forms import Form, Forms
 from .lane import Lane, Local, Ran
 from .layout import BATCH, Layout
 from .limits import ServeLimits
 from .metrics import ModelMetrics
+from .near import Near, NearLane
 from .quarantine import Quarantine, digest_of
-from .tickets import Answer, Ticket
+from .tickets import Answer, Awaited, Ticket
 
 NORMAL = 2  # priority of a request that names none; smaller goes first
 
@@ -44,7 +45,10 @@ class Engine:
         self.quarantine = Quarantine()
         self.forms: Forms = {}
         self.lock, self.stopping = threading.Lock(), False
-        self.lanes = [Lane(self, executor, number) for number, executor in enumerate(executors)]
+        self.lanes = [
+            (NearLane if isinstance(executor, Near) else Lane)(self, executor, number)
+            for number, executor in enumerate(executors)
+        ]
         self._home: asyncio.AbstractEventLoop | None = None
         self.batcher.speed.seed(getattr(predictor, "speeds", ()))
 
@@ -58,15 +62,14 @@ class Engine:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
         Cancelling the caller takes the request out of the queue."""
         home = asyncio.get_running_loop()
-        ticket = Ticket(home.create_future())
+        ticket = Awaited(home.create_future())
         try:
             self._submit(ticket, arrays, self.clock() + timeout, priority)
             alarm = home.call_later(timeout, self.expire, ticket)
             try:
                 return await ticket.future
             except asyncio.CancelledError:
-                waiting = self._withdraw(ticket)
-                self.metrics.cancelled("queued" if waiting else "running")
+                self.withdraw(ticket)
                 raise
             finally:
                 alarm.cancel()
@@ -87,6 +90,13 @@ class Engine:
         except InferError as error:
             self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
             raise
+
+    @property
+    def home(self) -> asyncio.AbstractEventLoop:
+        """Where answers go, once it is started. Raises `InferError` before."""
+        if self._home is None:
+            raise InferError("the engine is not started")
+        return self._home
 
     @property
     def waiting(self) -> int:
@@ -142,7 +152,7 @@ class Engine:
             self.stopping = self.batcher.draining = True
             entries = [*self.batcher.clear(), *(entry for lane in self.lanes for entry in lane.current)]
         for lane in self.lanes:
-            lane.ring()
+            lane.stop()
         for entry in entries:
             entry.ticket.fail(error)
 
@@ -152,9 +162,7 @@ class Engine:
                 lane.thread.join(seconds)
 
     def _submit(self, ticket: Ticket, arrays: Arrays, deadline: float, priority: int) -> None:
-        sizes = self.layout.check(arrays)
-        key, rows = self.layout.key(sizes), sizes.get(BATCH, 1) if self.layout.batched else 1
-        elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
+        sizes, key, rows, elements, _ = self.layout.piece(arrays)
         for index, part in enumerate(self.layout.split(arrays, rows)):
             own = {**sizes, BATCH: len(next(iter(part.values())))} if self.layout.batched else sizes
             size = sum(array.nbytes for array in part.values())
@@ -168,9 +176,31 @@ class Engine:
         with self.lock, self._counting():
             self.batcher.admit(ticket.entries, deadline)
             lane = self.sleeper()
+        self._wake(lane)
+
+    def enter(self, tickets: Sequence[Ticket], parts: Sequence[Arrays], form: Form, timeout: float) -> bool:
+        """Requests of one form and one piece each, all or none; False: each is to be submitted alone, to be told."""
+        sizes, key, rows, elements, size, priority = form.piece
+        if rows > self.batcher.max_batch or len(self.quarantine):
+            return False
+        deadline, entries = self.clock() + timeout, list[Entry]()
+        for ticket, part in zip(tickets, parts, strict=True):
+            entry = Entry(part, sizes, key, rows, elements, size, deadline, priority, ticket, 0)
+            ticket.entries.append(entry)
+            entries.append(entry)
+        with self.lock:
+            entered = self.batcher.admit_together(entries, deadline)
+            lane = self.sleeper() if entered else None
+        if not entered:
+            for ticket in tickets:
+                ticket.entries.clear()
+        self._wake(lane)
+        return entered
+
+    def _wake(self, lane: Lane | None) -> None:
         if lane is not None and self._home is not None:
             # One turn of the loop later, so that all requests that came in together ring once and run together.
-            self._home.call_soon(lane.ring)
+            self._home.call_soon(lane.look)
 
     def sleeper(self) -> Lane | None:
         """A lane that sleeps and is to be rung by the caller, who holds the lock."""
@@ -180,12 +210,17 @@ class Engine:
                 return lane
         return None
 
+    def withdraw(self, ticket: Ticket) -> None:
+        """Nobody wants it any more."""
+        ticket.settled = True
+        self.metrics.cancelled("queued" if self._withdraw(ticket) else "running")
+
     def _withdraw(self, ticket: Ticket) -> int:
         with self.lock:
             return sum([self.batcher.cancel(entry) for entry in ticket.entries])
 
     def expire(self, ticket: Ticket, when: str = "") -> None:
-        if not ticket.future.done():
+        if not ticket.settled:
             waiting = self._withdraw(ticket)
             with self.lock:
                 self.batcher.door.late(ticket.entries[0])
@@ -208,13 +243,15 @@ class Engine:
             lengths = [math.prod([entry.sizes[size] for size in ragged]) for entry in ran.entries]
             tokens = sum(entry.rows * length for entry, length in zip(ran.entries, lengths, strict=True))
             self.metrics.batch_tokens.observe(tokens)
+        good, waits, size = 0, list[float](), 1 if ran.reason == "retry" else rows
         for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
-            queued = ran.started - entry.arrived
+            queued, ticket = ran.started - entry.arrived, entry.ticket
             if isinstance(outcome, Exception):
                 self.metrics.failed(queued + ran.compute)
-                self._withdraw(entry.ticket)
-                entry.ticket.fail(outcome)
+                self._withdraw(ticket)
+                ticket.fail(outcome)
                 continue
-            self.metrics.answered(entry.rows, queued, ran.assemble, ran.compute, ran.cut)
-            size = 1 if ran.reason == "retry" else rows
-            entry.ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
+            good += entry.rows
+            waits.append(queued)
+            ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
+        self.metrics.answered(good, waits, ran.assemble, ran.compute, ran.cut)

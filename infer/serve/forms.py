@@ -8,74 +8,93 @@ model, is kept under its bytes; the numbers are looked at every time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
+from ..errors import InputError
 from ..spec import TensorSpec
 from .arrays import Arrays
-from .tensors import from_json
+from .layout import Layout
+from .tensors import narrow
 from .types_v2 import InferRequest
 
 MOST_FORMS, LONGEST_FORM = 256, 2048  # remembered per model at a time; bytes
 DATA = b'"data"'
-Place = tuple[
-    TensorSpec, np.dtype, tuple[int, ...], int, int
-]  # dtype, shape, elements, where among the raw bytes
+# Its dtype, shape and elements, and where it begins among the raw bytes.
+Place = tuple[TensorSpec, np.dtype, tuple[int, ...], int, int]
 Wanted = list[tuple[TensorSpec, bool]]
-decode_floats = msgspec.json.Decoder(list[float]).decode
-decode_whole = msgspec.json.Decoder(list[int]).decode
+decode_floats = msgspec.json.Decoder(list[list[float]]).decode
+decode_whole = msgspec.json.Decoder(list[list[int]]).decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """`wanted`: outputs, and whether each goes as raw bytes; `timeout`: seconds; `size`: raw bytes that follow."""
+    """`wanted`: outputs, and whether each goes as raw bytes; `timeout`: seconds; `size`: raw bytes that follow.
+    `piece`: of an `Entry`, the sizes, key, rows, elements, bytes and priority."""
 
     places: tuple[Place, ...]
     wanted: Wanted
     timeout: float
-    priority: int
     size: int
+    piece: tuple[dict[str, int], Hashable, int, int, int, int]
+
+    @property
+    def rows(self) -> int:
+        return self.piece[2]
+
+    @property
+    def priority(self) -> int:
+        return self.piece[5]
 
 
 Forms = dict[bytes | tuple[bytes, bytes], Form]
-Found = tuple[Form, Arrays]
 
 
-def find(body: bytes | bytearray, split: bytes | None, forms: Forms, most: int) -> Found | None:
-    """The form of a body whose first `split` bytes are JSON, or all, of `most` bytes; its tensors may be views of it.
-
-    Raises `InputError` for numbers that the model does not take.
-    """
+def find(body: bytes | bytearray, split: bytes | None, forms: Forms, most: int) -> tuple[Form, bytes] | None:
+    """The form of a body whose first `split` bytes are JSON, or all, of `most` bytes; and its numbers, for `read`."""
     if not forms or not isinstance(body, bytes):
         return None
     if split is None:
-        return _among_json(body, forms) if len(body) <= most else None
+        if len(body) > most:
+            return None
+        start, end = _numbers(body)
+        form = forms.get((body[:start], body[end:]))
+        return None if form is None else (form, body[start:end])
     if len(split) > 4 or not split.isdigit():
         return None
     end = int(split)
     form = forms.get(body[:end])
     if form is None or len(body) != end + form.size:
         return None
-    return form, {
-        spec.name: np.frombuffer(body, dtype, count, end + at).reshape(shape)
-        for spec, dtype, shape, count, at in form.places
-    }
+    return form, body[end:]
 
 
-def _among_json(body: bytes, forms: Forms) -> Found | None:
-    start, end = _numbers(body)
-    form = forms.get((body[:start], body[end:]))
-    if form is None:
-        return None
-    ((spec, dtype, shape, _, _),) = form.places
+def read(form: Form, numbers: Sequence[bytes]) -> list[Arrays] | None:
+    """The tensors of each of some requests, views of one array where that is less work; None where numbers of any do
+    not fit: the whole way finds the words."""
+    if form.size:
+        return [
+            {
+                spec.name: np.frombuffer(raw, dtype, count, at).reshape(shape)
+                for spec, dtype, shape, count, at in form.places
+            }
+            for raw in numbers
+        ]
+    ((spec, dtype, shape, count, _),) = form.places
+    floats = dtype.kind == "f"
     try:
-        values = (decode_floats if dtype.kind == "f" else decode_whole)(body[start:end])
-    except msgspec.DecodeError:
-        return None  # the whole way finds the words
-    return form, {spec.name: from_json(spec, list(shape), values, "request.inputs[0]")}
+        # Each text ends with its only "]", so that no two can be taken for another two.
+        values = (decode_floats if floats else decode_whole)(b"[%b]" % b",".join(numbers))
+        wide = np.array(values, np.float64 if floats else np.int64)
+        if wide.shape != (len(numbers), count):
+            return None
+        rows = narrow(wide, spec, "").reshape(len(numbers), *shape)
+    except (msgspec.DecodeError, ValueError, OverflowError, InputError):
+        return None
+    return [{spec.name: row} for row in rows]
 
 
 def _numbers(body: bytes) -> tuple[int, int]:
@@ -87,10 +106,11 @@ def _numbers(body: bytes) -> tuple[int, int]:
 def learn(
     body: bytes | bytearray,
     request: InferRequest,
-    inputs: Iterable[tuple[TensorSpec, np.ndarray]],
+    inputs: Sequence[tuple[TensorSpec, np.ndarray]],
     wanted: Wanted,
     priority: int,
     forms: Forms,
+    layout: Layout,
 ) -> None:
     """Keep it where nothing but numbers can differ next time; all are forgotten when they become too many.
 
@@ -121,5 +141,6 @@ def learn(
         return
     if len(forms) >= MOST_FORMS:
         forms.clear()
+    piece = layout.piece({spec.name: array for spec, array in inputs})
     timeout = request.parameters.get("timeout", 0)
-    forms[key] = Form(tuple(places), wanted, timeout / 1e6 or float("inf"), priority, size)
+    forms[key] = Form(tuple(places), wanted, timeout / 1e6 or float("inf"), size, (*piece, priority))

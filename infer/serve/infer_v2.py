@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ from .tensors import (
     to_json,
 )
 from .tickets import Answer
-from .types_v2 import InferInput, InferRequest, InferResponse, InferTensor, Parameters
+from .types_v2 import InferInput, InferRequest, Parameters
 
 SPLIT = b"inference-header-content-length"
 encode = msgspec.json.Encoder().encode
@@ -42,12 +43,12 @@ async def infer(call: Call, engine: Engine) -> Reply:
     """Raises `InputError` for anything that does not fit the model."""
     most = engine.limits.max_json_bytes
     known = forms.find(call.body, call.headers.get(SPLIT), engine.forms, most)
-    if known is not None:
-        form, arrays = known
+    if known is not None and (read := forms.read(known[0], [known[1]])) is not None:
+        form, (arrays,) = known[0], read
         timeout = min(form.timeout, call.timeout())
         answer = await engine.infer(arrays, timeout=timeout, priority=form.priority)
         call.measure = answer.took
-        return _write(engine, None, answer, form.wanted)
+        return write(engine, None, answer, form.wanted)
     request, raw = _read(call, engine)
     timeout, priority = _schedule(call, request)
     wanted = _wanted(request, engine)
@@ -60,9 +61,9 @@ async def infer(call: Call, engine: Engine) -> Reply:
         answer = await engine.infer(arrays, timeout=timeout, priority=priority)
         specs = {spec.name: spec for spec in engine.predictor.inputs}
         inputs = [(specs[name], array) for name, array in arrays.items()]
-        forms.learn(call.body, request, inputs, wanted, priority, engine.forms)
+        forms.learn(call.body, request, inputs, wanted, priority, engine.forms, engine.layout)
     call.measure = answer.took
-    return _write(engine, request.id, answer, wanted)
+    return write(engine, request.id, answer, wanted)
 
 
 def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> None:
@@ -223,28 +224,38 @@ def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> int:
     return wrong
 
 
-def _write(engine: Engine, id: str | None, answer: Answer, wanted: list[tuple[TensorSpec, bool]]) -> Reply:
-    tensors, chunks = list[InferTensor](), list[bytes]()
+@lru_cache(1024)
+def _model(name: str, version: str) -> bytes:
+    return b'{"model_name":%b,"model_version":%b,' % (encode(name), encode(version))
+
+
+@lru_cache(1024)
+def _tensor(spec: TensorSpec) -> bytes:
+    return b'{"name":%b,"datatype":%b,"shape":' % (encode(spec.name), encode(datatype(spec)))
+
+
+def write(engine: Engine, id: str | None, answer: Answer, wanted: list[tuple[TensorSpec, bool]]) -> Reply:
+    """As `InferResponse`, of which nothing but numbers differs from answer to answer. Raises `NonfiniteError`."""
+    tensors, chunks = list[bytes](), list[bytes]()
     for spec, binary in wanted:
         array = answer.outputs.get(spec.name)
         if array is None:
             raise InferError(f"the model gave no output {spec.name}")
         wrong = check_finite(engine, spec, array)
-        tensor = InferTensor(name=spec.name, datatype=datatype(spec), shape=list(array.shape))
+        named = _tensor(spec), encode(array.shape)
         if binary:
             chunks.append(to_binary(array, spec))
-            tensor.parameters = {"binary_data_size": len(chunks[-1])}
+            tensors.append(b'%b%b,"parameters":{"binary_data_size":%d}}' % (*named, len(chunks[-1])))
         else:
-            tensor.data = to_json(array)[0] if wrong else array.ravel().tolist()
-        tensors.append(tensor)
-    cost = {
-        "queue_us": int(answer.queue_seconds * 1e6),
-        "compute_us": int(answer.compute_seconds * 1e6),
-        "batch_size": answer.batch_size,
-    }
-    model = engine.predictor.name, engine.predictor.version
-    head = encode(
-        InferResponse(model_name=model[0], model_version=model[1], id=id, parameters=cost, outputs=tensors)
+            values = to_json(array)[0] if wrong else array.ravel().tolist()
+            tensors.append(b'%b%b,"data":%b}' % (*named, encode(values)))
+    head = b'%b%b"parameters":{"queue_us":%d,"compute_us":%d,"batch_size":%d},"outputs":[%b]}' % (
+        _model(engine.predictor.name, engine.predictor.version),
+        b"" if id is None else b'"id":%b,' % encode(id),
+        answer.queue_seconds * 1e6,
+        answer.compute_seconds * 1e6,
+        answer.batch_size,
+        b",".join(tensors),
     )
     if not chunks:
         return Reply(head, media=JSON)

@@ -93,6 +93,9 @@ class Ran:
     padding: float = 0.0
 
 
+First = Callable[[Sequence[Entry], Ran], list[Arrays]]
+
+
 class Lane:
     """`beat`: when it last looked; `running`: rows of its batch; `failure`: what it died of."""
 
@@ -120,6 +123,14 @@ class Lane:
         if self._bell is not None:
             self._bell.ring()
 
+    def look(self) -> None:
+        """The same, on the loop's thread."""
+        self.ring()
+
+    def stop(self) -> None:
+        """The engine stops, says the loop's thread."""
+        self.ring()
+
     def _loop(self) -> None:
         engine = self.engine
         try:
@@ -129,37 +140,56 @@ class Lane:
                 if taken.entries:
                     engine.call_home(engine.deliver, self._execute(taken))
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
-            log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
-            self.failure = error
-            engine.call_home(engine.stop, WorkerDiedError("the engine died"))
+            self._died(error)
         finally:
             if self._bell is not None:
                 self._bell.close()
+
+    def _died(self, error: BaseException) -> None:
+        engine = self.engine
+        log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
+        self.failure = error
+        engine.call_home(engine.stop, WorkerDiedError("the engine died"))
 
     def _next(self) -> Taken | None:
         """Blocks until there is something to do; None when stopped."""
         engine = self.engine
         while True:
             with engine.lock:
-                self.running, self.current = 0, []
                 if engine.stopping:
+                    self.running, self.current = 0, []
                     return None
-                taken = engine.batcher.take(self.number)
-                self.beat = engine.clock()
-                self.current = taken.entries
-                self.running = sum([entry.rows for entry in taken.entries])
+                taken = self._take()
                 if taken.entries or taken.expired:
-                    if engine.batcher.requests and (other := engine.sleeper()) is not None:
-                        other.ring()
                     return taken
                 self.asleep = True
-            if self._bell is not None:
-                self._bell.wait(min(taken.wait or LOOK_SECONDS, LOOK_SECONDS), self.executor.fileno())
+            self._pause(min(taken.wait or LOOK_SECONDS, LOOK_SECONDS))
+
+    def _take(self) -> Taken:
+        """What is next, for a caller who holds the lock; who sleeps is woken for the rest."""
+        engine = self.engine
+        taken = engine.batcher.take(self.number)
+        self.beat = engine.clock()
+        self.current = taken.entries
+        self.running = sum([entry.rows for entry in taken.entries])
+        if taken.entries or taken.expired:
             self.asleep = False
-            try:
-                self.executor.look()
-            except LostError as error:
-                self._restart(error)
+            if engine.batcher.requests and (other := engine.sleeper()) is not None:
+                other.ring()
+        return taken
+
+    def _pause(self, seconds: float) -> None:
+        """Until somebody rings, the worker says something, or the time is over."""
+        if self._bell is not None:
+            self._bell.wait(seconds, self.executor.fileno())
+        self.asleep = False
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            self.executor.look()
+        except LostError as error:
+            self._restart(error)
 
     def _restart(self, error: LostError) -> None:
         """Raises `HopelessError` when that does not help."""
@@ -170,18 +200,26 @@ class Lane:
             self.executor.restart(lambda: engine.stopping)
 
     def _execute(self, taken: Taken) -> Ran:
+        return self._complete(Ran(taken.entries, [], self.engine.clock(), taken.reason))
+
+    def _complete(self, ran: Ran, first: First | None = None) -> Ran:
+        ran.outcomes = self._outcomes(ran.entries, ran, first)
+        self._done(ran)
+        return ran
+
+    def _done(self, ran: Ran) -> None:
         engine = self.engine
-        ran = Ran(taken.entries, [], engine.clock(), taken.reason)
-        ran.outcomes = self._outcomes(taken.entries, ran)
         seconds = engine.clock() - ran.started
         with engine.lock:
             engine.batcher.finish(0.0 if ran.reason == "retry" else seconds, self.number)
-        return ran
 
-    def _outcomes(self, entries: Sequence[Entry], ran: Ran) -> list[Outcome]:
-        """Run them; when that fails, their halves, so that a bad request fails and its neighbours don't."""
+    def _outcomes(self, entries: Sequence[Entry], ran: Ran, first: First | None = None) -> list[Outcome]:
+        """Run them; when that fails, their halves, so that a bad request fails and its neighbours don't.
+
+        `first`: instead of the first run of all of them.
+        """
         try:
-            return list(self._run(entries, ran))
+            return list((first or self._run)(entries, ran))
         except LostError as error:
             ran.reason = "retry"
             if len(entries) == 1 and entries[0].deaths:
@@ -201,25 +239,32 @@ class Lane:
         if entry.deaths > 1:
             engine.quarantine.add(digest_of(entry.inputs))
             return PoisonError("the model's process died of this request, twice")
-        if engine.stopping or entry.ticket.future.done() or entry.deadline <= engine.clock():
+        if engine.stopping or entry.ticket.settled or entry.deadline <= engine.clock():
             return WorkerDiedError("the model's process died")
         return self._outcomes([entry], ran)[0]
 
     def _run(self, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
-        engine = self.engine
-        layout, clock = engine.layout, engine.clock
-        begin = clock()
-        try:
-            inputs, ran.padding = layout.join([entry.inputs for entry in entries], self.executor.new)
-        except BaseException:
-            self.executor.abandon()
-            raise
-        joined = clock()
+        inputs = self._join(entries, ran)
         try:
             outputs, ran.compute = self.executor.run(inputs)
         finally:
             inputs.clear()  # an error's traceback would keep them
-        computed = clock()
-        pieces = layout.cut(outputs, [entry.sizes for entry in entries])
-        ran.assemble, ran.cut = joined - begin, clock() - computed
+        return self._cut(outputs, entries, ran)
+
+    def _join(self, entries: Sequence[Entry], ran: Ran) -> Arrays:
+        began = self.engine.clock()
+        try:
+            inputs, ran.padding = self.engine.layout.join(
+                [entry.inputs for entry in entries], self.executor.new
+            )
+        except BaseException:
+            self.executor.abandon()
+            raise
+        ran.assemble = self.engine.clock() - began
+        return inputs
+
+    def _cut(self, outputs: Arrays, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+        computed = self.engine.clock()
+        pieces = self.engine.layout.cut(outputs, [entry.sizes for entry in entries])
+        ran.cut = self.engine.clock() - computed
         return pieces

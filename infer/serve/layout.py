@@ -97,6 +97,13 @@ class Layout:
             )
         )
 
+    def piece(self, arrays: Arrays) -> tuple[dict[str, int], Hashable, int, int, int]:
+        """Sizes, key, rows, elements of a row of its largest input, and bytes of one request; raises `InputError`."""
+        sizes = self.check(arrays)
+        rows = sizes.get(BATCH, 1) if self.batched else 1
+        elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
+        return sizes, self.key(sizes), rows, elements, sum(array.nbytes for array in arrays.values())
+
     def split(self, arrays: Arrays, rows: int) -> list[Arrays]:
         """At most `max_batch` rows each, in order."""
         if not self.batched or rows <= self.max_batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -97,16 +97,20 @@ class ModelMetrics:
     def failed(self, seconds: float) -> None:
         self.stats.fail.add(seconds)
 
-    def answered(self, rows: int, queue: float, assemble: float, compute: float, cut: float) -> None:
-        """One part of a request that was answered with success."""
-        self.queue_seconds.observe(queue)
+    def answered(
+        self, rows: int, waits: Sequence[float], assemble: float, compute: float, cut: float
+    ) -> None:
+        """The parts of requests that one batch answered with success: their rows, and how long each had waited."""
+        for seconds in waits:
+            self.queue_seconds.observe(seconds)
         self.inferences += rows
-        stats = self.stats
-        stats.queue.add(queue)
-        stats.compute_input.add(assemble)
-        stats.compute_infer.add(compute)
-        stats.compute_output.add(cut)
-        stats.success.add(queue + assemble + compute + cut)
+        stats, times, waited = self.stats, len(waits), sum(waits)
+        stats.compute_input.add(assemble, times)
+        stats.compute_infer.add(compute, times)
+        stats.compute_output.add(cut, times)
+        for duration, own in ((stats.queue, 0.0), (stats.success, assemble + compute + cut)):
+            duration.count += times
+            duration.ns += int((waited + own * times) * 1e9)
 
 
 class Metrics:

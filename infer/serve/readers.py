@@ -25,6 +25,7 @@ class Meter:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
+        self.is_closing = transport.is_closing  # asked with every read: not by way of __getattr__
 
     def write(self, data: bytes) -> None:
         self.written += len(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from ..errors import InferError, InputError, ServeError, TooLargeError
 from . import strict
 
 if TYPE_CHECKING:
+    from .express import Express
     from .service import Service
     from .tracing import Trace
 
@@ -81,6 +82,19 @@ class Reply:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     pieces: Pieces | None = None
 
+    def head(self, call: Call, *, over: bool) -> list[tuple[bytes, bytes]]:
+        """All its headers but the length; `over`: the connection is one too many."""
+        headers = [
+            (b"content-type", self.media.encode()),
+            (b"x-request-id", call.request_id.encode()),
+            *self.headers,
+        ]
+        if call.trace is not None:
+            headers.append((b"traceresponse", call.trace.header()))
+        if (over or call.service.state == "draining") and (b"connection", b"close") not in headers:
+            headers.append((b"connection", b"close"))
+        return headers
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -136,12 +150,20 @@ class Call:
 
     def timeout(self, default: float | None = None) -> float:
         """Seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
-        text = self.headers.get(b"x-request-timeout-ms")
-        if text is None:
-            return default or self.service.limits.timeout_seconds
-        if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
-            raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
-        return int(text) / 1000
+        return allowed(self.headers) or default or self.service.limits.timeout_seconds
+
+
+def allowed(headers: Mapping[bytes, bytes]) -> float | None:
+    """Seconds, as X-Request-Timeout-Ms says them; raises `InputError`."""
+    text = headers.get(b"x-request-timeout-ms")
+    if text is None:
+        return None
+    if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
+        raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
+    return int(text) / 1000
+
+
+Together = Callable[["Service", Sequence["Express"]], Sequence["Express"]]
 
 
 @dataclass(frozen=True)
@@ -151,7 +173,8 @@ class Route:
 
     `errors`: statuses that the handler adds to those every route can give. `work`: it runs a model, and is
     refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key. `early`: gets the
-    bytes of the body that came first, and whether they are all; raises what spares the server the rest.
+    bytes of the body that came first, and whether they are all; raises what spares the server the rest. `together`:
+    gets those that came at once, begins what it can, and gives back the others.
     """
 
     method: str
@@ -167,3 +190,4 @@ class Route:
     open: bool = False
     chunk: type[Any] | None = None
     early: Callable[[Call, bytes | bytearray, bool], None] | None = None
+    together: Together | None = None

@@ -10,6 +10,7 @@ STRANGE = 3.0  # times longer or shorter than expected
 USUAL = 3  # that many strange ones in a row are how it is now
 WORTH = 0.1  # of a batch's time that its fixed part may be
 DOUBT = 2.0  # mean deviations that are added where being late costs
+TAIL = 3.0  # of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
 
 
 class Speed:
@@ -132,4 +133,4 @@ class Foretold:
     @property
     def caution(self) -> float:
         """What foretold seconds are multiplied with where being late costs."""
-        return 1 + DOUBT * self._off / self._told if self._told else 1.0
+        return 1 + TAIL * self._off / self._told if self._told else 1.0

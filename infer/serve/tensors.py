@@ -58,10 +58,11 @@ def from_json(spec: TensorSpec, shape: list[int], data: list[Any], where: str) -
         raise InputError(
             f"shape {shape} holds {math.prod(shape)} elements, the data is {list(wide.shape)}", where=where
         )
-    return _narrow(wide, spec, where).reshape(shape)
+    return narrow(wide, spec, where).reshape(shape)
 
 
-def _narrow(wide: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
+def narrow(wide: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
+    """Of float64 or int64, as the model takes it; raises `InputError` where a value does not fit."""
     to = DATATYPES[spec.dtype][2]
     if to.kind in "iu" and wide.size:
         info = np.iinfo(to)

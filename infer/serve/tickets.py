@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,27 +32,58 @@ class Answer:
         }
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request while it waits for its entries."""
+class Ticket(ABC):
+    """One request while it waits for its entries. `settled`: it has its outcome, or nobody wants it any more."""
 
-    future: asyncio.Future[Answer]
-    entries: list[Entry] = field(default_factory=list)
-    done: dict[int, Answer] = field(default_factory=dict)
+    __slots__ = ("done", "entries", "settled")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.done: dict[int, Answer] = {}
+        self.settled = False
+
+    @abstractmethod
+    def tell(self, outcome: Answer | Exception) -> None:
+        """Called once, on the loop's thread."""
 
     def fail(self, error: Exception) -> None:
         """The first outcome counts; later ones are dropped."""
-        if self.future.done():
+        if self.settled:
             return
-        if isinstance(error, MemoryError):
-            error = ResourceError("out of memory for this request")
-        self.future.set_exception(error)
+        self.settled = True
+        self.tell(
+            ResourceError("out of memory for this request") if isinstance(error, MemoryError) else error
+        )
 
     def finish(self, index: int, answer: Answer) -> None:
         """The answer of one entry; with the last of them, the request is answered."""
-        self.done[index] = answer
-        if len(self.done) == len(self.entries) and not self.future.done():
-            self.future.set_result(together([self.done[i] for i in range(len(self.entries))]))
+        if self.settled:
+            return
+        if len(self.entries) > 1:
+            self.done[index] = answer
+            if len(self.done) < len(self.entries):
+                return
+            answer = together([self.done[i] for i in range(len(self.entries))])
+        self.settled = True
+        self.tell(answer)
+
+
+class Awaited(Ticket):
+    """`future` gets the outcome."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        super().__init__()
+        self.future = future
+
+    def tell(self, outcome: Answer | Exception) -> None:
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 def together(parts: list[Answer]) -> Answer:

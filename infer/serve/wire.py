@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import Callable
@@ -43,7 +44,8 @@ class Wire(HttpToolsProtocol):
     """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
 
     `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that. `_whole` is the
-    head that is being parsed, if it came in one piece. `heads`: those that any connection of this server has seen.
+    head that is being parsed, if it came in one piece. `_rested`: since when nothing is asked, infinite while something
+    is. `heads`: those that any connection of this server has seen.
     """
 
     limits = ServeLimits()
@@ -59,7 +61,7 @@ class Wire(HttpToolsProtocol):
         self._reader = Watch(self.loop, meter, self.limits)
         self._body: Counted | Chunked | None = None
         self._head, self._held, self._seam = 0, b"", Seam()
-        self._whole = b""
+        self._whole, self._rested = b"", math.inf
         self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.limits.header_seconds)
@@ -71,6 +73,7 @@ class Wire(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._unset_keepalive_if_required()
         self._reader.end()
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # it refers back: who is freed at once needs no collector
@@ -78,7 +81,7 @@ class Wire(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
+        self._rested = math.inf
         if self._held:
             self._held += data
         else:
@@ -108,7 +111,8 @@ class Wire(HttpToolsProtocol):
                 if not self._head and head.endswith(HEAD_END):
                     known = self.heads.get(head)
                     if known is not None and len(data) - end >= known.length:
-                        self._disarm()
+                        if self._timer is not None:
+                            self._disarm()
                         at = end + known.length
                         self.cycle = Express(self, known, data[end:at])  # type: ignore[assignment]
                         continue
@@ -185,24 +189,39 @@ class Wire(HttpToolsProtocol):
         self._body, self._head = None, 0
         self._disarm()
         if not self._busy:  # it was answered before it was complete
-            self._unset_keepalive_if_required()
             self._rest()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """uvicorn's would start what it had parsed of the next requests, which is nothing, and a timer each time."""
+        self.server_state.total_requests += 1
         self._reader.begin()
+        if self.transport.is_closing():
+            return
         self.flow.blocked = False
-        if self._held and not self.transport.is_closing():
+        self.flow.resume_reading()
+        if self._held:
             held, self._held = self._held, b""
-            self._unset_keepalive_if_required()
-            self.flow.resume_reading()
             self._eat(held)
+        else:
+            self._rest()
 
     def _rest(self) -> None:
-        seconds = self.timeout_keep_alive
+        self._rested = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_for_more(self.timeout_keep_alive)
+
+    def _wait_for_more(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
+        """One timer looks at many rests: when the last of them began."""
+        self.timeout_keep_alive_task = None
+        left = self._rested + self.timeout_keep_alive - self.loop.time()
+        if math.isinf(left):
+            return  # not at rest: the next one starts a timer
+        if left > 0.001:
+            self._wait_for_more(left)
+            return
         super().timeout_keep_alive_handler()
         self._reader.begin()
 

@@ -13,9 +13,13 @@ from .channel import ClosedError
 from .messages import Done, Failed, Placed, Run, Source, raised
 from .restarts import RestartLimits
 from .slab import Slab, Slabs
-from .supervised import Supervised, WatchLimits
+from .supervised import LostError, Supervised, WatchLimits
 
 SLABS = 3  # one runs, one is answered, one is filled
+
+
+class SilentError(Exception):
+    """Nothing was heard of the worker for longer than that should take."""
 
 
 class Replica(Supervised):
@@ -28,6 +32,7 @@ class Replica(Supervised):
     ) -> None:
         self._slabs = Slabs(SLABS)
         self._slab: Slab | None = None
+        self._running: Slab | None = None
         self._placed: list[Placed] = []
         self._seconds, self._slowest, self._runs = deque[float](maxlen=512), 0.0, 0
         descriptors = [slab.descriptor for slab in self._slabs.all]
@@ -46,20 +51,75 @@ class Replica(Supervised):
 
         Raises `LostError`, or what the model raised.
         """
+        try:
+            self.begin(inputs)
+        except ClosedError as error:
+            with self.using:
+                raise self.lost() from error
+        return self.finish()
+
+    def begin(self, inputs: Arrays) -> None:
+        """The first half of `run`, which waits for nothing; raises `ClosedError` or `LostError` without a worker."""
         slab, placed = self._slab, self._placed
         assert slab is not None and len(placed) == len(inputs)  # noqa: S101, PT018 - of our own making
-        self._slab, self._placed = None, []
+        self._slab, self._placed, self._running = None, [], slab
         with self.using:
             try:
-                message = self._ask(Run(slab.number, slab.used, placed))
-                outputs = {one[0]: slab.at(one) for one in message.outputs}
-                slab.used = max([slab.used, *(one[3] + outputs[one[0]].nbytes for one in message.outputs)])
+                self.channel.send(Run(slab.number, slab.used, placed))
+            except (ClosedError, LostError):
+                self._over()
+                raise
+        self.heard, self.busy = time.monotonic(), True
+
+    def finish(self) -> tuple[Arrays, float]:
+        """The second half of it."""
+        with self.using:
+            try:
+                while not isinstance(message := self.hear(None, self._patience), Done | Failed):
+                    pass
+                return self._answer(message)
             finally:
-                slab.whole = None
-        if not self._slabs.free:  # somebody keeps the answers of earlier batches: keep none of this one
+                self._over()
+
+    def poll(self) -> tuple[Arrays, float] | None:
+        """What `finish` gives, or None while it would wait, or after it; never kills anybody, nor waits for it.
+
+        Raises `ClosedError`, `LostError` or `SilentError` where `finish`, or `look` when nothing runs, has to look
+        into it; or what the model raised.
+        """
+        with self.using:
+            message = self.listen()
+            if message is None and time.monotonic() - self.heard >= self._patience:
+                raise SilentError
+            if not isinstance(message, Done | Failed):
+                return None
+            try:
+                return self._answer(message)
+            finally:
+                self._over()
+
+    @property
+    def _patience(self) -> float:
+        return max(self.watch.batch, 10 * self._slowest) if self.busy else self.watch.idle
+
+    def _answer(self, message: Done | Failed) -> tuple[Arrays, float]:
+        slab = self._running
+        assert slab is not None  # noqa: S101 - a batch runs
+        if isinstance(message, Failed):
+            raise raised(message)
+        outputs = {one[0]: slab.at(one) for one in message.outputs}
+        slab.used = max([slab.used, *(one[3] + outputs[one[0]].nbytes for one in message.outputs)])
+        if self._slabs.free == 0:  # somebody keeps the answers of earlier batches: keep none of this one
             outputs = {name: array.copy() for name, array in outputs.items()}
         self._count(message.seconds)
         return outputs, message.seconds
+
+    def _over(self) -> None:
+        """Nothing runs any more; only what was made of the outputs keeps the memory."""
+        self.busy = False
+        if self._running is not None:
+            self._running.whole = None
+            self._running = None
 
     def abandon(self) -> None:
         """The batch for which `new` was called will not run."""
@@ -77,22 +137,6 @@ class Replica(Supervised):
         if not self.closing:
             super().close()
             self._slabs.close()
-
-    def _ask(self, run: Run) -> Done:
-        try:
-            self.channel.send(run)
-        except ClosedError as error:
-            raise self.lost() from error
-        self.heard, self.busy = time.monotonic(), True
-        patience = max(self.watch.batch, 10 * self._slowest)
-        try:
-            while not isinstance(message := self.hear(None, patience), Done | Failed):
-                pass
-        finally:
-            self.busy = False
-        if isinstance(message, Failed):
-            raise raised(message)
-        return message
 
     def _count(self, seconds: float) -> None:
         self._seconds.append(seconds)

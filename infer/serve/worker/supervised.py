@@ -130,6 +130,15 @@ class Supervised:
             raise self.hung(patience)
         return None
 
+    def listen(self) -> Any:
+        """The next message, if it is there, or None. Raises `ClosedError`, which `hear` says what to make of."""
+        self._overslept(time.monotonic() - self._listened)
+        message = self.channel.receive(0)
+        self._listened = time.monotonic()
+        if message is not None:
+            self.heard = self._listened
+        return message
+
     def _overslept(self, seconds: float) -> None:
         """Time in which nobody listened is no silence: a machine that was paused wakes its processes in any order."""
         if seconds > PAUSE_SECONDS:
@@ -186,7 +195,7 @@ class Supervised:
         process = self._process
         if self.using.acquire(timeout=CLOSE_SECONDS):
             if process is not None:
-                process.close()
+                process.kill() if self.busy else process.close()
         else:
             if process is not None:
                 process.kill()
