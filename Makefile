@@ -4,17 +4,19 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
-test: check
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
+test: lint
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: $(STAMP)
+lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+check: lint
 	$(RUN) -m pytest -q tests/test_layers.py tests/test_surface.py
 
 table: $(STAMP)

@@ -133,17 +133,13 @@ def build(
 
     Returns the float original, its outputs named, and the trial that was chosen.
     """
-    kept: list[generate.StepShape] = []
-    floats = FloatForms(
-        original,
-        folder / "trials" / "float",
-        lambda: generate.capture_step(module_of(loaded).model, kept[-1]),  # type: ignore[arg-type]
-    )
+    kept: list[Shrunk] = []
+    floats = FloatForms(original, folder / "trials" / "float", lambda: _float_step(loaded, kept[-1]))
     while True:
         street.watch.step("shrink", street.plan.quant)
         shrunk = shrink(street, loaded, original, mix)
         if shrunk.shape is not None:
-            kept.append(shrunk.shape)
+            kept.append(shrunk)
         if original.module is not None:
             outputs = shrunk.graph.outputs if shrunk.shape is None else generate.window_outputs(shrunk.shape)
             original = dataclasses.replace(original, outputs=outputs)
@@ -159,6 +155,13 @@ def build(
             shutil.rmtree(trial.folder.parent)
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
         street.again()
+
+
+def _float_step(loaded: sources.LoadedModel, shrunk: Shrunk) -> capture.Graph:
+    """The float original as a step like `shrunk`; the same where nothing was changed."""
+    if shrunk.module is loaded.module or shrunk.shape is None:
+        return shrunk.graph
+    return generate.capture_step(module_of(loaded).model, shrunk.shape)  # type: ignore[arg-type]
 
 
 def shrink(

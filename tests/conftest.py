@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,26 +17,63 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+# What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
+LONGEST = """
+pipeline triton_kernels chain attention_triton ort_steps predict_generate cli_generate chain_encoder step mixed_street
+readme serve_page serve_chaos onnx_tables trt tools
+""".split()  # noqa: SIM905 - a word is a file
+FOUND_OUT = (
+    ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
+    ("torch._inductor.codecache", "", "_precompile_header"),
+)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes that tests start inherit it
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture(scope="session")
+def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of a run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@contextlib.contextmanager
+def alone(folder: Path, name: str) -> Iterator[Path]:
+    """A folder of the run that one worker fills while the others wait."""
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / name).mkdir(exist_ok=True)
+        yield folder / name
+
+
 @pytest.fixture(scope="session", autouse=True)
-def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test reads or writes the caches, or the key, of whoever runs it; compile caches are shared by the run.
+def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) -> Iterator[Path]:
+    """No test reads or writes the caches, or the key, of whoever runs it; the key and what
+    inductor compiles are shared by the run.
 
     The native library, named by its sources, is kept from one run to the next.
     """
+    from infer import folders
+
     folder = tmp_path_factory.mktemp("user")
     kept = ROOT / ".pytest_cache" / "kernels"
     kept.mkdir(parents=True, exist_ok=True)
     (folder / "cache").mkdir()
     (folder / "cache" / "kernels").symlink_to(kept)
+    (of_the_run / "inductor").mkdir(exist_ok=True)
+    (folder / "cache" / "inductor").symlink_to(of_the_run / "inductor")  # of which it locks what it writes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFER_CACHE", str(folder / "cache"))
-        patch.setenv("INFER_CONFIG", str(folder / "config"))
         patch.setenv("HF_HUB_OFFLINE", "1")
+        with alone(of_the_run, "config") as config:
+            patch.setenv("INFER_CONFIG", str(config))
+            folders.signing_key()
         yield folder
 
 
@@ -62,12 +103,14 @@ def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def pydoc_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pydoc_artifact(of_the_run: Path) -> Path:
     """The trained language model of models/pydoc_lm, made once; for tests that filter the exporter's warnings."""
     pytest.importorskip("transformers")
     from tests.language_artifacts import pydoc
 
-    return pydoc(tmp_path_factory.mktemp("pydoc"))
+    with alone(of_the_run, "pydoc") as folder:
+        made = folder / "pydoc.infer"
+        return made if made.exists() else pydoc(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +122,26 @@ def seeded() -> None:
 def poisoned_memory() -> Iterator[None]:
     """`torch.empty` comes filled with NaN (or the largest integer): a kernel that reads it is caught."""
     before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # its longer name also imports all of inductor, for seconds
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.utils.deterministic.fill_uninitialized_memory = before
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def found_out_once() -> None:
+    """What torch finds out again at every model, and what takes longer than a small model, is kept once it is known.
+
+    Its ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor puts
+    all of torch's headers through the preprocessor, twice, to learn whether they have changed.
+    """
+    for module, owner, name in FOUND_OUT:
+        place = getattr(sys.modules.get(module), owner, None) if owner else sys.modules.get(module)
+        found = getattr(place, name, None)
+        slow = found.fget if isinstance(found, property) else found
+        if slow is not None and not hasattr(slow, "cache_info"):
+            setattr(place, name, property(cache(slow)) if isinstance(found, property) else cache(slow))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,12 +12,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
+from infer import Predictor
 from infer.cli import main
 from infer.generate.chat import FILE
 from tests.language_artifacts import PYDOC, tiny
@@ -27,12 +31,36 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny(tmp_path_factory.mktemp("lm"), speaks=True)
+    return tiny(tmp_path_factory.mktemp("lm"), speaks=True, batches=(1,))
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture
+def opened_once(monkeypatch: pytest.MonkeyPatch, lm: Path, kept: dict[str, Predictor]) -> None:
+    """Calls of `infer generate` and `infer chat` find `lm` open, which is most of what they take; anything else, and
+    any option of opening, they open themselves."""
+    load = Predictor.load
+
+    def opened(path: Path, **options: Any) -> Any:
+        if Path(path) != lm or any(options.values()):
+            return load(path, **options)
+        if "lm" not in kept:
+            kept["lm"] = load(path)
+        return contextlib.nullcontext(kept["lm"])
+
+    monkeypatch.setattr(Predictor, "load", opened)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, Predictor]]:
+    found: dict[str, Predictor] = {}
+    yield found
+    for predictor in found.values():
+        predictor.close()
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -65,6 +93,7 @@ def test_a_prompt_is_completed(lm: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == made["text"] + "\n"
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_the_prompt_may_come_from_a_pipe(
     lm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +105,7 @@ def test_the_prompt_may_come_from_a_pipe(
     assert len(set(outputs)) == 1
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_streamed_text_is_the_same_text(lm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["generate", str(lm), "import", "--max-tokens", "8", "--seed", "2", "--ignore-eos"]
     assert main(call) == main([*call, "--stream"]) == 0
@@ -87,6 +117,7 @@ def test_streamed_text_is_the_same_text(lm: Path, capsys: pytest.CaptureFixture[
     assert pieces[-1]["finish_reason"] == "length"
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_several_completions_and_constraints(
     lm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +130,7 @@ def test_several_completions_and_constraints(
     assert capsys.readouterr().out.strip() in ("true", "false")
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
@@ -126,6 +158,7 @@ def test_every_wrong_call_has_its_sentence_and_exit_code(
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_a_piped_chat_answers_each_line(
     lm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +177,7 @@ def test_a_piped_chat_answers_each_line(
     assert "tokens answered" not in captured.out
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_a_full_context_leaves_out_the_oldest_turns(
     lm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
