@@ -5,7 +5,8 @@
 Decode: one new token for each sequence. The rivals are the forms that torch has: query heads packed as rows of their KV
 head, in float32 and bfloat16, and `enable_gqa`; they read dense keys and values, ours finds pages in a shuffled table.
 Layers are rotated, so that every cache comes from memory. Prefill: one sequence, causal. Results are compared with the
-reference first; sides are timed in turns. Writes bench/results/attention-DATE.{json,md}; exits 1 when a bar is missed.
+reference first; sides are timed in turns. Writes bench/results/attention-DATE-CPU.{json,md};
+exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.kernels_timing import READ_BYTES, Side, interleaved, reader  # noqa: E402
+from bench.results_path import result_path  # noqa: E402
 from infer import device as hardware  # noqa: E402
 from infer.attention import KV_DTYPES, Args, PageLayout, native  # noqa: E402
 from infer.kernels import native as library  # noqa: E402
@@ -220,7 +222,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if reason := native.missing():
         raise SystemExit(f"native attention is not usable: {reason}")
-    target = ROOT / "bench" / "results" / f"attention-{datetime.date.today()}.json"
+    target = result_path("attention")
     old = json.loads(target.read_text())["rows"] if chosen.merge and target.exists() else []
     rows: dict[str, dict[str, Any]] = {row["work"]: row for row in old}
     title = (

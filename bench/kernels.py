@@ -3,8 +3,8 @@
     python bench/kernels.py [--only 'lut4*M=1,MiniLM*'] [--prepare | --render]
 
 Each piece of work is one interleaved run in which every engine multiplies by equal weights; a product that is wrong
-keeps its row from being timed. Merges into bench/results/kernels-DATE.json and .md; exits 1 when a bar is missed or a
-rival is absent.
+keeps its row from being timed. Merges into bench/results/kernels-DATE-CPU.json and .md; exits 1 when a bar is missed
+or a rival is absent.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from results_path import result_path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
 KINDS = ("lut4", "int8", "MiniLM", "BERT", "ResNet", "nf4")
 
 
@@ -51,8 +49,7 @@ def keep(
 
     `kinds`: how works begin, in the order of the table; `more`: what stands under it.
     """
-    path = RESULTS / f"{name}-{datetime.date.today()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path(name)
     kept: dict[tuple[str, str, str], Bar] = {}
     if path.exists():
         before = json.loads(path.read_text())

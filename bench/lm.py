@@ -4,7 +4,7 @@
 
 Random weights of two Llama shapes for speed, the trained pydoc_lm for quality; llama.cpp reads GGUF files of the very
 same weights. Each piece of work is one interleaved run on two threads, and an engine whose output is wrong is not
-timed. Merges into bench/results/lm-DATE.json and .md; exits 1 when a bar is missed or a rival is absent.
+timed. Merges into bench/results/lm-DATE-CPU.json and .md; exits 1 when a bar is missed or a rival is absent.
 """
 
 from __future__ import annotations

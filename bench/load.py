@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from load_checkpoint import LLAMA_1B, LLAMA_100M, make_checkpoint  # noqa: E402
+from results_path import result_path  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results"
 BAR_GB, BAR_S = 1.5, 600
 QUANTS = ("nf4", "cluster:4")
 ROWS = ("imports", "torch", "sequential", "per-tensor", "meta", "offload", *QUANTS)
@@ -117,13 +117,13 @@ def warm(path: Path) -> None:
                 pass
 
 
-def result_path(*, small: bool) -> Path:
-    return RESULTS / f"load{'-small' if small else ''}-{datetime.date.today().isoformat()}.json"
+def kept_at(*, small: bool) -> Path:
+    return result_path("load-small" if small else "load")
 
 
 def merged(rows: list[dict[str, Any]], num_weights: int, *, small: bool) -> list[dict[str, Any]]:
     """The rows measured now in place of today's earlier ones: the weights are seeded, so they are the same."""
-    path = result_path(small=small)
+    path = kept_at(small=small)
     earlier = json.loads(path.read_text()) if path.is_file() else {"num_weights": num_weights, "rows": []}
     if earlier["num_weights"] != num_weights:
         return rows
@@ -177,8 +177,7 @@ def report(
     for ok, text in verdict:
         console.print(f"{'ok  ' if ok else 'FAIL'} {text}", highlight=False)
     versions = about()
-    path = result_path(small=small)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = kept_at(small=small)
     record = {"about": versions, "num_weights": num_weights, "rows": rows, "verdict": verdict}
     path.write_text(json.dumps(record, indent=1) + "\n")
     table_md = [head, ["---"] + ["---:"] * (len(head) - 1), *lines]

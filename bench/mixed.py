@@ -4,7 +4,7 @@
 
 Effects are measured once on calibration rows; each budget is solved on them and judged, like each uniform format, on
 held-out rows: perplexity, KL and top-1 of pydoc_lm, cosine and retrieval order of MiniLM, accuracy of digits. Writes
-bench/results/mixed-DATE.json, .md and -MODEL.svg; exits 1 when a budget is overrun or when more bits than a uniform
+bench/results/mixed-DATE-CPU.json, .md and -MODEL.svg; exits 1 when a budget is overrun or when more bits than a uniform
 format's cost more KL than it does.
 """
 
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "bench")]
 
 from mixed_plot import Point, front_svg  # noqa: E402
+from results_path import result_path  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
 from infer import fidelity, pipeline, plugins, quant  # noqa: E402
@@ -33,7 +34,6 @@ from infer.capture import flatten  # noqa: E402
 from infer.mixed import budget, ladder, sensitivity  # noqa: E402
 from infer.spec import Plan  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results"
 KL = ("logits.kl", "KL, nats")
 SHOWN = {
     "pydoc_lm": [("logits.perplexity", "perplexity"), KL],
@@ -228,8 +228,7 @@ def plot(rows: list[Row], model: str, metric: str, label: str) -> str:
 def write(rows: list[Row], layers: list[LayerRow], notes: dict[str, str]) -> Path:
     machine, today = hardware.fingerprint("cpu"), datetime.date.today()
     head = {"date": str(today), "machine": machine, "versions": hardware.versions(), "measured": notes}
-    path = RESULTS / f"mixed-{today}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path("mixed")
     data = {**head, "rows": msgspec.to_builtins(rows), "effects": msgspec.to_builtins(layers)}
     path.write_text(json.dumps(data, indent=1) + "\n")
     parts = [f"{machine['cpu']}, torch {torch.__version__}, {today}\n"]
@@ -237,7 +236,7 @@ def write(rows: list[Row], layers: list[LayerRow], notes: dict[str, str]) -> Pat
         own = [row for row in rows if row.model == model]
         parts += [f"## {model}\n\n{notes[model]}.\n", rows_table(own)]
         for metric, label in SHOWN[model]:
-            svg = RESULTS / f"mixed-{today}-{model}-{metric.rpartition('.')[2].replace('_', '-')}.svg"
+            svg = path.with_name(f"{path.stem}-{model}-{metric.rpartition('.')[2].replace('_', '-')}.svg")
             svg.write_text(plot(own, model, metric, label))
             parts.append(f"![{label} against bits]({svg.name})\n")
         parts.append(effects_table(layers, model))

@@ -4,8 +4,8 @@
 
 Weights: relative rms error of checkpoints, at the bits each format takes; the rivals are re-implemented from their
 published formats (quality_rivals.py). Models: each format without calibration, with column weights, and with error
-feedback, calibrated and judged on different rows. Writes bench/results/quality-DATE.json and .md; exits 1 when nf4 is
-less than 8 % below absmax nf4, when at equal bits it isn't below iq4_nl, or when calibration makes a model worse.
+feedback, calibrated and judged on different rows. Writes bench/results/quality-DATE-CPU.json and .md; exits 1 when nf4
+is less than 8 % below absmax nf4, when at equal bits it isn't below iq4_nl, or when calibration makes a model worse.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
 
 import quality_rivals as rivals  # noqa: E402
+from results_path import result_path  # noqa: E402
 from table import plans  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
@@ -38,7 +39,6 @@ from infer.quant import nf4  # noqa: E402
 from infer.spec import Plan  # noqa: E402
 from infer.weights.safetensors_file import SafetensorsReader  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results"
 QUANTS = ("int8", "int8:static", "nf4", "int4", "fp4", "cluster:2", "cluster:3", "cluster:4", "cluster:6")
 METHODS = ("none", "diagonal", "gptq")
 ROWS = 8
@@ -232,7 +232,7 @@ def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[boo
 
 def write(weights: list[Weights], judged: list[Judged]) -> bool:
     """Put what was measured now in the place of the same of today; say whether every bar is met."""
-    path = RESULTS / f"quality-{datetime.date.today()}.json"
+    path = result_path("quality")
     held = json.loads(path.read_text()) if path.exists() else {"weights": [], "models": []}
     if not weights:
         weights = msgspec.convert(held["weights"], list[Weights])
@@ -274,7 +274,7 @@ def main() -> int:
     for model in options.models.split(",") if "models" in parts else []:
         for row in measure_model(model, *known[model], options.quants.split(","), say):
             good = write([], [row])
-    print((RESULTS / f"quality-{datetime.date.today()}.md").read_text())
+    print(result_path("quality").with_suffix(".md").read_text())
     return 0 if good else 1
 
 

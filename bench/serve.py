@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results_path import result_path
 from serve_client import check, encode, timed
 from serve_roles import NOOP, ROOT, ask, make_minilm, samples, started
-
-RESULTS = ROOT / "bench" / "results"
 
 
 def measure(artifact: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
@@ -157,14 +156,13 @@ def judged(missed: list[str]) -> int:
 
 
 def write(name: str, found: dict[str, Any], table: str) -> None:
-    """Keep it as bench/results/NAME-DATE, with machine, versions and load, and print it."""
+    """Keep it as bench/results/NAME-DATE-CPU, with machine, versions and load, and print it."""
     from infer import device
 
     today = datetime.date.today()
     head = {"date": str(today), "machine": device.fingerprint("cpu"), "versions": device.versions()}
     head["load"] = round(os.getloadavg()[1], 1)
-    path = RESULTS / f"{name}-{today}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path(name)
     path.write_text(json.dumps({**head, **found}, indent=1) + "\n")
     note = f"{head['machine']['cpu']}; client, servers and model share its cores; "
     note += f"load average {head['load']}; {today}\n\n"

@@ -4,9 +4,9 @@
 
 Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
 each backend is lowered once and timed, interleaved, against each quantized form. Cells are merged one by one into
-bench/results/table-DATE.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that are not
-there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a cell neither passes
-nor refuses with a reason.
+bench/results/table-DATE-CPU.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that
+are not there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a
+cell neither passes nor refuses with a reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ import msgspec
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "models")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
+
+from results_path import result_path  # noqa: E402
 
 from infer import capture, pipeline, plugins  # noqa: E402
 from infer import device as hardware  # noqa: E402
@@ -48,7 +50,6 @@ QUANTS = (
     "cluster:2",
     "cluster:6",
 )
-RESULTS = ROOT / "bench" / "results"
 MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
 
 
@@ -214,7 +215,6 @@ def kept(path: Path) -> dict[Key, Cell]:
 def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
     """The files of results, in the order of `every`; the table of README.md when no cell is absent."""
     head, known = machine_head(), [cells[key] for key in every if key in cells]
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(known)}, indent=1) + "\n")
     text = markdown(known)
     note = (
@@ -244,7 +244,7 @@ def main() -> int:
     arguments = parser.parse_args()
     known = plans()
     every = [(m, b, q) for m in known for q in QUANTS for b in plugins.names("backends")]
-    path = RESULTS / f"table-{datetime.date.today()}.json"
+    path = result_path("table")
     cells = kept(path)
     wanted = [key for key in every if matches(key, arguments.only) and not arguments.render]
     wanted = [key for key in wanted if not (arguments.resume and key in cells)]

@@ -4,8 +4,8 @@
 
 Each quantized Linear is timed against float32 on the eager backend, as dispatch does, interleaved. Dispatch keeps a
 format when it does not lose; a second measurement of what it kept must then be within 1.2×. The traps of torch on CPUs
-are timed beside, to see whether they still are ones. Writes bench/results/traps-DATE.json; exits 1 when something that
-dispatch keeps is slower than 1.2×.
+are timed beside, to see whether they still are ones. Writes bench/results/traps-DATE-CPU.json; exits 1 when something
+that dispatch keeps is slower than 1.2×.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from results_path import result_path  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
 from infer.mixed import dispatch  # noqa: E402
@@ -117,7 +119,7 @@ def main() -> int:
         "versions": hardware.versions(),
         "threads": torch.get_num_threads(),
     }
-    path = ROOT / "bench" / "results" / f"traps-{today}.json"
+    path = result_path("traps")
     path.write_text(json.dumps({**head, "dispatch": table, "traps": cost}, indent=1) + "\n")
     broken = [row for row in table if row.get("again", 0.0) > BOUND]
     for row in broken:
