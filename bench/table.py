@@ -15,6 +15,7 @@ import argparse
 import datetime
 import fnmatch
 import json
+import shutil
 import sys
 import tempfile
 import traceback
@@ -34,8 +35,9 @@ from infer import capture, pipeline, plugins  # noqa: E402
 from infer import device as hardware  # noqa: E402
 from infer.errors import InferError  # noqa: E402
 from infer.pipeline import Street, Watch  # noqa: E402
+from infer.selection import Shrunk, try_backends  # noqa: E402
 from infer.spec import Finding, Plan  # noqa: E402
-from infer.trial import FloatForms, Trial, run_trial  # noqa: E402
+from infer.trial import FloatForms, Trial  # noqa: E402
 
 QUANTS = (
     "none",
@@ -101,52 +103,42 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
         pipeline.resolve(street)
         loaded = pipeline.load(street)
         original = pipeline.float_graph(loaded, street.plan)
-        floats = FloatForms(original, Path(work))
+        kept: list[Shrunk] = []
+        floats = FloatForms(original, Path(work) / "float", lambda: pipeline.float_step(loaded, kept[-1]))
         for quant in dict.fromkeys(quant for _, _, quant in wanted):
-            small, problem = _shrunk(street, plan, quant, loaded, original)
+            street.plan = street.plan.with_(quant=quant, backend="auto")
+            folder = Path(work) / quant.replace(":", "-")
+            folder.mkdir()
+            try:
+                kept.append(pipeline.shrink(street, loaded, original))
+                capture.save(kept[-1].graph, folder)
+                problem = ""
+            except InferError as error:
+                problem = str(error)
             for backend in [b for _, b, q in wanted if q == quant]:
                 print(f"{model}  {backend}  {quant}", file=sys.stderr, flush=True)
-                chosen = street.plan.with_(backend=backend, quant=quant)
-                place = Path(work) / f"{backend}-{quant.replace(':', '-')}"
-                yield _cell(model, chosen, metric, original, small, problem, place, floats)
+                cell = Cell(model=model, backend=backend, quant=quant, outcome="refused", metric=metric)
+                street.plan = street.plan.with_(backend=backend)
+                why = plugins.why_not("backends", backend) or problem
+                yield (
+                    msgspec.structs.replace(cell, why=why)
+                    if why
+                    else _tried(cell, street, original, kept[-1], folder, floats)
+                )
+            shutil.rmtree(folder)
 
 
-def _shrunk(
-    street: Street, plan: Plan, quant: str, loaded: Any, original: capture.Graph
-) -> tuple[capture.Graph | None, str]:
-    street.plan = street.plan.with_(quant=quant)
-    try:
-        return pipeline.shrink(street, loaded, original)[0], ""
-    except InferError as error:
-        return None, str(error)
-
-
-def _cell(
-    model: str,
-    plan: Plan,
-    metric: str,
-    original: capture.Graph,
-    small: capture.Graph | None,
-    problem: str,
-    place: Path,
-    floats: FloatForms,
+def _tried(
+    cell: Cell, street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
 ) -> Cell:
-    cell = Cell(model=model, backend=plan.backend, quant=plan.quant, outcome="refused", metric=metric)
-    backend = plugins.get("backends", plan.backend)
-    problem = problem or backend.missing() or (backend.refuses(small, plan) if small else "") or ""
-    if problem or small is None:
-        return msgspec.structs.replace(cell, why=problem)
     try:
-        source = place / "graph"
-        source.mkdir(parents=True)
-        capture.save(small, source)
-        trial = run_trial(plan, original, small, source, place, lambda name, detail: None, floats)
+        (trial,) = try_backends(street, original, shrunk, folder, floats)
     except InferError as error:
         return msgspec.structs.replace(cell, why=str(error))
     except Exception as error:  # noqa: BLE001  a broken cell is the finding, the others go on
         traceback.print_exc()
         return msgspec.structs.replace(cell, outcome="broken", why=f"{type(error).__name__}: {error}")
-    return _judged(cell, trial, plan)
+    return _judged(cell, trial, street.plan)
 
 
 def _judged(cell: Cell, trial: Trial, plan: Plan) -> Cell:

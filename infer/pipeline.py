@@ -25,7 +25,7 @@ from .spec import DTYPES, Finding, Plan
 from .street import Street, Watch, resolve, resolve_plan_names
 from .trial import FloatForms, Trial
 
-__all__ = ["Outcome", "Street", "Watch", "float_graph", "load", "optimize", "resolve", "shrink"]
+__all__ = ["Outcome", "Street", "Watch", "float_graph", "float_step", "load", "optimize", "resolve", "shrink"]
 
 
 def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: bool = False) -> Outcome:
@@ -134,7 +134,7 @@ def build(
     Returns the float original, its outputs named, and the trial that was chosen.
     """
     kept: list[Shrunk] = []
-    floats = FloatForms(original, folder / "trials" / "float", lambda: _float_step(loaded, kept[-1]))
+    floats = FloatForms(original, folder / "trials" / "float", lambda: float_step(loaded, kept[-1]))
     while True:
         street.watch.step("shrink", street.plan.quant)
         shrunk = shrink(street, loaded, original, mix)
@@ -157,7 +157,7 @@ def build(
         street.again()
 
 
-def _float_step(loaded: sources.LoadedModel, shrunk: Shrunk) -> capture.Graph:
+def float_step(loaded: sources.LoadedModel, shrunk: Shrunk) -> capture.Graph:
     """The float original as a step like `shrunk`; the same where nothing was changed."""
     if shrunk.module is loaded.module or shrunk.shape is None:
         return shrunk.graph
