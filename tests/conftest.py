@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ readme serve_page serve_chaos onnx_tables trt tools
 FOUND_OUT = (
     ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
     ("torch._inductor.codecache", "", "_precompile_header"),
+    ("httpx._transports.default", "", "create_ssl_context"),
 )
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
@@ -131,10 +133,11 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def found_out_once() -> None:
-    """What torch finds out again at every model, and what takes longer than a small model, is kept once it is known.
+    """What takes longer than a small model, or a small server, and is found out again for each, is kept once known.
 
-    Its ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor puts
-    all of torch's headers through the preprocessor, twice, to learn whether they have changed.
+    Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor puts
+    all of torch's headers through the preprocessor, twice, to learn whether they have changed. httpx reads the
+    certificates of all authorities for each client, and for each `httpx.get`, of http too.
     """
     for module, owner, name in FOUND_OUT:
         place = getattr(sys.modules.get(module), owner, None) if owner else sys.modules.get(module)
@@ -142,6 +145,13 @@ def found_out_once() -> None:
         slow = found.fget if isinstance(found, property) else found
         if slow is not None and not hasattr(slow, "cache_info"):
             setattr(place, name, property(cache(slow)) if isinstance(found, property) else cache(slow))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_aside() -> None:
+    """The collector, which every timing calls, and who looks for what leaks need not go through all that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
