@@ -115,6 +115,17 @@ def pydoc_artifact(of_the_run: Path) -> Path:
         return made if made.exists() else pydoc(folder)
 
 
+@pytest.fixture(scope="session")
+def tiny_artifact(of_the_run: Path) -> Path:
+    """The random llama of `language_artifacts.tiny`, without text, made once; its source lies beside it."""
+    pytest.importorskip("transformers")
+    from tests.language_artifacts import tiny
+
+    with alone(of_the_run, "bare") as folder:
+        made = folder / "tiny.infer"
+        return made if made.exists() else tiny(folder)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
@@ -135,8 +146,8 @@ def poisoned_memory() -> Iterator[None]:
 def found_out_once() -> None:
     """What takes longer than a small model, or a small server, and is found out again for each, is kept once known.
 
-    Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor puts
-    all of torch's headers through the preprocessor, twice, to learn whether they have changed. httpx reads the
+    Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor
+    puts all of torch's headers through the preprocessor, twice, to learn whether they have changed; httpx reads the
     certificates of all authorities for each client, and for each `httpx.get`, of http too.
     """
     for module, owner, name in FOUND_OUT:
@@ -149,7 +160,7 @@ def found_out_once() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def old_objects_aside() -> None:
-    """The collector, which every timing calls, and who looks for what leaks need not go through all that is imported."""
+    """The collector, which every timing calls, and who looks for leaks need not go through all that is imported."""
     gc.collect()
     gc.freeze()
 
