@@ -20,8 +20,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-pipeline triton_kernels chain attention_triton ort_steps predict_generate cli_generate chain_encoder step mixed_street
-readme serve_page serve_chaos onnx_tables trt tools
+pipeline triton_kernels street serve_language chain attention_triton mixed_street serve_adapters ort_steps traps
+cli_generate chain_encoder predict_generate step cli readme serve_page serve_worker serve_chaos serve_rows onnx_tables
+models serve_artifact prepack serve_openapi trt tools
 """.split()  # noqa: SIM905 - a word is a file
 FOUND_OUT = (
     ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
@@ -34,8 +35,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    place = places(list(dict.fromkeys(item.path.stem.removeprefix("test_") for item in items)))
+    items.sort(key=lambda item: place[item.path.stem.removeprefix("test_")])
+
+
+def places(names: list[str]) -> dict[str, float]:
+    """Where each file stands: those of servers, which wait for most of their time, evenly among those that compute."""
+    place = {name: float(LONGEST.index(name) - len(LONGEST)) for name in names if name in LONGEST}
+    for serving in (True, False):
+        group = [name for name in names if name not in place and name.startswith("serve_") is serving]
+        place |= {name: (index + 0.5) / len(group) for index, name in enumerate(group)}
+    return place
 
 
 @pytest.fixture(scope="session")
