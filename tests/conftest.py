@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -19,12 +20,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-pipeline triton_kernels chain attention_triton ort_steps predict_generate cli_generate chain_encoder step mixed_street
-readme serve_page serve_chaos onnx_tables trt tools
+pipeline triton_kernels street serve_language chain attention_triton mixed_street serve_adapters ort_steps traps
+cli_generate chain_encoder predict_generate step cli readme serve_page serve_worker serve_chaos serve_rows onnx_tables
+models serve_artifact prepack serve_openapi trt tools
 """.split()  # noqa: SIM905 - a word is a file
 FOUND_OUT = (
     ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
     ("torch._inductor.codecache", "", "_precompile_header"),
+    ("httpx._transports.default", "", "create_ssl_context"),
 )
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
@@ -32,8 +35,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    place = places(list(dict.fromkeys(item.path.stem.removeprefix("test_") for item in items)))
+    items.sort(key=lambda item: place[item.path.stem.removeprefix("test_")])
+
+
+def places(names: list[str]) -> dict[str, float]:
+    """Where each file stands: those of servers, which wait for most of their time, evenly among those that compute."""
+    place = {name: float(LONGEST.index(name) - len(LONGEST)) for name in names if name in LONGEST}
+    for serving in (True, False):
+        group = [name for name in names if name not in place and name.startswith("serve_") is serving]
+        place |= {name: (index + 0.5) / len(group) for index, name in enumerate(group)}
+    return place
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +125,17 @@ def pydoc_artifact(of_the_run: Path) -> Path:
         return made if made.exists() else pydoc(folder)
 
 
+@pytest.fixture(scope="session")
+def tiny_artifact(of_the_run: Path) -> Path:
+    """The random llama of `language_artifacts.tiny`, without text, made once; its source lies beside it."""
+    pytest.importorskip("transformers")
+    from tests.language_artifacts import tiny
+
+    with alone(of_the_run, "bare") as folder:
+        made = folder / "tiny.infer"
+        return made if made.exists() else tiny(folder)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
@@ -131,10 +154,11 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def found_out_once() -> None:
-    """What torch finds out again at every model, and what takes longer than a small model, is kept once it is known.
+    """What takes longer than a small model, or a small server, and is found out again for each, is kept once known.
 
-    Its ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor puts
-    all of torch's headers through the preprocessor, twice, to learn whether they have changed.
+    Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor
+    puts all of torch's headers through the preprocessor, twice, to learn whether they have changed; httpx reads the
+    certificates of all authorities for each client, and for each `httpx.get`, of http too.
     """
     for module, owner, name in FOUND_OUT:
         place = getattr(sys.modules.get(module), owner, None) if owner else sys.modules.get(module)
@@ -142,6 +166,13 @@ def found_out_once() -> None:
         slow = found.fget if isinstance(found, property) else found
         if slow is not None and not hasattr(slow, "cache_info"):
             setattr(place, name, property(cache(slow)) if isinstance(found, property) else cache(slow))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_aside() -> None:
+    """The collector, which every timing calls, and who looks for leaks need not go through all that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

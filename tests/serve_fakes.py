@@ -117,6 +117,28 @@ def embedder(name: str = "embedder") -> Fake:
     )
 
 
+class Prompt(uvicorn.Server):
+    """Ends when it is told, where uvicorn looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.began, self._over = threading.Event(), asyncio.Event()
+        self._home: asyncio.AbstractEventLoop | None = None
+
+    def end(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+        if self._home is not None and not self._home.is_closed():
+            self._home.call_soon_threadsafe(self._over.set)
+
+    async def main_loop(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self.began.set()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), 1)
+
+
 class Live(SimpleNamespace):
     """`url`, `host`, `port`, `service` of a server that answers."""
 
@@ -136,7 +158,7 @@ def live(
         timeout_graceful_shutdown=1,
         **wire.options(service.limits, service.refused, tls, hosts),
     )
-    server, failures = uvicorn.Server(config), list[BaseException]()
+    server, failures = Prompt(config), list[BaseException]()
 
     async def main(listener: Any) -> None:
         service.start()
@@ -148,17 +170,18 @@ def live(
                 runner.run(main(listener))
         except BaseException as error:  # noqa: BLE001 - raised again by the test's thread
             failures.append(error)
+        finally:
+            server.began.set()
 
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=run, args=(listener,))
         thread.start()
-        while not server.started and not failures:
-            time.sleep(0.002)
+        server.began.wait()
         try:
             yield Live(url=f"http://127.0.0.1:{port}", host="127.0.0.1", port=port, service=service)
         finally:
-            server.should_exit = True
+            server.end()
             thread.join(10)
             for model in service.models.values():
                 model.stop(NotReadyError("over"))

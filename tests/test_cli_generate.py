@@ -34,11 +34,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("lm"), speaks=True, batches=(1,))
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny(tmp_path_factory.mktemp("bare"))
-
-
 @pytest.fixture
 def opened_once(monkeypatch: pytest.MonkeyPatch, lm: Path, kept: dict[str, Predictor]) -> None:
     """Calls of `infer generate` and `infer chat` find `lm` open, which is most of what they take; anything else, and
@@ -151,9 +146,14 @@ def test_several_completions_and_constraints(
     ],
 )
 def test_every_wrong_call_has_its_sentence_and_exit_code(
-    lm: Path, bare: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
+    lm: Path,
+    tiny_artifact: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    sentence: str,
 ) -> None:
-    places = {"LM": str(lm), "BARE": str(bare)}
+    places = {"LM": str(lm), "BARE": str(tiny_artifact)}
     assert main([places.get(a, a) for a in arguments]) == code
     assert sentence in capsys.readouterr().err
 
@@ -245,10 +245,10 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
     os.close(ours)
 
 
-def test_a_template_can_be_given_when_optimizing(bare: Path, tmp_path: Path) -> None:
+def test_a_template_can_be_given_when_optimizing(tiny_artifact: Path, tmp_path: Path) -> None:
     template = tmp_path / "mine.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    source = bare.parent / "tiny"
+    source = tiny_artifact.parent / "tiny"
     call = [
         "optimize",
         str(source),

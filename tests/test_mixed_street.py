@@ -19,7 +19,7 @@ from infer.spec import Finding, LayerChoice, limits, precision
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 DIGITS = Plan(
-    source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(1,),
+    source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(),
     backend="eager", dtype="float32", device="cpu",
 )  # fmt: skip
 WEIGHTS = "weights/model.safetensors"

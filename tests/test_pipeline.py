@@ -90,9 +90,20 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
         assert reason is None
 
 
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory) -> pipeline.Outcome:
+    """digits, published as int8 for plain torch."""
+    folder = tmp_path_factory.mktemp("int8")
+    return pipeline.optimize(DIGITS.with_(backend="eager", quant="int8"), folder / "digits.infer")
+
+
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
-def test_a_published_artifact_is_accurate_and_smaller(tmp_path: Path, quant: str) -> None:
-    made = pipeline.optimize(DIGITS.with_(backend="eager", quant=quant), tmp_path / "digits.infer")
+def test_a_published_artifact_is_accurate_and_smaller(
+    int8: pipeline.Outcome, tmp_path: Path, quant: str
+) -> None:
+    made = int8
+    if quant != "int8":
+        made = pipeline.optimize(DIGITS.with_(backend="eager", quant=quant), tmp_path / "digits.infer")
     digits = recipe("digits")
     with Predictor.load(made.path) as predictor:
         accuracy = digits.evaluate(predictor.predict)["accuracy"]
@@ -109,12 +120,11 @@ def test_a_published_artifact_says_what_memory_it_takes(tmp_path: Path) -> None:
     assert memory["open time"] > 0
 
 
-def test_any_artifact_can_be_made_again_from_its_own_manifest(tmp_path: Path) -> None:
-    first = pipeline.optimize(DIGITS.with_(backend="eager", quant="int8"), tmp_path / "a.infer")
-    second = pipeline.optimize(first.manifest.plan, tmp_path / "b.infer")
-    assert second.manifest.plan == first.manifest.plan
+def test_any_artifact_can_be_made_again_from_its_own_manifest(int8: pipeline.Outcome, tmp_path: Path) -> None:
+    second = pipeline.optimize(int8.manifest.plan, tmp_path / "b.infer")
+    assert second.manifest.plan == int8.manifest.plan
     weights = "weights/model.safetensors"
-    assert second.manifest.files[weights] == first.manifest.files[weights]
+    assert second.manifest.files[weights] == int8.manifest.files[weights]
 
 
 def test_an_unfaithful_result_is_refused_names_layers_and_leaves_nothing(tmp_path: Path) -> None:
@@ -163,10 +173,11 @@ def test_int8_for_trt_is_calibrated_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert any(c.what == "quant" and "calibrated" in c.reason for c in street.choices)
 
 
-def test_an_existing_artifact_is_not_overwritten(tmp_path: Path) -> None:
-    pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+def test_an_existing_artifact_is_not_overwritten(int8: pipeline.Outcome) -> None:
+    before = {path: path.read_bytes() for path in int8.path.rglob("*") if path.is_file()}
     with pytest.raises(BusyError):
-        pipeline.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+        pipeline.optimize(DIGITS.with_(backend="eager"), int8.path)
+    assert {path: path.read_bytes() for path in int8.path.rglob("*") if path.is_file()} == before
 
 
 def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from infer.errors import InputError, UsageError
 from infer.generate.completion import scored, windows
 from infer.generate.language import parse_size
 from infer.generate.requests import TokenLogprob
-from tests.language_artifacts import tiny
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -28,11 +27,9 @@ PROMPT = [1, 5, 9, 13, 200]
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Predictor]:
+def model(tiny_artifact: Path) -> Iterator[Predictor]:
     """The tiny llama: token ids only, 256 positions."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder, Predictor.load(tiny(Path(folder)), kv_memory="8MB") as p:
+    with Predictor.load(tiny_artifact, kv_memory="8MB") as p:
         yield p
 
 

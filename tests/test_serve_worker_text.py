@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,9 +16,10 @@ import pytest
 
 from infer.errors import PoisonError
 from infer.generate.requests import Output, Request, Sampling
-from infer.serve.worker.messages import Source
+from infer.serve.worker import driver as drivers
+from infer.serve.worker.messages import Pulse, Source
 from infer.serve.worker.restarts import RestartLimits
-from infer.serve.worker.supervised import HopelessError, Supervised, WatchLimits
+from infer.serve.worker.supervised import HopelessError, LostError, Supervised, WatchLimits
 from infer.serve.worker.suspects import Again, Refusal, Table
 from infer.serve.worker.text import RemoteText
 from tests.serve_fakes import Live, live
@@ -134,6 +136,33 @@ def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
         assert ask(server, "~").json()["error"]["code"] == "poison_request"
         assert not alive(first)
         assert ask(server, "x").status_code == 200
+
+
+@pytest.mark.parametrize(("usual", "patience"), [(0.0, 1), (0.4, 4), (3.0, 10)])
+def test_a_step_is_ended_after_ten_times_what_is_usual_and_is_not_usual_itself(
+    monkeypatch: pytest.MonkeyPatch, usual: float, patience: int
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(drivers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    worker: Any = Supervised(Source(path="nowhere"), watch=WatchLimits(batch=1.0))
+    worker.hear = lambda *_: Pulse(now[0], {"steps": 1})
+    worker.close()  # its threads have nothing to do
+    driver = drivers.RemoteDriver(worker, name="speaker")
+    driver._table = Table()
+    driver._table.add(_request("a"), lambda _: None)
+    assert driver._table.next()
+    for _ in range(3):  # it was away for so long, and turned
+        turned, now[0] = now[0], now[0] + usual
+        driver._take(Pulse(turned, {}))
+        driver._take(Pulse(now[0], {}))
+    for _ in range(2 * patience - 1):
+        now[0] += 0.5
+        driver._take(Pulse(turned + usual, {}))
+        driver._watch()
+    now[0] += 0.6
+    with pytest.raises(LostError, match=f"killed after {patience} s of silence"):
+        driver._watch()
+    driver.close()
 
 
 def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class RemoteDriver:
         self._epoch = 0  # of the process that messages are for
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
+        self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
         self._checks: dict[int, tuple[threading.Event, list[Failed | None]]] = {}
         self._numbers = itertools.count()
         self._stats: dict[str, float | list[int]] = {}
@@ -147,8 +148,7 @@ class RemoteDriver:
             if self._table.deliver(message.outputs):
                 self._send_next()
         elif isinstance(message, Pulse):
-            self._slowest.append(max(time.monotonic() - message.beat, 0.0))
-            self._usual = sorted(self._slowest)[int(0.99 * len(self._slowest))]
+            self._count(message.beat)
             self._beat, self._stats = max(self._beat, message.beat), message.stats
             self._answering = message.answering
         elif isinstance(message, Refused):
@@ -159,6 +159,13 @@ class RemoteDriver:
         elif isinstance(message, Checked) and (waiting := self._checks.get(message.number)) is not None:
             waiting[1].append(message.error)
             waiting[0].set()
+
+    def _count(self, beat: float) -> None:
+        """An absence is usual once it has ended: one that never does would lengthen the patience with itself."""
+        if beat > self._turned:
+            self._slowest.append(self._away)
+            self._usual = sorted(self._slowest)[int(0.99 * len(self._slowest))]
+        self._away, self._turned = max(time.monotonic() - beat, 0.0), beat
 
     def _watch(self) -> None:
         """Raises `LostError` when the engine's step takes far longer than its steps do."""
@@ -183,4 +190,5 @@ class RemoteDriver:
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()
+        self._away = self._turned = 0.0
         self._send_next()
