@@ -7,9 +7,10 @@
 
 Rows of a uniform embedding are decoded by GatherBlockQuantized; other embeddings are torch operators by then.
 
-Both kinds of MatMulNBits have blocks of 64 weights, or of 16 where those share a scale, and accuracy_level 4: activations in int8 for each block, exact
-integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4 decodes the whole weight at every call.) What
-is computed from initialisers alone, ONNX Runtime computes once, when it creates the session.
+Both kinds of MatMulNBits have blocks of 64 weights, or of 16 where those share a scale, and accuracy_level 4:
+activations in int8 for each block, exact integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4 decodes
+the whole weight at every call.) What is computed from initialisers alone, ONNX Runtime computes once, when it creates the
+session.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_
     columns = _columns(emit, codes, table)
     entries = emit.constant(f"{emit.weight_name}/entries", table.reshape(-1))
     index = _index(emit, codes, bits_of(torch.from_numpy(table)), _first_entries(table, rows))
-    grouped = emit("Reshape", emit("Gather", entries, index, axis=0), _shape(emit, 0, groups, columns // groups))
+    grouped = emit(
+        "Reshape", emit("Gather", entries, index, axis=0), _shape(emit, 0, groups, columns // groups)
+    )
     steps = _steps(emit, scale, row_scale, np.full(rows, 1 / LEVELS))
     whole = emit("Mul", grouped, emit("Unsqueeze", steps, _shape(emit, -1)))
     return emit("Transpose", emit("Reshape", whole, _shape(emit, 0, columns)), perm=[1, 0])

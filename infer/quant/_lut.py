@@ -1,7 +1,7 @@
 """What formats of one 16-entry table share: nf4, int4, fp4. Tensors and operators are those of `kernels.packing`.
 
-    --quant nf4       a scale for each 64 weights: 4.125 bits and 32/K per weight
-    --quant nf4:16    a scale for each 16: 4.5 bits and 32/K
+--quant nf4       a scale for each 64 weights: 4.125 bits and 32/K per weight
+--quant nf4:16    a scale for each 16: 4.5 bits and 32/K
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """fp4: 4-bit floats of two exponent bits and one of mantissa (e2m1), blocks of 64 or 16.
 
 The values are those of the OCP Microscaling formats (version 1.0, section 5.3.3): ±0, 0.5, 1, 1.5, 2, 3, 4 and 6, here
-over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits and 32/K per weight; `fp4:16`, with a scale
-for each 16, 4.5 and 32/K.
+over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits and 32/K per weight;
+`fp4:16`, with a scale for each 16, 4.5 and 32/K.
 """
 
 from __future__ import annotations
