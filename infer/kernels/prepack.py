@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
@@ -118,13 +117,15 @@ class _Rewriter(Rewriter):
         if not names or "" in names.values():
             return None
         codes = self._tensors[names["codes"]]
-        if kind != LUT:
-            return kind, Layer(rows=codes.shape[0], columns=codes.shape[1], **names)
-        table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
-        layer = Layer(rows=codes.shape[0], columns=columns_of(codes, table), **names)
-        if bits_of(table) > WIDEST:
-            return INT8, layer
-        return kind, msgspec.structs.replace(layer, group=group_of(codes, table, scale))
+        parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
+        if kind == LUT:
+            table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
+            parts["columns"] = columns_of(codes, table)
+            if bits_of(table) > WIDEST:
+                kind = INT8
+            else:
+                parts["group"] = group_of(codes, table, scale)
+        return kind, Layer(**parts)
 
     def _step(self, layer: Layer) -> float | None:
         return None if layer.x_scale is None else float(self._tensors[layer.x_scale])

@@ -8,9 +8,9 @@
 Rows of a uniform embedding are decoded by GatherBlockQuantized; other embeddings are torch operators by then.
 
 Both kinds of MatMulNBits have blocks of 64 weights, or of 16 where those share a scale, and accuracy_level 4:
-activations in int8 for each block, exact integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4 decodes
-the whole weight at every call.) What is computed from initialisers alone, ONNX Runtime computes once, when it creates the
-session.
+activations in int8 for each block, exact integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4
+decodes the whole weight at every call.) What is computed from initialisers alone, ONNX Runtime computes once, when it
+creates the session.
 """
 
 from __future__ import annotations
