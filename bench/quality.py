@@ -5,7 +5,8 @@
 Weights: relative rms error of checkpoints, at the bits each format takes; the rivals are re-implemented from their
 published formats (quality_rivals.py). Models: each format without calibration, with column weights, and with error
 feedback, calibrated and judged on different rows. Writes bench/results/quality-DATE-CPU.json and .md; exits 1 when nf4
-is less than 8 % below absmax nf4, when at equal bits it isn't below iq4_nl, or when calibration makes a model worse.
+or nf4:16 is less than 8 % below absmax nf4, nf4:16 less than 8 % below iq4_nl, or when calibration makes a model worse.
+iq4_nl takes 4.5 bits and nf4:16 4.5 and 32/K: beside its error stands what that is at 4.5 bits, 6.02 dB for a bit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ from infer.quant import nf4  # noqa: E402
 from infer.spec import Plan  # noqa: E402
 from infer.weights.safetensors_file import SafetensorsReader  # noqa: E402
 
-QUANTS = ("int8", "int8:static", "nf4", "int4", "fp4", "cluster:2", "cluster:3", "cluster:4", "cluster:6")
+FINE = ("nf4:16", "int4:16", "fp4:16")
+QUANTS = (
+    *("int8", "int8:static", "nf4", "int4", "fp4", *FINE),
+    *("cluster:2", "cluster:3", "cluster:4", "cluster:6"),
+)
+IQ4_NL = "iq4_nl, 32, float16 (GGUF)"
+BAR = 0.08  # below absmax nf4, and below iq4_nl at its bits
 METHODS = ("none", "diagonal", "gptq")
 ROWS = 8
 LARGEST = 1 << 21  # weights of one tensor that are measured
@@ -107,11 +114,14 @@ def formats() -> dict[str, Callable[[Tensor], tuple[Tensor, float]]]:
     return {
         "nf4 absmax, 64, float32 (bitsandbytes)": lambda w: (rivals.absmax(w, table, 64), 4.5),
         "nf4": ours("nf4"),
-        "iq4_nl, 32, float16 (GGUF)": lambda w: (rivals.iq4_nl(w), 4.5),
+        "nf4:16": ours("nf4:16"),
+        IQ4_NL: lambda w: (rivals.iq4_nl(w), 4.5),
         "nf4, 32, float16": lambda w: (rivals.searched(w, table, 32), 4.5),
         "iq4_nl table, 32, float16, our search": lambda w: (rivals.searched(w, rivals.IQ4_NL / 127, 32), 4.5),
         "int4": ours("int4"),
         "fp4": ours("fp4"),
+        "int4:16": ours("int4:16"),
+        "fp4:16": ours("fp4:16"),
         "cluster:4": ours("cluster:4"),
     }
 
@@ -190,23 +200,30 @@ def verdicts(weights: list[Weights], judged: list[Judged]) -> list[tuple[bool, s
     lines = []
     errors = {(row.checkpoint, row.format): row for row in weights}
     for checkpoint in dict.fromkeys(row.checkpoint for row in weights):
-        gain = errors[checkpoint, "nf4"].against_absmax
-        lines.append((gain <= -0.08, f"{checkpoint}: nf4 is {gain:+.1%} against absmax nf4; the bar is -8 %"))
-        own, rival = (
-            errors[checkpoint, name].error for name in ("nf4, 32, float16", "iq4_nl, 32, float16 (GGUF)")
-        )
-        if checkpoint not in SAID:  # random weights are for reference
-            continue
-        text = f"{checkpoint}: at 4.5 bits nf4 is {own / rival - 1:+.1%} against iq4_nl as GGUF makes it"
-        lines.append((own < rival, text))
+        for name in ("nf4", "nf4:16"):
+            gain = errors[checkpoint, name].against_absmax
+            text = f"{checkpoint}: {name} is {gain:+.1%} against absmax nf4; the bar is {-BAR:.0%}"
+            lines.append((gain <= -BAR, text))
+        if checkpoint in SAID:  # random weights are for reference
+            lines.append(
+                _against_iq4_nl(checkpoint, errors[checkpoint, "nf4:16"], errors[checkpoint, IQ4_NL])
+            )
     known = {(row.model, row.quant, row.calibration): row for row in judged}
     for (model, name, way), row in known.items():
         plain = known.get((model, name, "none"))
         key = "kl" if "kl" in row.figures else "relative_error"
-        if way == "gptq" and plain is not None and name in ("nf4", "int4", "fp4", "cluster:4"):
+        if way == "gptq" and plain is not None and name in ("nf4", "int4", "fp4", *FINE, "cluster:4"):
             before, after = plain.figures[key], row.figures[key]
             lines.append((after < before, f"{model} {name}: {key} {before:.5f}, after gptq {after:.5f}"))
     return lines
+
+
+def _against_iq4_nl(checkpoint: str, own: Weights, rival: Weights) -> tuple[bool, str]:
+    gain = own.error / rival.error - 1
+    same_bits = own.error * 2 ** (own.bits - rival.bits) / rival.error - 1
+    bits = f"with {own.bits:.3f} bits for {rival.bits} ({same_bits:+.1%} at 6.02 dB for a bit)"
+    text = f"{checkpoint}: nf4:16 is {gain:+.1%} against iq4_nl as GGUF makes it, {bits}"
+    return gain <= -BAR, f"{text}; the bar is {-BAR:.0%}"
 
 
 def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[bool, str]]) -> str:

@@ -61,12 +61,12 @@ class Int8Conv(nn.Module):
 class Lut(nn.Module):
     """Random codes of `bits` bits; as a linear layer, or as an embedding when it is given integers."""
 
-    def __init__(self, columns: int, rows: int, bits: int = 4, tables: int = 1) -> None:
+    def __init__(self, columns: int, rows: int, bits: int = 4, tables: int = 1, group: int = 64) -> None:
         super().__init__()
         codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
         self.register_buffer("codes", pack(codes, bits))
         self.register_buffer("table", torch.randn(tables, 2**bits).sort(1).values)
-        self.register_buffer("scale", torch.randint(1, 127, (rows, columns // 64), dtype=torch.int8))
+        self.register_buffer("scale", torch.randint(1, 127, (rows, columns // group), dtype=torch.int8))
         self.register_buffer("row_scale", torch.rand(rows) * 0.05)
 
     def forward(self, x: Tensor) -> Tensor:

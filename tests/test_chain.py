@@ -92,9 +92,10 @@ def test_chains_compute_what_single_operators_do(name: str) -> None:
     assert found[-1] < 0.03
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_neox"])
-def test_int8_layers_are_chained_too(name: str) -> None:
-    found = differences(name, "int8")
+@pytest.mark.parametrize(("name", "quant"), [("qwen3", "int8"), ("gpt_neox", "int8"), ("qwen3", "nf4:16")])
+def test_int8_layers_and_groups_of_16_are_chained_too(name: str, quant: str) -> None:
+    found = differences(name, quant)
+    assert targets(packed_step(name, quant))["infer.chain_attend.default"] == 1
     assert found[len(found) * 2 // 3] < 2e-6
     assert found[-1] < 0.03
 

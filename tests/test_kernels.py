@@ -25,18 +25,18 @@ def weights_int8(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, torch.rand(rows) * 0.01 + 0.001, torch.randn(rows)
 
 
-def weights_lut(rows: int, columns: int, bits: int) -> tuple[dict[str, Tensor], np.ndarray]:
+def weights_lut(rows: int, columns: int, bits: int, group: int = 64) -> tuple[dict[str, Tensor], np.ndarray]:
     """Packed tensors, and the float64 weight they stand for computed by indexing alone."""
     tables = -(-rows // packing.TABLE_ROWS) if bits != 4 else 1
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
     table = torch.rand(tables, 2**bits).mul(2).sub(1).sort(1).values
-    scale = torch.randint(-127, 128, (rows, columns // 64), dtype=torch.int8)
+    scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8)
     row_scale = torch.rand(rows) + 0.1
     weight = np.empty((rows, columns))
     for n in range(rows):
         for k in range(columns):
             entry = float(table[n // 32 if tables > 1 else 0, int(codes[n, k])])
-            weight[n, k] = entry * int(scale[n, k // 64]) / 127 * float(row_scale[n])
+            weight[n, k] = entry * int(scale[n, k // group]) / 127 * float(row_scale[n])
     return {
         "codes": packing.pack(codes, bits),
         "table": table,
@@ -162,10 +162,10 @@ def test_packing_is_a_little_endian_stream_of_bits(bits: int) -> None:
     assert torch.equal(packing.unpack_arithmetic(packed, bits), codes.float())
 
 
-@pytest.mark.parametrize("bits", packing.BITS)
+@pytest.mark.parametrize(("bits", "group"), [*((bits, 64) for bits in packing.BITS), (4, 16)])
 @pytest.mark.parametrize("rows", ROWS)
-def test_linear_and_embedding_lut_equal_indexing(bits: int, rows: int) -> None:
-    tensors, weight = weights_lut(rows, 128, bits)
+def test_linear_and_embedding_lut_equal_indexing(bits: int, group: int, rows: int) -> None:
+    tensors, weight = weights_lut(rows, 128, bits, group)
     x, bias = torch.randn(5, 128), torch.randn(rows)
     want = x.double().numpy() @ weight.T + bias.double().numpy()
     got = OPS.linear_lut(x, *tensors.values(), bias).double().numpy()

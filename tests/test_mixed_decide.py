@@ -14,6 +14,7 @@ from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.mixed import dispatch
 from infer.mixed.budget import for_drop
+from infer.mixed.ladder import ladder
 from infer.mixed.sensitivity import Layer
 from infer.quant import resolve_pins
 from infer.spec import LIMITS, Finding, Limits, Plan, TensorSpec
@@ -298,3 +299,19 @@ def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> No
     layers = [made.model.first, made.model.third]
     seen = dispatch.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4, 4)])
     assert seen == {id(layers[0]): [(1, 64), (4, 64)], id(layers[1]): [(1, 128), (4, 128)]}
+
+
+@pytest.mark.parametrize(
+    ("quant", "larger"),
+    [
+        ("nf4", ["nf4:16", "cluster:6", "int8"]),
+        ("nf4:16", ["cluster:6", "int8"]),
+        ("int4", ["nf4:16", "cluster:6", "int8"]),
+        ("int4:16", ["cluster:6", "int8"]),
+        ("cluster", ["nf4:16", "cluster:6", "int8"]),
+        ("cluster:4", ["nf4:16", "cluster:6", "int8"]),
+        ("int8", []),
+    ],
+)
+def test_a_ladder_rises_in_bits(quant: str, larger: list[str]) -> None:
+    assert ladder(Plan(source="x", quant=quant)) == [quant, *larger]

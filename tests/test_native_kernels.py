@@ -30,10 +30,12 @@ def isas() -> Iterator[list[str]]:
     native.use_isa(found[0])
 
 
-def lut4_tensors(rows: int, columns: int, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def lut4_tensors(
+    rows: int, columns: int, bits: int, group: int = packing.GROUP
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tables = 1 if bits == 4 else -(-rows // packing.TABLE_ROWS)
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
-    scale = torch.randint(-127, 128, (rows, columns // packing.GROUP), dtype=torch.int8)
+    scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8)
     return packing.pack(codes, bits), torch.randn(tables, 2**bits), scale, torch.rand(rows) + 0.1
 
 
@@ -62,12 +64,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0, 1, -1), b.nan_to_num(0, 1, -1))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize(("bits", "group"), [(2, 64), (3, 64), (4, 64), (4, 16)])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (16, 64), (17, 128), (100, 512), (333, 192)])
 def test_lut4_is_its_twin_on_every_instruction_set(
-    isas: list[str], rows: int, columns: int, bits: int
+    isas: list[str], rows: int, columns: int, bits: int, group: int
 ) -> None:
-    tensors, bias = lut4_tensors(rows, columns, bits), torch.randn(rows)
+    tensors, bias = lut4_tensors(rows, columns, bits, group), torch.randn(rows)
     x = torch.randn(40, columns) * torch.rand(40, 1)
     x[7] = 0
     twin, first = lut4_twin(x, *tensors, bias), None
@@ -132,6 +134,7 @@ def test_extreme_products_do_not_saturate(isas: list[str]) -> None:
 
 def test_nan_and_infinity_stay_in_their_row(isas: list[str]) -> None:
     tensors, (codes, scale, bias) = lut4_tensors(33, 128, 4), int8_tensors(33, 128)
+    fine = lut4_tensors(33, 128, 4, 16)
     clean = torch.randn(20, 128)
     x = clean.clone()
     x[3, 5], x[8, 127], x[11, 0] = NAN, INFINITY, -INFINITY
@@ -139,9 +142,10 @@ def test_nan_and_infinity_stay_in_their_row(isas: list[str]) -> None:
     good = torch.tensor([row for row in range(20) if row not in bad])
     for isa in isas:
         native.use_isa(isa)
-        y = lut4(x, tensors)
-        assert y[bad].isnan().all()
-        assert torch.equal(y[good], lut4(clean, tensors)[good])
+        for parts in (tensors, fine):
+            y = lut4(x, parts)
+            assert y[bad].isnan().all()
+            assert torch.equal(y[good], lut4(clean, parts)[good])
         y = int8(x, codes, scale, bias, None)
         assert y[bad].isnan().all()
         assert torch.equal(y[good], int8(clean, codes, scale, bias, None)[good])
@@ -153,20 +157,31 @@ def test_nan_and_infinity_stay_in_their_row(isas: list[str]) -> None:
 
 def test_threads_do_not_change_a_bit(isas: list[str]) -> None:
     tensors, (codes, scale, bias) = lut4_tensors(640, 1024, 4), int8_tensors(640, 1024)
+    fine = lut4_tensors(640, 1024, 4, 16)
     x, threads = torch.randn(70, 1024), torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append(
-                torch.stack(
-                    [lut4(x, tensors), int8(x, codes, scale, bias, None), int8_weight(x, codes, scale, bias)]
-                )
-            )
+            integers = int8(x, codes, scale, bias, None), int8_weight(x, codes, scale, bias)
+            results.append(torch.stack([lut4(x, tensors), lut4(x, fine), *integers]))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_scales_of_another_number_of_columns_are_refused(isas: list[str]) -> None:
+    codes, table, scale, row_scale = lut4_tensors(32, 128, 4, 32)
+    with pytest.raises(ValueError, match="4 scales for 128 columns of 4 bits"):
+        native.pack_lut4(codes, table, scale, row_scale)
+    codes, table, scale, row_scale = lut4_tensors(32, 128, 3, 16)
+    with pytest.raises(ValueError, match="8 scales for 128 columns of 3 bits"):
+        native.pack_lut4(codes, table, scale, row_scale)
+    packed = native.pack_lut4(*lut4_tensors(32, 128, 4))
+    wrong = packed[0], torch.cat([packed[1]] * 2, 1), *packed[2:]
+    with pytest.raises(RuntimeError, match="expected 2 or 8 scales of a block"):
+        torch.ops.infer.linear_lut4_packed(torch.randn(1, 128), *wrong, None, 32)
 
 
 def twins_for_arm(compiler: str, source: Path, program: Path) -> None:

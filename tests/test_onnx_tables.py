@@ -59,9 +59,11 @@ def test_int4_is_one_node_that_computes_with_the_codes(tmp_path: Path, columns: 
     assert nodes == {"MatMulNBits": 1, "Add": 1} or nodes == {"MatMulNBits": 1}
 
 
-@pytest.mark.parametrize(("bits", "count"), [(2, 1), (3, 3), (4, 1), (4, 3), (6, 3)])
-def test_other_tables_have_two_forms(tmp_path: Path, bits: int, count: int) -> None:
-    layers, x = nn.Sequential(Lut(128, 80, bits, count)), torch.randn(5, 128)
+@pytest.mark.parametrize(
+    ("bits", "count", "group"), [(2, 1, 64), (3, 3, 64), (4, 1, 64), (4, 3, 64), (6, 3, 64), (4, 1, 16)]
+)
+def test_other_tables_have_two_forms(tmp_path: Path, bits: int, count: int, group: int) -> None:
+    layers, x = nn.Sequential(Lut(128, 80, bits, count, group)), torch.randn(5, 128)
     got, want, nodes = run(layers, x, tmp_path / "blocks")
     assert relative_error(got, want) < 0.012
     assert nodes == {"MatMulNBits": 1}
@@ -100,9 +102,17 @@ def test_every_block_product_has_integer_activations(tmp_path: Path) -> None:
     assert levels == [4, 4, 4]
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_rows_of_an_int4_embedding_are_exact(tmp_path: Path, dtype: torch.dtype) -> None:
-    layer, ids = Lut(128, 64), torch.tensor([[0, 63, 5], [5, 1, 2]], dtype=dtype)
+def test_int4_with_a_scale_for_each_16_weights_is_one_node(tmp_path: Path) -> None:
+    layer, x = Lut(192, 33, group=16), torch.randn(5, 192)
+    layer.table = torch.tensor([int4.TABLE])
+    got, want, nodes = run(nn.Sequential(layer), x, tmp_path)
+    assert relative_error(got, want) < 0.01
+    assert nodes == {"MatMulNBits": 1}
+
+
+@pytest.mark.parametrize(("dtype", "group"), [(torch.int32, 64), (torch.int64, 64), (torch.int64, 16)])
+def test_rows_of_an_int4_embedding_are_exact(tmp_path: Path, dtype: torch.dtype, group: int) -> None:
+    layer, ids = Lut(128, 64, group=group), torch.tensor([[0, 63, 5], [5, 1, 2]], dtype=dtype)
     layer.table = torch.tensor([int4.TABLE])
     path, made = (
         tmp_path / "model.onnx",

@@ -24,12 +24,13 @@ QUANTS = [
     "int8:weight",
     "int8:static",
     "nf4",
+    "nf4:16",
     "cluster:2",
     "cluster:3",
     "cluster:4",
     "cluster:6",
 ]
-AS_CLUSTER_3 = {"cluster:2", "cluster:4"}
+COMPILED_AS = {"cluster:2": "cluster:3", "cluster:4": "cluster:3", "nf4:16": "nf4"}
 MEETS_NO_PROMISE = {"cluster:2", "cluster:3"}  # the gate decides; a refusal must name the figure
 
 
@@ -61,8 +62,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
     original: Original, backend: str, quant: str
 ) -> None:
-    if backend == "inductor" and quant in AS_CLUSTER_3:
-        pytest.skip("compiled to the calls of cluster:3, with other numbers in the same tables")
+    if backend == "inductor" and quant in COMPILED_AS:
+        pytest.skip(f"compiled to the calls of {COMPILED_AS[quant]}, with other numbers in the same tables")
     if reason := plugins.why_not("backends", backend):
         pytest.skip(f"{backend}: {reason}")
     street = original.street

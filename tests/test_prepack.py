@@ -36,9 +36,9 @@ class Packed(nn.Module):
         return self._linear(x, tensors, self.bias)
 
 
-def nf4_layer(rows: int, columns: int, bias: bool = False) -> Packed:
-    weight = torch.randn(rows, columns)
-    return Packed(nf4.quantize(weight, None, PLAN), nf4.linear, torch.randn(rows) if bias else None)
+def nf4_layer(rows: int, columns: int, bias: bool = False, quant: str = "nf4") -> Packed:
+    tensors = nf4.quantize(torch.randn(rows, columns), None, PLAN.with_(quant=quant))
+    return Packed(tensors, nf4.linear, torch.randn(rows) if bias else None)
 
 
 def int8_layer(rows: int, columns: int, bias: bool = False) -> Packed:
@@ -58,10 +58,11 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("quant", ["nf4", "nf4:16"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (16, 64), (33, 192), (100, 128)])
-def test_nf4_layers_compute_what_the_twin_does(rows: int, columns: int, bias: bool) -> None:
-    layer, x = nf4_layer(rows, columns, bias), torch.randn(5, columns)
+def test_nf4_layers_compute_what_the_twin_does(rows: int, columns: int, bias: bool, quant: str) -> None:
+    layer, x = nf4_layer(rows, columns, bias, quant), torch.randn(5, columns)
     program = prepack.packed(exported(layer, x))
     assert targets(program) == ["infer.linear_lut4_packed.default"]
     tensors = [getattr(layer, name) for name in ("codes", "table", "scale", "row_scale")]
@@ -107,6 +108,15 @@ def test_layers_with_the_same_input_become_one_call(make: Any) -> None:
         for got, expected in zip(program.module()(x), model(x), strict=True):
             assert got.shape == expected.shape
             assert relative(got, expected) < 0.03
+
+
+def test_groups_of_64_and_of_16_do_not_become_one_call() -> None:
+    model, x = Siblings(nf4_layer), torch.randn(2, 7, 64)
+    model.k = nf4_layer(24, 64, quant="nf4:16")
+    program = prepack.packed(exported(model, x))
+    assert sum("packed" in target for target in targets(program)) == 3
+    for got, expected in zip(program.module()(x), model(x), strict=True):
+        assert relative(got, expected) < 0.03
 
 
 def test_a_half_precision_graph_keeps_its_dtype() -> None:

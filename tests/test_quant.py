@@ -17,7 +17,10 @@ from infer.quant._calibrate import BINS, LayerStats, calibrate
 from infer.quant._kmeans import optimal_centres
 from infer.spec import Plan
 
-FORMATS = ["int8", "int8:weight", "nf4", "int4", "fp4", "cluster:2", "cluster:3", "cluster", "cluster:6"]
+FORMATS = [
+    *("int8", "int8:weight", "nf4", "nf4:16", "int4", "fp4"),
+    *("cluster:2", "cluster:3", "cluster", "cluster:6"),
+]
 TABLES = ["nf4", "int4", "fp4"]
 
 
@@ -63,6 +66,16 @@ def test_nf4_scale_search_beats_absmax_by_five_percent(make) -> None:
     assert error("nf4", weight) < 0.95 * usual
 
 
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("make", [gaussian, student])
+def test_a_scale_for_each_16_weights_takes_a_seventh_off_the_error(name: str, make) -> None:
+    weight = make()
+    assert error(f"{name}:16", weight) < 6 / 7 * error(name, weight)
+    tensors = module(name).quantize(weight, None, plan(f"{name}:16"))
+    assert tensors["scale"].shape == (64, 512 // 16)
+    assert tensors["codes"].shape == (64, 512 // 2)
+
+
 def test_nf4_scale_search_is_within_half_a_percent_of_trying_every_int8_scale() -> None:
     weight = gaussian(8, 256)
     tensors = nf4.quantize(weight, None, plan("nf4"))
@@ -88,7 +101,7 @@ def test_nf4_uses_negative_scales_and_keeps_zero_exact() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1e30])
-@pytest.mark.parametrize("name", ["int8", "nf4", "int4", "fp4", "cluster:3"])
+@pytest.mark.parametrize("name", ["int8", "nf4", "nf4:16", "int4", "fp4", "cluster:3"])
 def test_the_error_does_not_depend_on_magnitude(name: str, magnitude: float) -> None:
     weight = gaussian(64, 128)
     scaled = module(name).dequantize(module(name).quantize(weight * magnitude, None, plan(name))).double()
@@ -102,6 +115,9 @@ def test_bits_per_weight() -> None:
         "nf4": 4.3,
         "int4": 4.3,
         "fp4": 4.3,
+        "nf4:16": 4.67,
+        "int4:16": 4.67,
+        "fp4:16": 4.67,
         "cluster": 4.55,
         "cluster:2": 2.35,
         "cluster:3": 3.4,
@@ -181,7 +197,7 @@ def test_clustering_of_few_values_finds_them() -> None:
     assert error("cluster:2", weight) < 0.01
 
 
-@pytest.mark.parametrize("name", ["int8", "nf4", "int4", "fp4", "cluster:2", "cluster:3"])
+@pytest.mark.parametrize("name", ["int8", "nf4", "nf4:16", "int4", "fp4", "cluster:2", "cluster:3"])
 @pytest.mark.parametrize("rows", [1, 3, 63, 65, 100])
 def test_blocks_of_rows_equal_the_whole(name: str, rows: int) -> None:
     weight, way = gaussian(rows, 128), module(name)
@@ -244,7 +260,7 @@ def test_calibration_names_the_layer_that_sees_nan_and_wants_data() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nf4:8", r"no option of --quant nf4 named '8'"),
+        ("nf4:8", r"no option of --quant nf4 named '8'. Known: 16"),
         (
             "int8:wieght",
             r"no option of --quant int8 named 'wieght'. Known: weight, static. Did you mean weight\?",
@@ -266,6 +282,7 @@ def refusal(layer: nn.Module, name: str) -> str | None:
 def test_nf4_rejects_rows_not_divisible_by_block() -> None:
     assert refusal(nn.Linear(100, 80), "nf4") == "weight has 100 columns; nf4 blocks are 64 wide"
     assert refusal(nn.Linear(100, 80), "cluster") == "weight has 100 columns; cluster blocks are 64 wide"
+    assert refusal(nn.Linear(80, 128), "nf4:16") == "weight has 80 columns; nf4:16 takes them in blocks of 64"
     assert refusal(nn.Linear(128, 80), "nf4") is None
     assert refusal(nn.Linear(100, 80), "int8") is None
 

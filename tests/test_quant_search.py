@@ -18,7 +18,7 @@ from infer.quant._feedback import factor
 from infer.spec import Finding, Plan, TensorSpec
 from infer.street import Street, Watch
 
-FORMATS = ["nf4", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
+FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
 WHY_NOT = native.why_not()
 
 
@@ -48,10 +48,10 @@ def every_isa():
     native.use_isa(before)
 
 
-@pytest.mark.parametrize("entries", [4, 8, 16, 64])
+@pytest.mark.parametrize(("entries", "group"), [(4, 64), (8, 64), (16, 64), (64, 64), (16, 16)])
 @pytest.mark.parametrize(("rows", "columns", "per_rows"), [(1, 64, False), (3, 128, True), (70, 320, True)])
 def test_the_native_search_gives_the_bits_of_the_slow_one(
-    every_isa: list[str], entries: int, rows: int, columns: int, per_rows: bool
+    every_isa: list[str], entries: int, group: int, rows: int, columns: int, per_rows: bool
 ) -> None:
     torch.manual_seed(entries)
     weight = torch.randn(rows, columns) * torch.rand(rows, 1) * 10
@@ -60,11 +60,17 @@ def test_the_native_search_gives_the_bits_of_the_slow_one(
     table /= table.abs().amax(1, keepdim=True)
     for importance in (None, torch.rand(columns) ** 4):
         relative = _scales.relative_importance(importance, columns)
-        want = _scales.fit_slowly(weight, table, relative)
+        want = _scales.fit_slowly(weight, table, relative, group)
         for name in every_isa:
             native.use_isa(name)
-            got = _scales.fit(weight, table, importance)
+            got = _scales.fit(weight, table, importance, group)
             assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), name
+
+
+@pytest.mark.parametrize(("entries", "group"), [(4, 16), (16, 32)])
+def test_the_native_search_refuses_other_groups(every_isa: list[str], entries: int, group: int) -> None:
+    with pytest.raises(ValueError, match=f"groups of {group} with tables of {entries}"):
+        _scales.fit(torch.randn(2, 64), torch.linspace(-1, 1, entries)[None], None, group)
 
 
 def test_without_the_native_library_the_slow_search_serves(monkeypatch) -> None:
@@ -103,7 +109,7 @@ def test_feedback_takes_a_quarter_off_what_a_layer_loses_on_rows_it_has_not_seen
     assert errors[2] < 0.75 * errors[0], errors
 
 
-@pytest.mark.parametrize("name", ["nf4", "cluster", "int8:weight"])
+@pytest.mark.parametrize("name", ["nf4", "nf4:16", "cluster", "int8:weight"])
 def test_feedback_of_blocks_of_rows_equals_that_of_the_whole(name: str) -> None:
     layer, way = nn.Linear(128, 65), module(name)
     stats = calibrate(nn.Sequential(layer), [{"input": correlated(64, 128)}], hessian=True)["0"]

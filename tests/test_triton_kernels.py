@@ -54,15 +54,17 @@ else:
     SHAPES = [(1, 33, 64), (3, 5, 320), (9, 2, 64)]
     INT8_SHAPES = [(1, 1, 1), (2, 9, 200), (7, 70, 63), (17, 33, 33), (130, 3, 128)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Bits of a code, and how many weights share a scale.
+FORMS = [*((bits, 64) for bits in packing.BITS), (4, 16)]
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def lut_weights(rows: int, columns: int, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def lut_weights(rows: int, columns: int, bits: int, group: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tables = -(-rows // packing.TABLE_ROWS) if bits != 4 else 1
     generator = torch.Generator().manual_seed(rows * columns + bits)
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8, generator=generator)
     table = torch.rand(tables, 2**bits, generator=generator).mul(2).sub(1).sort(1).values
-    scale = torch.randint(-127, 128, (rows, columns // 64), dtype=torch.int8, generator=generator)
+    scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8, generator=generator)
     row_scale = torch.rand(rows, generator=generator) + 0.1
     return tuple(t.to(DEVICE) for t in (packing.pack(codes, bits), table, scale, row_scale))
 
@@ -86,11 +88,11 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 @on_device
-@pytest.mark.parametrize("bits", packing.BITS)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_few_rows_have_exact_weights(bits: int, shape: tuple[int, int, int]) -> None:
+def test_few_rows_have_exact_weights(bits: int, group: int, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
-    weights, dtype = lut_weights(n, k, bits), DTYPES[m % 3]
+    weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
     want = reference("linear_lut", x.float(), *weights, bias)
     assert_near(lut_rows.linear(x, *weights, bias), want, CLOSE[dtype])
@@ -99,13 +101,13 @@ def test_few_rows_have_exact_weights(bits: int, shape: tuple[int, int, int]) -> 
 
 
 @on_device
-@pytest.mark.parametrize("bits", packing.BITS)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("shape", SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)], ids=str)
-def test_tiles_round_the_table_only(bits: int, shape: tuple[int, int, int]) -> None:
+def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     # The interpreter multiplies the bits of bfloat16, not its values.
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
-        weights = lut_weights(n, k, bits)
+        weights = lut_weights(n, k, bits, group)
         x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
         rounded = (weights[0], weights[1].to(dtype).float(), *weights[2:])
         want = reference("linear_lut", x.float(), *rounded, bias)
@@ -131,9 +133,9 @@ def test_int8_activations_give_the_numbers_of_the_cpu(
 
 
 @on_device
-@pytest.mark.parametrize("bits", packing.BITS)
-def test_decode_and_embedding_equal_the_reference(bits: int) -> None:
-    weights = lut_weights(70, 320, bits)
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_decode_and_embedding_equal_the_reference(bits: int, group: int) -> None:
+    weights = lut_weights(70, 320, bits, group)
     want = reference("embedding_lut", torch.arange(70), *weights)
     torch.testing.assert_close(lut_decode.decode(*weights, torch.float32), want, rtol=1e-6, atol=1e-7)
     assert_near(lut_decode.decode(*weights, torch.float16), want, 1e-3)
@@ -286,6 +288,8 @@ def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[
     assert rows.count("prmt.b32") >= 96
     assert rows.count("dp4a") >= 32
     assert "atom" not in quantize + rows
+    with pytest.raises(ValueError, match="only groups of 64"):
+        lut4_int8.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16))
 
 
 @on_host
@@ -301,6 +305,7 @@ def test_int8_rows_use_dot_products_of_four(captured: list[tuple]) -> None:
 def test_tiles_use_the_tensor_cores(captured: list[tuple], capability: int, instruction: str) -> None:
     x = torch.empty(64, 512, dtype=torch.bfloat16)
     lut_tiles.linear(x, *lut_weights(64, 512, 4), split=1)
+    lut_tiles.linear(x, *lut_weights(64, 512, 4, 16), split=1)
     int8_tiles.products(x.to(torch.int8), torch.zeros(64, 512, dtype=torch.int8), split=1)
     assert all(instruction in text for text in assembly(captured, capability))
 
@@ -314,8 +319,8 @@ def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
     int8.linear_int8(torch.randn(m, codes.shape[1]), codes, scale, bias)
     int8.linear_int8_weight(torch.randn(m, codes.shape[1]).bfloat16(), codes, scale)
     int8_rows.linear(torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8), split=1)
-    for bits in (3, 4):
-        weights = lut_weights(n, k, bits)
+    for bits, group in ((3, 64), (4, 16), (4, 64)):
+        weights = lut_weights(n, k, bits, group)
         lut_rows.linear(x.half(), *weights, bias, split=2)
         lut_tiles.linear(x.half(), *weights, bias)
         lut_decode.decode(*weights, torch.bfloat16)

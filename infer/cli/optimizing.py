@@ -19,7 +19,10 @@ def optimize(
     ] = None,
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, ort, trt")] = "auto",
     quant: Annotated[
-        str, typer.Option(help="none, int8[:weight|:static], nf4, int4, fp4, fp8, cluster[:2|:3|:4|:6]")
+        str,
+        typer.Option(
+            help="none, int8[:weight|:static], nf4[:16], int4[:16], fp4[:16], fp8, cluster[:2|:3|:4|:6]"
+        ),
     ] = "none",
     bits: Annotated[
         float | None,

@@ -14,7 +14,8 @@ from .chain_match import is_call
 from .chain_values import BATCH, COLUMNS, HEADS, ROW, TEAM, TOKENS, Value, View, Views, outside
 
 aten, own = torch.ops.aten, torch.ops.infer
-_LINEAR = {"linear_lut4_packed": 0, "linear_int8_packed": 1, "linear_int8_weight_packed": 2}
+_LUT, _FINE_LUT = 0, 3
+_LINEAR = {"linear_lut4_packed": _LUT, "linear_int8_packed": 1, "linear_int8_weight_packed": 2}
 _ACTIVATIONS = {
     aten.silu.default: 0,
     aten.relu.default: 3,
@@ -94,6 +95,9 @@ class Reader:
         operands = [a for a in node.args[1:] if not isinstance(a, int)]
         bias = operands.pop()
         weights = [*operands, *[None] * (4 - len(operands))]
+        if kind == _LUT:
+            codes, scale = (operand.meta["val"] for operand in operands[:2])
+            kind = _LUT if scale.shape[1] == codes.shape[1] else _FINE_LUT
         made = self._made(node, x, TEAM, sizes[0])
         made.value.direct = True
         return Operation("linear", [x], made, [kind, sizes[0], x.width], [*weights, bias])

@@ -1,7 +1,8 @@
 """Linear layers whose weight is packed indices into a table: nf4 (one table), cluster (a table for 32 rows).
 
 `linear_lut(x, codes, table, scale, row_scale, bias)`; the tensors are those of `packing.py`. x is [..., K] of
-any float dtype and the result has it. Codes of 2, 3, 4 and 6 bits, known from the table's width.
+any float dtype and the result has it. Codes of 2, 3, 4 and 6 bits, known from the table's width; a scale for each 64
+or 16 columns, known from their number.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._library import define
-from .packing import GROUP, TABLE_ROWS, columns_of, decode, tables_of_rows, unpack_arithmetic
+from .packing import TABLE_ROWS, columns_of, decode, group_of, tables_of_rows, unpack_arithmetic
 
 # A large weight (the output layer of a language model) is decoded in pieces of this many weights.
 BLOCK = 1 << 24
@@ -55,9 +56,7 @@ def _shape(
 ) -> Tensor:
     columns = columns_of(codes, table)
     torch._check(x.shape[-1] == columns, lambda: f"x has {x.shape[-1]} columns, codes {columns}")
-    torch._check(
-        scale.shape[1] * GROUP == columns, lambda: f"{scale.shape[1]} groups of {GROUP}, {columns} columns"
-    )
+    group_of(codes, table, scale)
     return x.new_empty((*x.shape[:-1], codes.shape[0]))
 
 

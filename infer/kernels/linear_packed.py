@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._library import declare
 from .linear_int8 import LEVELS, TINY, exact_matmul, to_grid
-from .packing import GROUP, TABLE_ROWS, bits_of, unpack
+from .packing import GROUP, TABLE_ROWS, bits_of, group_of, unpack
 
 
 def rounded_table(table: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,8 @@ def lut4_twin(
 ) -> Tensor:
     """What `linear_lut4_packed` computes, from the portable tensors of `packing.py`: x [..., K] → [..., N].
 
-    Tables are rounded to int8 and so is each group of 64 columns of x; the integer sums are exact.
+    Tables are rounded to int8 and so is each group of 64 columns of x, whatever the groups of the weight; the integer
+    sums are exact.
     """
     rows = x.float().reshape(-1, x.shape[-1])
     index = unpack(codes, bits_of(table)).long()
@@ -51,9 +52,11 @@ def lut4_twin(
     )
     weight = rounded[owner[:, None], index]
     total = rows.new_zeros((rows.shape[0], codes.shape[0]))
+    steps = (rows.reshape(len(rows), -1, GROUP).abs().amax(2) / LEVELS).clamp_min(TINY)
+    size = group_of(codes, table, scale)
     for g in range(scale.shape[1]):
-        columns = slice(g * GROUP, (g + 1) * GROUP)
-        step = (rows[:, columns].abs().amax(1, keepdim=True) / LEVELS).clamp_min(TINY)
+        columns = slice(g * size, (g + 1) * size)
+        step = steps[:, g * size // GROUP, None]
         sums = exact_matmul(to_grid(rows[:, columns], step), weight[:, columns])
         total += sums * (scale[:, g].float() * step)
     y = total * (row_scale.float() * factor[owner] / LEVELS**2)

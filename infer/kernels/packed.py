@@ -16,7 +16,7 @@ from . import native
 from .conv_packing import ConvPacking, pack_conv
 from .linear_int8 import row_step, to_grid
 from .linear_lut import row_blocks
-from .packing import columns_of, decode, tables_of_rows
+from .packing import GROUP, columns_of, decode, tables_of_rows
 
 LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
 PARTS = {
@@ -38,6 +38,7 @@ class Layer(msgspec.Struct, frozen=True):
     row_scale: str | None = None
     x_scale: str | None = None
     bias: str | None = None
+    group: int = GROUP  # columns that share a scale of a table
 
 
 class Packing(msgspec.Struct, frozen=True, tag="linear"):

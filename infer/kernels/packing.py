@@ -7,9 +7,11 @@ shift.
 
     codes      uint8   [N, K * bits / 8]
     table      float32 [T, 2**bits]      T = 1, or one for each `TABLE_ROWS` rows (the last may have fewer)
-    scale      int8    [N, K / GROUP]    signed; `scale / 127 * row_scale` steps a group of 64 weights
+    scale      int8    [N, K / group]    signed; `scale / 127 * row_scale` steps a group of 64 weights, or of 16
     row_scale  float32 [N]
-    weight[n, k] = table[n // TABLE_ROWS, code[n, k]] * scale[n, k // GROUP] / 127 * row_scale[n]
+    weight[n, k] = table[n // TABLE_ROWS, code[n, k]] * scale[n, k // group] / 127 * row_scale[n]
+
+Groups of 16 have codes of 4 bits, in rows that are whole groups of 64: activations are quantized by 64 either way.
 
 The 8-bit scale of scales is the double quantization of QLoRA (Dettmers et al. 2023, section 3), here per row.
 """
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 GROUP = 64
+FINE = 16  # the smaller group
 TABLE_ROWS = 32
 LEVELS = 127
 BITS = (2, 3, 4, 6)
@@ -36,6 +39,15 @@ def bits_of(table: Tensor) -> int:
 def columns_of(codes: Tensor, table: Tensor) -> int:
     """K, the weights of one row."""
     return codes.shape[1] * 8 // bits_of(table)
+
+
+def group_of(codes: Tensor, table: Tensor, scale: Tensor) -> int:
+    """How many weights share a scale: `GROUP` or `FINE`. Raises `ValueError` for any other number."""
+    bits, columns, groups = bits_of(table), columns_of(codes, table), scale.shape[1]
+    for group in (GROUP, FINE) if bits == 4 else (GROUP,):
+        if groups * group == columns and columns % GROUP == 0:
+            return group
+    raise ValueError(f"{groups} scales for {columns} columns of {bits} bits: no groups of {GROUP} or {FINE}")
 
 
 def _unit(bits: int) -> tuple[int, int]:
@@ -111,8 +123,9 @@ def decode(
         index = index + (table_rows * 2**bits)[:, None]
     values = table.float().reshape(-1).index_select(0, index.reshape(-1))
     step = scale.float() * (row_scale.float() / LEVELS)[:, None]
-    grouped = values.reshape(packed.shape[0], scale.shape[1], GROUP) * step[:, :, None]
-    return grouped.reshape(packed.shape[0], scale.shape[1] * GROUP)
+    columns = columns_of(packed, table)
+    grouped = values.reshape(packed.shape[0], scale.shape[1], columns // scale.shape[1]) * step[:, :, None]
+    return grouped.reshape(packed.shape[0], columns)
 
 
 def tables_of_rows(num_rows: int, table: Tensor, start: int = 0) -> Tensor | None:

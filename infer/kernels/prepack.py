@@ -17,7 +17,7 @@ from ..spec import Finding
 from . import chain_build, native
 from .conv_fusion import fusable, fuse_convolutions
 from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack, pack_vectors
-from .packing import GROUP, bits_of, columns_of
+from .packing import GROUP, bits_of, columns_of, group_of
 from .rewriting import Rewriter
 
 _KINDS = {
@@ -91,9 +91,8 @@ class _Rewriter(Rewriter):
             found = self._layer(node)
             if found is not None:
                 kind, layer = found
-                groups.setdefault((kind, node.args[0], layer.columns, self._step(layer)), []).append(
-                    (node, layer)
-                )
+                shared = (kind, node.args[0], layer.columns, layer.group, self._step(layer))
+                groups.setdefault(shared, []).append((node, layer))
         for key, members in groups.items():
             self._replace(str(key[0]), members)
         self._drop_unused()
@@ -118,10 +117,15 @@ class _Rewriter(Rewriter):
         if not names or "" in names.values():
             return None
         codes = self._tensors[names["codes"]]
-        columns = columns_of(codes, self._tensors[names["table"]]) if kind == LUT else codes.shape[1]
-        if kind == LUT and bits_of(self._tensors[names["table"]]) > WIDEST:
-            kind = INT8
-        return kind, Layer(rows=codes.shape[0], columns=columns, **names)
+        parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
+        if kind == LUT:
+            table, scale = self._tensors[names["table"]], self._tensors[names["scale"]]
+            parts["columns"] = columns_of(codes, table)
+            if bits_of(table) > WIDEST:
+                kind = INT8
+            else:
+                parts["group"] = group_of(codes, table, scale)
+        return kind, Layer(**parts)
 
     def _step(self, layer: Layer) -> float | None:
         return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
@@ -159,7 +163,7 @@ class _Rewriter(Rewriter):
 
     def _operands(self, packing: Packing, like: Tensor) -> list[fx.Node]:
         count = sum(native.blocks(layer.rows) for layer in packing.layers)
-        columns = packing.layers[0].columns
+        columns, group = packing.layers[0].columns, packing.layers[0].group
         quads, groups = -(-columns // 4), columns // GROUP
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "scale": ((count, native.ROWS), torch.float32),
@@ -169,7 +173,7 @@ class _Rewriter(Rewriter):
         if packing.kind == LUT:
             shapes = {
                 "codes": ((count, groups, native.ROWS * GROUP // 2), torch.uint8),
-                "scale": ((count, groups, native.ROWS), torch.int8),
+                "scale": ((count, columns // group, native.ROWS), torch.int8),
                 "table": ((count, native.ROWS), torch.int8),
                 "row_scale": ((count, native.ROWS), torch.float32),
             }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..spec import Plan
 
 # Nominal bits. Of formats with equal bits only the one with the least error is a rung.
-RUNGS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "cluster:6": 6.3, "int8": 8.0}
-OTHER_FOUR_BITS = 4.3
+RUNGS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "nf4:16": 4.6, "cluster:6": 6.3, "int8": 8.0}
+OTHER_FOUR_BITS = {"": 4.3, "4": 4.3, "16": 4.65}  # by the option that follows the name
 
 
 def smallest(bits: float | None) -> str:
@@ -18,7 +18,7 @@ def ladder(plan: Plan) -> list[str]:
     """`plan.quant` and what is larger, in order of bits; float, always the last, is not in it."""
     if plan.quant_name in ("int8", "fp8"):
         return [plan.quant]
-    bits = RUNGS.get(plan.quant, OTHER_FOUR_BITS)
+    bits = RUNGS[plan.quant] if plan.quant in RUNGS else OTHER_FOUR_BITS[plan.quant_option]
     return [plan.quant, *(name for name, more in RUNGS.items() if more > bits)]
 
 

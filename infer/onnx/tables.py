@@ -7,9 +7,10 @@
 
 Rows of a uniform embedding are decoded by GatherBlockQuantized; other embeddings are torch operators by then.
 
-Both kinds of MatMulNBits have blocks of 64 weights and accuracy_level 4: activations in int8 for each block, exact
-integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4 decodes the whole weight at every call.) What
-is computed from initialisers alone, ONNX Runtime computes once, when it creates the session.
+Both kinds of MatMulNBits have blocks of 64 weights, or of 16 where those share a scale, and accuracy_level 4:
+activations in int8 for each block, exact integer sums. (Without the level, 8 bits are 80 times slower; MatMulBnb4
+decodes the whole weight at every call.) What is computed from initialisers alone, ONNX Runtime computes once, when it
+creates the session.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from ..errors import NotUsableError
 from ..kernels.linear_packed import rounded_table
-from ..kernels.packing import GROUP, LEVELS, TABLE_ROWS, bits_of
+from ..kernels.packing import LEVELS, TABLE_ROWS, bits_of
 from .emit import Emit, data
 from .operands import Target, add_bias, as_float, inputs
 
@@ -42,10 +43,11 @@ def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]
     x, restore = as_float(emit, x, target)
     numbers = data(table, emit.node).astype(np.float32)
     rows, groups = data(scale, emit.node).shape
-    size = {"K": groups * GROUP, "N": rows, "block_size": GROUP, "accuracy_level": 4}
+    group = _columns(emit, codes, numbers) // groups
+    size = {"K": groups * group, "N": rows, "block_size": group, "accuracy_level": 4}
     step = uniform_step(numbers)
     if step is not None:
-        blocks = emit("Reshape", codes, _shape(emit, 0, groups, GROUP // 2))
+        blocks = emit("Reshape", codes, _shape(emit, 0, groups, group // 2))
         steps = _steps(emit, scale, row_scale, np.full(rows, step / LEVELS))
         y, taken = emit("MatMulNBits", x, blocks, steps, domain=MICROSOFT, bits=4, **size), UNIFORM
     elif weights == "blocks":
@@ -53,7 +55,7 @@ def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]
         entries = emit.constant(f"{table.name}/uint8", (rounded.numpy() + np.int16(128)).astype(np.uint8))
         index = _index(emit, codes, bits_of(torch.from_numpy(numbers)), _first_entries(numbers, rows))
         values = emit("Gather", emit("Reshape", entries, _shape(emit, -1)), index, axis=0)
-        blocks = emit("Reshape", values, _shape(emit, 0, groups, GROUP))
+        blocks = emit("Reshape", values, _shape(emit, 0, groups, group))
         own = factor.numpy()[_table_of(numbers, rows)] / LEVELS**2
         steps = _steps(emit, scale, row_scale, own)
         y, taken = emit("MatMulNBits", x, blocks, steps, domain=MICROSOFT, bits=8, **size), BLOCKS
@@ -67,11 +69,13 @@ def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     import onnx_ir as ir
 
     ids, codes, table, scale, row_scale = inputs(emit, 5)
-    step = uniform_step(data(table, emit.node).astype(np.float32))
+    numbers = data(table, emit.node).astype(np.float32)
+    step = uniform_step(numbers)
     if step is None:
         raise NotUsableError("ONNX Runtime has no operator for rows of this table", where=emit.prefix)
     steps = _steps(emit, scale, row_scale, np.full(data(row_scale, emit.node).shape[0], step / LEVELS))
-    shape = {"bits": 4, "block_size": GROUP, "quantize_axis": 1, "gather_axis": 0}
+    group = _columns(emit, codes, numbers) // data(scale, emit.node).shape[1]
+    shape = {"bits": 4, "block_size": group, "quantize_axis": 1, "gather_axis": 0}
     rows = emit("GatherBlockQuantized", codes, ids, steps, domain=MICROSOFT, **shape)
     dtype = emit.node.outputs[0].dtype
     if dtype not in (None, ir.DataType.FLOAT):
@@ -94,6 +98,11 @@ def uniform_step(table: np.ndarray) -> float | None:
     return step if step > 0 and uniform else None
 
 
+def _columns(emit: Emit, codes: ir.Value, table: np.ndarray) -> int:
+    """K, from packed codes uint8 [N, K * bits / 8]."""
+    return int(data(codes, emit.node).shape[1] * 8 // bits_of(torch.from_numpy(table)))
+
+
 def _table_of(table: np.ndarray, rows: int) -> np.ndarray:
     """Which table each row uses: int32 [N]."""
     owners = np.arange(rows, dtype=np.int32) // TABLE_ROWS
@@ -106,7 +115,7 @@ def _first_entries(table: np.ndarray, rows: int) -> np.ndarray | None:
 
 
 def _steps(emit: Emit, scale: ir.Value, row_scale: ir.Value, factor: np.ndarray) -> ir.Value:
-    """`scale * row_scale * factor` float32 [N, K / 64], int8 and two vectors in the file."""
+    """`scale * row_scale * factor` float32 [N, K / group], int8 and two vectors in the file."""
     rows = data(row_scale, emit.node).astype(np.float64) * factor
     name = f"{row_scale.name}/{emit.prefix}/steps"
     return emit("Mul", emit("Cast", scale, to=1), emit.constant(name, rows.astype(np.float32)[:, None]))
@@ -115,12 +124,15 @@ def _steps(emit: Emit, scale: ir.Value, row_scale: ir.Value, factor: np.ndarray)
 def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_scale: ir.Value) -> ir.Value:
     """The weight, float32 [K, N]."""
     rows, groups = data(scale, emit.node).shape
+    columns = _columns(emit, codes, table)
     entries = emit.constant(f"{emit.weight_name}/entries", table.reshape(-1))
     index = _index(emit, codes, bits_of(torch.from_numpy(table)), _first_entries(table, rows))
-    grouped = emit("Reshape", emit("Gather", entries, index, axis=0), _shape(emit, 0, groups, GROUP))
+    grouped = emit(
+        "Reshape", emit("Gather", entries, index, axis=0), _shape(emit, 0, groups, columns // groups)
+    )
     steps = _steps(emit, scale, row_scale, np.full(rows, 1 / LEVELS))
     whole = emit("Mul", grouped, emit("Unsqueeze", steps, _shape(emit, -1)))
-    return emit("Transpose", emit("Reshape", whole, _shape(emit, 0, groups * GROUP)), perm=[1, 0])
+    return emit("Transpose", emit("Reshape", whole, _shape(emit, 0, columns)), perm=[1, 0])
 
 
 def _shape(emit: Emit, *sizes: int) -> ir.Value:

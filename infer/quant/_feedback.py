@@ -1,7 +1,7 @@
 """Error feedback: what rounding a column loses is put right in the columns that are not rounded yet.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) for any table: columns in order, their errors spread by the Cholesky
-factor of the inverse Hessian `x.T @ x`, in groups of 64 whose scale is searched when their turn comes. Where the whole
+factor of the inverse Hessian `x.T @ x`, in groups whose scale is searched when their turn comes. Where the whole
 Hessian has no room it is block-diagonal, and errors stay in their block.
 """
 
@@ -45,41 +45,48 @@ def factor(start: int, hessian: Tensor) -> Factor:
 
 
 Round = Callable[[int, Tensor], Tensor]  # column, its values now [R] → what they are rounded to
-Begin = Callable[[int, Tensor], None]  # first column of a group, its values now [R, ≤ 64]
+Begin = Callable[[int, Tensor], None]  # first column of a group, its values now [R, ≤ group]
 
 
-def feed_back(weight: Tensor, factors: Sequence[Factor], begin: Begin, rounded: Round) -> None:
+def feed_back(
+    weight: Tensor, factors: Sequence[Factor], begin: Begin, rounded: Round, group: int = GROUP
+) -> None:
     """Round the columns of float32 [R, K] in order, each after the errors of those before it."""
     left = weight.t().contiguous()
     for part in factors:
         for start in range(part.start, part.stop, GROUP):
             stop = min(start + GROUP, part.stop)
-            begin(start, left[start:stop].t())
             upper = part.upper[start - part.start : stop - part.start, start - part.start :]
             errors = torch.empty((stop - start, len(weight)))
             for i in range(stop - start):
+                if i % group == 0:
+                    begin(start + i, left[start + i : min(start + i + group, stop)].t())
                 errors[i] = (left[start + i] - rounded(start + i, left[start + i])) / upper[i, i]
                 left[start + i + 1 : stop] -= upper[i, i + 1 : stop - start, None] * errors[i]
             left[stop : part.stop] -= upper[:, stop - start :].t() @ errors
 
 
 def fit_with_feedback(
-    weight: Tensor, table: Tensor, importance: Tensor | None, factors: Sequence[Factor]
+    weight: Tensor,
+    table: Tensor,
+    importance: Tensor | None,
+    factors: Sequence[Factor],
+    group: int = GROUP,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_scales.fit`: codes uint8 [R, K], scale int8 [R, K/64], row_scale float32 [R]."""
-    row_scale = fit(weight, table, importance)[2] * HEADROOM
+    """As `_scales.fit`: codes uint8 [R, K], scale int8 [R, K/group], row_scale float32 [R]."""
+    row_scale = fit(weight, table, importance, group)[2] * HEADROOM
     per_level = row_scale / LEVELS
     divisor = torch.where(per_level > 0, per_level, 1)
     codes = torch.empty(weight.shape, dtype=torch.uint8)
-    scale = torch.zeros((weight.shape[0], weight.shape[1] // GROUP), dtype=torch.int8)
+    scale = torch.zeros((weight.shape[0], weight.shape[1] // group), dtype=torch.int8)
     step = torch.ones(len(weight))
 
     def begin(start: int, values: Tensor) -> None:
         nonlocal step
-        part = None if importance is None else importance[start : start + GROUP]
-        _, sign, size = fit(values.contiguous(), table, part)
+        part = None if importance is None else importance[start : start + group]
+        _, sign, size = fit(values.contiguous(), table, part, group)
         level = (sign[:, 0] * (size / LEVELS) / divisor).round().clamp(-LEVELS, LEVELS)
-        scale[:, start // GROUP] = level.to(torch.int8)
+        scale[:, start // group] = level.to(torch.int8)
         step = level * per_level
 
     def rounded(column: int, values: Tensor) -> Tensor:
@@ -87,7 +94,7 @@ def fit_with_feedback(
         codes[:, column] = found[:, 0].to(torch.uint8)
         return table_values(found, table)[:, 0] * step
 
-    feed_back(weight, factors, begin, rounded)
+    feed_back(weight, factors, begin, rounded, group)
     return codes, scale, row_scale
 
 

@@ -53,4 +53,5 @@ def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
 
 
 def _not_whole(columns: int, name: str, group: int) -> str:
-    return f"weight has {columns} columns; {name} blocks are {group} wide"
+    wide = f"takes them in blocks of {group}" if ":" in name else f"blocks are {group} wide"
+    return f"weight has {columns} columns; {name} {wide}"

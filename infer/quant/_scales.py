@@ -1,7 +1,7 @@
-"""Scales and codes of a table format: for each 64 weights the signed scale of least squared error.
+"""Scales and codes of a table format: for each group of weights the signed scale of least squared error.
 
 Taking the absolute maximum as scale is not the best: a smaller scale that clips one weight, or a negative one
-that turns an asymmetric table round, often fits the other 63 better. Each of `FACTORS` with both signs gives codes;
+that turns an asymmetric table round, often fits the others better. Each of `FACTORS` with both signs gives codes;
 the best scale for given codes is least squares, and the codes whose scale leaves the smallest error win. That scale
 goes to int8, where it competes exactly with its neighbours. The native routine and `fit_slowly` give equal bits: both
 add in the order of the weights.
@@ -23,16 +23,18 @@ LEAST_IMPORTANCE = 1e-4
 PIECE = 1 << 16
 
 
-def fit(weight: Tensor, table: Tensor, importance: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 [R, K], tables [T, C] ascending in ±1 → codes uint8 [R, K], scale int8 [R, K/64], row_scale [R].
+def fit(
+    weight: Tensor, table: Tensor, importance: Tensor | None, group: int = GROUP
+) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 [R, K], tables [T, C] ascending in ±1 → codes uint8 [R, K], scale int8 [R, K/group], row_scale [R].
 
     `importance` [K], the mean square of each input column, weighs the errors. Rows are independent; T is 1, or one
     table for each `TABLE_ROWS` rows.
     """
     weights = relative_importance(importance, weight.shape[1])
     if native.why_not() is None:
-        return native.fit(weight, table, midpoints(table), weights, inverse_shares())
-    return fit_slowly(weight, table, weights)
+        return native.fit(weight, table, midpoints(table), weights, inverse_shares(), group)
+    return fit_slowly(weight, table, weights, group)
 
 
 def relative_importance(importance: Tensor | None, columns: int) -> Tensor:
@@ -52,20 +54,23 @@ def midpoints(table: Tensor) -> Tensor:
     return ((table[:, 1:] + table[:, :-1]) / 2).contiguous()
 
 
-def fit_slowly(weight: Tensor, table: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fit_slowly(
+    weight: Tensor, table: Tensor, weights: Tensor, group: int = GROUP
+) -> tuple[Tensor, Tensor, Tensor]:
     """`fit` in plain torch; `weights` [K] are relative."""
     rows = max(PIECE // weight.shape[1] // TABLE_ROWS, 1) * TABLE_ROWS
     parts = []
     for start in range(0, weight.shape[0], rows):
         stop = min(start + rows, weight.shape[0])
         tables = table if table.shape[0] == 1 else table[start // TABLE_ROWS : -(-stop // TABLE_ROWS)]
-        parts.append(_fit_piece(weight[start:stop], tables, weights.reshape(1, -1, GROUP)))
+        parts.append(_fit_piece(weight[start:stop], tables, weights.reshape(1, -1, group)))
     codes, scale, row_scale = (torch.cat(part) for part in zip(*parts, strict=True))
     return codes, scale, row_scale
 
 
 def _fit_piece(weight: Tensor, table: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    grouped = weight.reshape(weight.shape[0], -1, GROUP)
+    """`weights` [1, groups, size of a group]."""
+    grouped = weight.reshape(weight.shape[0], *weights.shape[1:])
     largest = grouped.abs().amax(-1)
     divisor = torch.where(largest > 0, largest, 1)
     unit = grouped / divisor[..., None]
@@ -100,7 +105,7 @@ def _best_share(unit: Tensor, table: Tensor, weights: Tensor) -> Tensor:
     """The signed share of the largest magnitude that fits best, before int8: [R, G]."""
     inverses = inverse_shares()
     along = square = unit.new_zeros((*unit.shape[:2], len(inverses)))
-    for i in range(GROUP):
+    for i in range(unit.shape[-1]):
         value = unit[..., i, None]
         fitted = table_values(nearest_codes(value * inverses, table), table)
         weighted = weights[..., i, None] * fitted
@@ -121,7 +126,7 @@ def _best_level(unit: Tensor, start: Tensor, level: Tensor, table: Tensor, weigh
     scales = (start[..., None] + steps).clamp(-LEVELS, LEVELS)
     sizes = scales * level[..., None]
     error = torch.zeros_like(sizes)
-    for i in range(GROUP):
+    for i in range(unit.shape[-1]):
         value = unit[..., i, None]
         fitted = table_values(nearest_codes(_divide(value, sizes), table), table)
         missed = value - fitted * sizes

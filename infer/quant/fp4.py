@@ -1,7 +1,8 @@
-"""fp4: 4-bit floats of two exponent bits and one of mantissa (e2m1), blocks of 64.
+"""fp4: 4-bit floats of two exponent bits and one of mantissa (e2m1), blocks of 64 or 16.
 
 The values are those of the OCP Microscaling formats (version 1.0, section 5.3.3): ±0, 0.5, 1, 1.5, 2, 3, 4 and 6, here
-over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits and 32/K per weight.
+over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits and 32/K per weight;
+`fp4:16`, with a scale for each 16, 4.5 and 32/K.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from ..kernels.packing import GROUP
 from ..spec import Plan
 from . import Stats
-from ._lut import dequantize, embedding, linear, quantize_with
+from ._lut import OPTIONS, dequantize, embedding, linear, quantize_with
 from ._refusals import refuses_table_format
 
-OPTIONS = ("",)
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED = frozenset({"table"})
@@ -27,12 +27,12 @@ def missing() -> str | None:
 
 
 def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    return refuses_table_format(layer, "fp4", GROUP)
+    return refuses_table_format(layer, plan.quant, GROUP)
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/64], row_scale float32 [N]."""
-    return quantize_with(weight, TABLE, stats)
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    return quantize_with(weight, TABLE, stats, plan)
 
 
-__all__ = ["TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
+__all__ = ["OPTIONS", "TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

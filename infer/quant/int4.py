@@ -1,7 +1,7 @@
-"""int4: 4-bit codes on a uniform grid, -8 to 7 eighths of a signed scale, blocks of 64.
+"""int4: 4-bit codes on a uniform grid, -8 to 7 eighths of a signed scale, blocks of 64 or 16.
 
 Code c stands for `(c - 8) / 8 * scale`. A negative scale gives the longer side of the grid to the positive weights.
-4.125 bits and 32/K per weight.
+4.125 bits and 32/K per weight; `int4:16`, with a scale for each 16, 4.5 and 32/K.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ..kernels.packing import GROUP
 from ..spec import Plan
 from . import Stats
-from ._lut import dequantize, embedding, linear, quantize_with
+from ._lut import OPTIONS, dequantize, embedding, linear, quantize_with
 from ._refusals import refuses_table_format
 
-OPTIONS = ("",)
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED = frozenset({"table"})
@@ -26,12 +25,12 @@ def missing() -> str | None:
 
 
 def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    return refuses_table_format(layer, "int4", GROUP)
+    return refuses_table_format(layer, plan.quant, GROUP)
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/64], row_scale float32 [N]."""
-    return quantize_with(weight, TABLE, stats)
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    return quantize_with(weight, TABLE, stats, plan)
 
 
-__all__ = ["TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
+__all__ = ["OPTIONS", "TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

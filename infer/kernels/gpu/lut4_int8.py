@@ -142,6 +142,8 @@ def linear(
 ) -> Tensor:
     """x [M, K] float, 4-bit codes and scales of `packing.py`, table and row scales of `pack` → [M, N] in x's dtype."""
     num_rows, num_out, num_words = x.shape[0], codes.shape[0], codes.shape[1] // 4
+    if scale.shape[1] * GROUP != x.shape[1]:
+        raise ValueError(f"{scale.shape[1]} scales for {x.shape[1]} columns: only groups of {GROUP} here")
     q, step = quantize_groups(x, GROUP)
     block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MOST_ROWS)
     block_out = 2 if block_rows == MOST_ROWS else 4

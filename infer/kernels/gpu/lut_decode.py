@@ -11,13 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of
+from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
 from .launch import cdiv, launch
 
-GROUP_ = tl.constexpr(GROUP)
 LEVELS_ = tl.constexpr(LEVELS)
 _ROWS = 16
-_GROUPS = 4
+_GROUPS = 4  # of 64 weights
 
 
 @triton.jit
@@ -30,12 +29,13 @@ def tile(
     BITS: tl.constexpr,
     BN: tl.constexpr,
     GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Codes int32 [BN, GROUPS, 64] and group scales float32 [BN, GROUPS, 1], 0 past the last group."""
+    """Codes int32 [BN, GROUPS, GROUP] and group scales float32 [BN, GROUPS, 1], 0 past the last group."""
     # The smallest run of whole bytes that holds whole codes: 1 or 3 bytes of CODES codes.
     BYTES: tl.constexpr = 3 if BITS % 3 == 0 else 1
     CODES: tl.constexpr = BYTES * 8 // BITS
-    RUNS: tl.constexpr = GROUP_ // CODES
+    RUNS: tl.constexpr = GROUP // CODES
     g = tl.arange(0, GROUPS) + group
     run = tl.arange(0, GROUPS * RUNS)
     inside = (run // RUNS + group < num_groups)[None]
@@ -46,7 +46,7 @@ def tile(
         bits |= tl.load(byte + 2, mask=inside, other=0).to(tl.int32) << 16
     code = (bits[:, :, None] >> (tl.arange(0, CODES) * BITS)[None, None, :]) & ((1 << BITS) - 1)
     scale = tl.load(scale_ptr + stored[:, None] * num_groups + g[None], mask=(g < num_groups)[None], other=0)
-    return tl.reshape(code, [BN, GROUPS, GROUP_]), scale.to(tl.float32)[:, :, None]
+    return tl.reshape(code, [BN, GROUPS, GROUP]), scale.to(tl.float32)[:, :, None]
 
 
 @triton.jit
@@ -64,20 +64,21 @@ def _decode(
     PICK: tl.constexpr,
     BN: tl.constexpr,
     GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     kept = n < num_rows
     rows = tl.load(ids_ptr + n, mask=kept, other=0) if PICK else tl.minimum(n, num_rows - 1)
     stored = rows.to(tl.int64)
     group = tl.program_id(1) * GROUPS
-    code, scale = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, GROUPS)
+    code, scale = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, GROUPS, GROUP)
     if TABLES > 0:
         code += (rows.to(tl.int32) // TABLES << BITS)[:, None, None]
-    weight = tl.reshape(tl.load(table_ptr + code) * scale, [BN, GROUPS * GROUP_])
+    weight = tl.reshape(tl.load(table_ptr + code) * scale, [BN, GROUPS * GROUP])
     weight *= (tl.load(row_scale_ptr + stored).to(tl.float32) / LEVELS_)[:, None]
-    k = group * GROUP_ + tl.arange(0, GROUPS * GROUP_)
-    at = n.to(tl.int64)[:, None] * (num_groups * GROUP_) + k[None]
-    mask = kept[:, None] & (k < num_groups * GROUP_)[None]
+    k = group * GROUP + tl.arange(0, GROUPS * GROUP)
+    at = n.to(tl.int64)[:, None] * (num_groups * GROUP) + k[None]
+    mask = kept[:, None] & (k < num_groups * GROUP)[None]
     tl.store(out_ptr + at, weight.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -91,11 +92,12 @@ def decode(
 ) -> Tensor:
     """The weight [N, K] in `dtype`, or its rows `ids` [count] (which must be in range)."""
     count = codes.shape[0] if ids is None else ids.shape[0]
-    num_groups = columns_of(codes, table) // GROUP
-    out = codes.new_empty((count, num_groups * GROUP), dtype=dtype)
+    group, num_groups = group_of(codes, table, scale), scale.shape[1]
+    groups = _GROUPS * GROUP // group
+    out = codes.new_empty((count, columns_of(codes, table)), dtype=dtype)
     launch(
         _decode,
-        (cdiv(count, _ROWS), cdiv(num_groups, _GROUPS)),
+        (cdiv(count, _ROWS), cdiv(num_groups, groups)),
         codes.contiguous(),
         table.float().contiguous(),
         scale.contiguous(),
@@ -108,7 +110,8 @@ def decode(
         TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
         PICK=ids is not None,
         BN=_ROWS,
-        GROUPS=_GROUPS,
+        GROUPS=groups,
+        GROUP=group,
         num_warps=4,
     )
     return out

@@ -20,12 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of
+from ..packing import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
 from .finish import finish
 from .launch import cdiv, launch, split_of, words
 
 MOST_ROWS = 8  # of x in one program
-_GROUP = tl.constexpr(GROUP)
 _LEVELS = tl.constexpr(LEVELS)
 _WORDS = {2: 1, 3: 3, 4: 1, 6: 3}  # 32-bit words of a unit
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
@@ -118,6 +117,7 @@ def _rows(
     BN: tl.constexpr,
     W: tl.constexpr,
     EVEN: tl.constexpr,
+    GROUP: tl.constexpr,
     LAST: tl.constexpr,  # there is one part: scale and store the result
     BIAS: tl.constexpr,
 ) -> None:
@@ -140,7 +140,7 @@ def _rows(
     end = tl.minimum(begin + units_each, units)
     row = rows[:, None, None].to(tl.int64)
     codes_tile = codes_ptr + row * num_words + (unit * WORDS)[None]
-    scale_tile = scale_ptr + row * (num_columns // _GROUP) + (unit * CODES // _GROUP)[None]
+    scale_tile = scale_ptr + row * (num_columns // GROUP) + (unit * CODES // GROUP)[None]
     # x in words: two columns in one, or one if it is float32
     x_unit = m_safe[:, None, None] * (num_columns // PACK) + (unit * (CODES // PACK))[None]
     x_tile = x_ptr + x_unit[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
@@ -148,7 +148,7 @@ def _rows(
     for start in range(begin, end, 32 * W):
         inside = start + unit < end
         word = codes_tile + start * WORDS
-        group = scale_tile + start * CODES // _GROUP
+        group = scale_tile + start * CODES // GROUP
         if EVEN:
             w0 = tl.load(word)
             w1 = tl.load(word + 1) if WORDS == 3 else w0
@@ -231,6 +231,7 @@ def linear(
         BN=block_out,
         W=lane_units,
         EVEN=num_units % step == 0,
+        GROUP=group_of(codes, table, scale),
         LAST=last,
         BIAS=bias is not None,
         num_warps=1,

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of
+from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
 from .finish import finish
 from .launch import cdiv, launch, split_of
-from .lut_decode import GROUP_, LEVELS_, tile
+from .lut_decode import LEVELS_, tile
 
 HALVES = (torch.float16, torch.bfloat16)
 _BN = 64
@@ -39,6 +39,7 @@ def _tiles(
     TABLES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    GROUP: tl.constexpr,
     LAST: tl.constexpr,
     BIAS: tl.constexpr,
 ) -> None:
@@ -46,7 +47,7 @@ def _tiles(
     rows = tl.minimum(n, num_out - 1)
     stored = rows.to(tl.int64)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    num_columns = num_groups * GROUP_
+    num_columns = num_groups * GROUP
     x_row = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[:, None] * num_columns
     begin = tl.program_id(2) * groups_each
     end = tl.minimum(begin + groups_each, num_groups)
@@ -57,11 +58,11 @@ def _tiles(
     tables = tl.load(table_ptr + entry).to(x_ptr.dtype.element_ty)
     acc = tl.zeros([BN, BM], tl.float32)
     for group in range(begin, end):
-        code, _ = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, 1)
+        code, _ = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, 1, GROUP)
         if TABLES > 0:
             code += (tl.arange(0, BN) // TABLES << BITS)[:, None, None]
-        value = tl.reshape(tl.gather(tables, tl.reshape(code, [BN * GROUP_]), 0), [BN, GROUP_])
-        x = tl.load(x_row + (tl.arange(0, GROUP_) + group * GROUP_)[None])
+        value = tl.reshape(tl.gather(tables, tl.reshape(code, [BN * GROUP]), 0), [BN, GROUP])
+        x = tl.load(x_row + (tl.arange(0, GROUP) + group * GROUP)[None])
         scale = tl.load(scale_ptr + stored * num_groups + group).to(tl.float32)
         acc += tl.dot(value, tl.trans(x)) * scale[:, None]
     if LAST:
@@ -84,10 +85,10 @@ def linear(
 ) -> Tensor:
     """x [M, K] float16 or bfloat16 → [M, N] in its dtype; the table is rounded to it, sums are float32."""
     num_rows, num_out = x.shape[0], codes.shape[0]
-    num_groups = columns_of(codes, table) // GROUP
+    group, num_groups = group_of(codes, table, scale), scale.shape[1]
     block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)
     grid = (cdiv(num_out, _BN), cdiv(num_rows, block))
-    parts = split or split_of(grid[0] * grid[1], num_groups // 4, x.device, wanted=3)
+    parts = split or split_of(grid[0] * grid[1], num_groups * group // (4 * GROUP), x.device, wanted=3)
     each = max(cdiv(num_groups, parts), 1)
     parts = max(cdiv(num_groups, each), 1)
     last = parts == 1
@@ -111,6 +112,7 @@ def linear(
         TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
         BM=block,
         BN=_BN,
+        GROUP=group,
         LAST=last,
         BIAS=bias is not None,
         num_warps=4 if block < 64 else 8,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError
-from ..packing import GROUP, bits_of
+from ..packing import GROUP, bits_of, columns_of, group_of
 from .build import compiled, digest, library
 
 OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
@@ -135,22 +135,23 @@ def pack_lut4(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The tensors of `packing.py` with 2, 3 or 4 bits → codes, scale, table, row_scale of the native layout.
 
-    codes uint8 [blocks, K/64, 512], scale int8 [blocks, K/64, 16], table int8 [blocks, 16] and row_scale float32
+    codes uint8 [blocks, K/64, 512], scale int8 [blocks, K/group, 16], table int8 [blocks, 16] and row_scale float32
     [blocks, 16]; rows beyond N have scale 0.
     """
     codes, scale = codes.contiguous(), scale.contiguous()
     table, row_scale = table.float().contiguous(), row_scale.float().contiguous()
-    rows, groups, bits = codes.shape[0], scale.shape[1], bits_of(table)
-    count = blocks(rows)
+    rows, columns, bits = codes.shape[0], columns_of(codes, table), bits_of(table)
+    count, scales = blocks(rows), GROUP // group_of(codes, table, scale)
     packed = (
-        torch.empty((count, groups, ROWS * GROUP // 2), dtype=torch.uint8),
-        torch.empty((count, groups, ROWS), dtype=torch.int8),
+        torch.empty((count, columns // GROUP, ROWS * GROUP // 2), dtype=torch.uint8),
+        torch.empty((count, columns // GROUP * scales, ROWS), dtype=torch.int8),
         torch.empty((count, ROWS), dtype=torch.int8),
         torch.empty((count, ROWS), dtype=torch.float32),
     )
     load().infer_pack_lut4(
         *(_pointer(codes), ctypes.c_int(bits), _pointer(table), ctypes.c_int64(table.shape[0])),
-        *(_pointer(scale), _pointer(row_scale), ctypes.c_int64(rows), ctypes.c_int64(groups * GROUP)),
+        *(_pointer(scale), _pointer(row_scale)),
+        *(ctypes.c_int64(size) for size in (rows, columns, scales)),
         *map(_pointer, packed),
     )
     return packed

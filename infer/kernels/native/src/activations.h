@@ -169,10 +169,12 @@ inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t s
   *offset = Vector::UNSIGNED ? -128 * sum : 0;
 }
 
-// One row in groups of 64 columns, each with its own step; `step` and `offset` advance by `height` per group.
+// One row in groups of 64 columns, each with its own step; `step` advances by `height` per group, `offset` for each of its
+// `SCALES` parts.
+template <int SCALES>
 inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8_t* q, float* step, int32_t* offset) {
   const int64_t stride = height * Vector::QUAD_BYTES;
-  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height, offset += height) {
+  for (int64_t group = 0; group < groups; ++group, x += GROUP, q += 16 * stride, step += height) {
     Vector::Floats part[4];
     Vector::Sums most = Vector::broadcast(int32_t{0}), total = most;
     for (int i = 0; i < 4; ++i) {
@@ -184,10 +186,12 @@ inline void quantize_groups(const float* x, int64_t groups, int64_t height, int8
     const Grid<Values::SYMMETRIC> grid(*step, 0);
     for (int i = 0; i < 4; ++i) {
       const Vector::Sums codes = grid(part[i]);
-      total = Vector::add(total, codes);
+      total = SCALES > 1 ? codes : Vector::add(total, codes);
       Vector::store_quads(q + 4 * i * stride, stride, codes);
+      if (SCALES == 1 && i < 3) continue;
+      *offset = Vector::UNSIGNED ? -128 * Vector::reduce_add(total) : 0;
+      offset += height;
     }
-    *offset = Vector::UNSIGNED ? -128 * Vector::reduce_add(total) : 0;
   }
 }
 

@@ -115,9 +115,9 @@ class Worker {
     if (!layout_.alone) meet();
     const float* bias = operand<float>(a[13]);
     const Share share{part_, parts_, &counter()};
-    if (a[0] == LUT4) {
+    if (a[0] == LUT4 || a[0] == LUT4_FINE) {
       const Lut4Weight weight{operand<uint8_t>(a[9]), operand<int8_t>(a[10]), operand<int8_t>(a[11]), operand<float>(a[12]), features,
-                              columns};
+                              columns, a[0] == LUT4 ? 1 : FINE_SCALES};
       layer.multiply(&weight, activations_, m, bias, y, share);
     } else {
       const Int8Weight weight{operand<int8_t>(a[9]), operand<float>(a[10]), features, columns, operand<int32_t>(a[11])};

@@ -19,7 +19,12 @@ inline int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE;
 
 inline const Staged& staged(int64_t kind) {
   const Isa& isa = active_isa();
-  return kind == LUT4 ? isa.staged_lut4 : kind == INT8 ? isa.staged_int8 : isa.staged_int8_weight;
+  switch (kind) {
+    case LUT4: return isa.staged_lut4;
+    case LUT4_FINE: return isa.staged_lut4_fine;
+    case INT8: return isa.staged_int8;
+    default: return isa.staged_int8_weight;
+  }
 }
 
 // Of one operation, without the addresses of its values.

@@ -64,7 +64,7 @@ struct Isa {
   void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
                       float* y);
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
-  Staged staged_lut4, staged_int8, staged_int8_weight;
+  Staged staged_lut4, staged_lut4_fine, staged_int8, staged_int8_weight;
   RowKernels rows;
 };
 

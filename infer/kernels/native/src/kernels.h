@@ -3,8 +3,8 @@
 // Packed weights are blocks of 16 output rows; rows beyond the last are padded with zeros. NB = packed_blocks(rows).
 //   lut4  codes uint8 [NB, G, 512], G = columns / 64; of a group, vector j (64 bytes) has columns 4j..4j+3 in its low
 //         nibbles and 4j+32..4j+35 in its high ones, byte [row * 4 + i] being column i of that quad;
-//         scale int8 [NB, G, 16]; table int8 [NB, 16]; row_scale float [NB, 16];
-//         weight = table / 127 * scale / 127 * row_scale.
+//         scale int8 [NB, G * S, 16], one for each 64 / S columns, S 1 or 4; table int8 [NB, 16];
+//         row_scale float [NB, 16]; weight = table / 127 * scale / 127 * row_scale.
 //   int8  codes int8 [NB, KQ, 16, 4], KQ = ceil(columns / 4); scale float [NB, 16].
 // A weight is packed and used under one instruction set: those with unsigned multiplication store code + 128.
 //
@@ -16,7 +16,8 @@
 namespace infer_native {
 
 constexpr int64_t BLOCK_ROWS = 16;
-constexpr int64_t GROUP = 64;
+constexpr int64_t GROUP = 64;       // columns that share a step of the activations
+constexpr int64_t FINE_SCALES = 4;  // scales of a group whose weights have one for each 16 columns
 
 inline int64_t packed_blocks(int64_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
@@ -26,6 +27,7 @@ struct Lut4Weight {
   const int8_t* table;
   const float* row_scale;
   int64_t rows, columns;  // columns is a multiple of GROUP
+  int64_t scales = 1;     // of a group: 1 or FINE_SCALES
 };
 
 struct Int8Weight {
@@ -35,7 +37,9 @@ struct Int8Weight {
   const int32_t* row_sum = nullptr;  // [NB, 16]: the sum of the codes (not of code + 128) of each row
 };
 
-// Activations become int8 per row and group of 64 columns; a group's exact int32 sum is scaled and added in float.
+// Activations become int8 per row and group of 64 columns; a group's exact int32 sum is scaled and added in float. With
+// four scales to a group its sums are those of 16 columns, and they are added in two pairs, 0 and 2, then 1 and 3:
+//   total = fma(fma(sum[i + 2], scale[i + 2], sum[i] * scale[i]), step, total).
 void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
 
 // Activations become int8 by `x_scale[0]` in ±127, or when it is null each row by its own range, asymmetrically (an
@@ -53,9 +57,10 @@ void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, con
 
 // `codes` are little-endian bit streams [rows, columns * bits / 8]; `table` is [tables, 2**bits], one for all rows or one
 // for each 32. The packed table is scaled to its own best int8 levels, and row_scale by the inverse.
+// `scale` is [rows, columns / 64 * scales].
 void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t tables, const int8_t* scale,
-               const float* row_scale, int64_t rows, int64_t columns, uint8_t* out_codes, int8_t* out_scale,
-               int8_t* out_table, float* out_row_scale);
+               const float* row_scale, int64_t rows, int64_t columns, int64_t scales, uint8_t* out_codes,
+               int8_t* out_scale, int8_t* out_table, float* out_row_scale);
 
 void pack_int8(const int8_t* codes, const float* scale, int64_t rows, int64_t columns, int8_t* out_codes,
                float* out_scale, int32_t* out_row_sum = nullptr);

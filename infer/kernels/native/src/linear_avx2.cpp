@@ -137,5 +137,5 @@ struct Vector {
 
 namespace infer_native {
 const Isa AVX2 = {"avx2", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
-    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
+    STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

@@ -160,5 +160,5 @@ struct Vector {
 
 namespace infer_native {
 const Isa NEON_DOTPROD = {"neon_dotprod", Vector::UNSIGNED, run_lut4, run_int8, run_int8_weight,
-    STAGED_LUT4, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
+    STAGED_LUT4, STAGED_LUT4_FINE, STAGED_INT8, STAGED_INT8_WEIGHT, ROWS};
 }

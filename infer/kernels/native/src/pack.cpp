@@ -75,8 +75,8 @@ float round_table(const float* table, int entries, int8_t* out) {
 }  // namespace
 
 void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t tables, const int8_t* scale,
-               const float* row_scale, int64_t rows, int64_t columns, uint8_t* out_codes, int8_t* out_scale,
-               int8_t* out_table, float* out_row_scale) {
+               const float* row_scale, int64_t rows, int64_t columns, int64_t scales, uint8_t* out_codes,
+               int8_t* out_scale, int8_t* out_table, float* out_row_scale) {
   const int64_t blocks = packed_blocks(rows), groups = columns / GROUP, row_bytes = columns * bits / 8;
   const int entries = 1 << bits;
   advise_large_pages(out_codes, blocks * groups * 512);
@@ -85,9 +85,9 @@ void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t table
     const int64_t which = tables == 1 ? 0 : block * BLOCK_ROWS / TABLE_ROWS;
     const float factor = round_table(table + which * entries, entries, out_table + block * 16);
     uint8_t* block_codes = out_codes + block * groups * 512;
-    int8_t* block_scale = out_scale + block * groups * 16;
+    int8_t* block_scale = out_scale + block * groups * scales * 16;
     std::memset(block_codes, 0, groups * 512);
-    std::memset(block_scale, 0, groups * 16);
+    std::memset(block_scale, 0, groups * scales * 16);
     const int64_t first = block * BLOCK_ROWS, count = std::min(rows - first, BLOCK_ROWS);
     for (int64_t row = 0; row < BLOCK_ROWS; ++row) out_row_scale[first + row] = row < count ? row_scale[first + row] * factor : 0;
     std::vector<uint8_t> wide(bits == 4 ? 0 : BLOCK_ROWS * columns / 2);
@@ -97,7 +97,8 @@ void pack_lut4(const uint8_t* codes, int bits, const float* table, int64_t table
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t row = 0; row < count; ++row) {
         pack_group(source + row * columns / 2 + group * 32, block_codes + group * 512 + row * 4);
-        block_scale[group * 16 + row] = scale[(first + row) * groups + group];
+        for (int64_t s = group * scales; s < (group + 1) * scales; ++s)
+          block_scale[s * 16 + row] = scale[(first + row) * groups * scales + s];
       }
   }
 }

@@ -7,14 +7,14 @@
 namespace infer_native {
 
 struct FitTask {
-  const float* weight;      // [rows, columns], columns a multiple of 64
+  const float* weight;      // [rows, columns], columns a multiple of the group
   const float* table;       // [tables, entries], ascending; tables is 1 or one for each 32 rows
   const float* bounds;      // [tables, entries - 1], the midpoints
   const float* importance;  // [columns]
   const float* inverses;    // [32], of the signed shares of a group's largest magnitude that are tried
-  int64_t rows, columns, tables, entries;
+  int64_t rows, columns, tables, entries, group;  // group: 64, or 16 with 16 entries
   uint8_t* codes;           // [rows, columns]
-  int8_t* scale;            // [rows, columns / 64]
+  int8_t* scale;            // [rows, columns / group]
   float* row_scale;         // [rows]
 };
 

@@ -14,7 +14,7 @@
 namespace infer_native {
 namespace {
 
-constexpr int64_t FIT_GROUP = 64, FIT_TABLE_ROWS = 32;
+constexpr int64_t FIT_TABLE_ROWS = 32;
 constexpr int FIT_SHARES = 32, FIT_STEPS = 16;  // scales tried as shares of the largest, then as int8 levels
 constexpr int FIT_LANES = REGISTER_BYTES / sizeof(float);
 constexpr float FIT_LEVELS = 127;
@@ -56,26 +56,27 @@ struct Codebook {
   }
 };
 
+template <int SIZE>
 struct Group {
-  float unit[FIT_GROUP], largest;
+  float unit[SIZE], largest;
 
   explicit Group(const float* weight) {
     largest = 0;
-    for (int i = 0; i < FIT_GROUP; ++i) largest = larger(largest, std::fabs(weight[i]));
+    for (int i = 0; i < SIZE; ++i) largest = larger(largest, std::fabs(weight[i]));
     const float divisor = largest > 0 ? largest : 1;
-    for (int i = 0; i < FIT_GROUP; ++i) unit[i] = weight[i] / divisor;
+    for (int i = 0; i < SIZE; ++i) unit[i] = weight[i] / divisor;
   }
 };
 
 // The signed share of the largest magnitude that, with its own codes and then least squares, saves most error.
-template <int ENTRIES>
-inline float best_share(const Group& group, const Codebook<ENTRIES>& book, const float* importance,
+template <int SIZE, int ENTRIES>
+inline float best_share(const Group<SIZE>& group, const Codebook<ENTRIES>& book, const float* importance,
                         const float* inverses) {
   alignas(64) float along[FIT_SHARES], square[FIT_SHARES];
   for (int lane = 0; lane < FIT_SHARES; lane += FIT_LANES) {
     const Lanes inverse = load_lanes(inverses + lane);
     Lanes along_sum = {}, square_sum = {};
-    for (int i = 0; i < FIT_GROUP; ++i) {
+    for (int i = 0; i < SIZE; ++i) {
       const Lanes fitted = book.nearest(group.unit[i] * inverse), weighted = importance[i] * fitted;
       along_sum += weighted * group.unit[i];
       square_sum += weighted * fitted;
@@ -93,8 +94,8 @@ inline float best_share(const Group& group, const Codebook<ENTRIES>& book, const
 }
 
 // Of the int8 levels start - 8 … start + 7 the one with the smallest error, `level` being the size of one.
-template <int ENTRIES>
-inline float best_level(const Group& group, const Codebook<ENTRIES>& book, const float* importance, float start,
+template <int SIZE, int ENTRIES>
+inline float best_level(const Group<SIZE>& group, const Codebook<ENTRIES>& book, const float* importance, float start,
                         float level) {
   alignas(64) float levels[FIT_STEPS], sizes[FIT_STEPS], inverses[FIT_STEPS], errors[FIT_STEPS];
   for (int lane = 0; lane < FIT_STEPS; ++lane) {
@@ -105,7 +106,7 @@ inline float best_level(const Group& group, const Codebook<ENTRIES>& book, const
   for (int lane = 0; lane < FIT_STEPS; lane += FIT_LANES) {
     const Lanes size = load_lanes(sizes + lane), inverse = load_lanes(inverses + lane);
     Lanes error = {};
-    for (int i = 0; i < FIT_GROUP; ++i) {
+    for (int i = 0; i < SIZE; ++i) {
       const Lanes missed = group.unit[i] - book.nearest(group.unit[i] * inverse) * size;
       error += importance[i] * missed * missed;
     }
@@ -117,45 +118,46 @@ inline float best_level(const Group& group, const Codebook<ENTRIES>& book, const
   return levels[best];
 }
 
-template <int ENTRIES>
+template <int ENTRIES, int SIZE>
 inline void fit_row(const FitTask& task, int64_t row, float* shares) {
-  const int64_t groups = task.columns / FIT_GROUP, which = task.tables == 1 ? 0 : row / FIT_TABLE_ROWS;
+  const int64_t groups = task.columns / SIZE, which = task.tables == 1 ? 0 : row / FIT_TABLE_ROWS;
   const Codebook<ENTRIES> book(task.table + which * ENTRIES, task.bounds + which * (ENTRIES - 1));
   const float* weight = task.weight + row * task.columns;
   float row_scale = 0;
   for (int64_t g = 0; g < groups; ++g) {
-    const Group group(weight + g * FIT_GROUP);
-    shares[g] = best_share(group, book, task.importance + g * FIT_GROUP, task.inverses);
+    const Group<SIZE> group(weight + g * SIZE);
+    shares[g] = best_share(group, book, task.importance + g * SIZE, task.inverses);
     row_scale = larger(row_scale, std::fabs(shares[g] * group.largest));
   }
   task.row_scale[row] = row_scale;
   for (int64_t g = 0; g < groups; ++g) {
-    const Group group(weight + g * FIT_GROUP);
+    const Group<SIZE> group(weight + g * SIZE);
     const float level = group.largest > 0 ? row_scale / FIT_LEVELS / group.largest : 0;
     const float start = level > 0 ? std::nearbyint(shares[g] / level) : 0;
-    const float scale = best_level(group, book, task.importance + g * FIT_GROUP, start, level);
+    const float scale = best_level(group, book, task.importance + g * SIZE, start, level);
     task.scale[row * groups + g] = static_cast<int8_t>(scale);
-    uint8_t* codes = task.codes + row * task.columns + g * FIT_GROUP;
-    for (int i = 0; i < FIT_GROUP; i += FIT_LANES) {
+    uint8_t* codes = task.codes + row * task.columns + g * SIZE;
+    for (int i = 0; i < SIZE; i += FIT_LANES) {
       const IntLanes code = book.code(load_lanes(group.unit + i) * inverse_of(scale * level));
       for (int j = 0; j < FIT_LANES; ++j) codes[i + j] = static_cast<uint8_t>(code[j]);
     }
   }
 }
 
-template <int ENTRIES>
+template <int ENTRIES, int SIZE>
 void fit_rows(const FitTask& task) {
-  const int64_t bytes = task.columns / FIT_GROUP * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = task.columns / SIZE * static_cast<int64_t>(sizeof(float));
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < task.rows; ++row) fit_row<ENTRIES>(task, row, static_cast<float*>(scratch(bytes)));
+  for (int64_t row = 0; row < task.rows; ++row) fit_row<ENTRIES, SIZE>(task, row, static_cast<float*>(scratch(bytes)));
 }
 
 inline void fit_any(const FitTask& task) {
+  if (task.group == 16) return fit_rows<16, 16>(task);
   switch (task.entries) {
-    case 4: return fit_rows<4>(task);
-    case 8: return fit_rows<8>(task);
-    case 16: return fit_rows<16>(task);
-    case 64: return fit_rows<64>(task);
+    case 4: return fit_rows<4, 64>(task);
+    case 8: return fit_rows<8, 64>(task);
+    case 16: return fit_rows<16, 64>(task);
+    case 64: return fit_rows<64, 64>(task);
   }
 }
 

@@ -33,14 +33,17 @@ AtenTensorHandle lut4(const View& given, const View& codes, const View& scale, c
                       const View& row_scale, const std::optional<View>& bias, int64_t out_features) {
   STD_TORCH_CHECK(codes.dim == 3 && codes.sizes[0] == (out_features + BLOCK_ROWS - 1) / BLOCK_ROWS,
                   "codes do not hold ", out_features, " rows");
-  const int64_t columns = codes.sizes[1] * GROUP;
+  const int64_t groups = codes.sizes[1], columns = groups * GROUP;
+  STD_TORCH_CHECK(scale.dim == 3 && (scale.sizes[1] == groups || scale.sizes[1] == groups * FINE_SCALES),
+                  "expected ", groups, " or ", groups * FINE_SCALES, " scales of a block");
   expect_input(given, columns);
   std::optional<Tensor> holder;
   const View x = given.dense(holder);
   const float* added = floats(bias, out_features, "bias");
   const Output y(x, out_features);
   const Lut4Weight weight{codes.as<const uint8_t>(), scale.as<const int8_t>(), table.as<const int8_t>(),
-                          row_scale.as<const float>(), out_features, columns};
+                          row_scale.as<const float>(), out_features, columns,
+                          groups ? scale.sizes[1] / groups : 1};
   if (y.rows && out_features) linear_lut4(x.as<const float>(), y.rows, weight, added, y.data);
   return y.handle;
 }
@@ -123,8 +126,9 @@ INFER_SHIM aoti_torch_cpu_linear_int8_weight_packed(AtenTensorHandle x, AtenTens
 
 extern "C" __attribute__((visibility("default"))) void infer_pack_lut4(
     const uint8_t* codes, int bits, const float* table, int64_t tables, const int8_t* scale, const float* row_scale,
-    int64_t rows, int64_t columns, uint8_t* out_codes, int8_t* out_scale, int8_t* out_table, float* out_row_scale) {
-  pack_lut4(codes, bits, table, tables, scale, row_scale, rows, columns, out_codes, out_scale, out_table,
+    int64_t rows, int64_t columns, int64_t scales, uint8_t* out_codes, int8_t* out_scale, int8_t* out_table,
+    float* out_row_scale) {
+  pack_lut4(codes, bits, table, tables, scale, row_scale, rows, columns, scales, out_codes, out_scale, out_table,
             out_row_scale);
 }
 
