@@ -98,6 +98,18 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(model: Predictor) -> Non
     assert model.generate(prompt, max_tokens=1).cached_tokens == 96
 
 
+def test_a_batch_invariant_model_gives_the_same_bits_whoever_else_asks(model: Predictor) -> None:
+    asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    others = [[i + 3] * (5 * i + 1) for i in range(9)]
+    with Predictor.load(model.path, kv_memory="8MB", batch_invariant=True) as predictor:
+        alone = predictor.generate(PROMPT, **asked)
+        among = predictor.generate([*others, PROMPT, *others], **asked)[len(others)]
+        calls = predictor.language.engine.stats().step_tokens
+    assert [one.logprob for one in among.logprobs] == [one.logprob for one in alone.logprobs]
+    assert among.token_ids == alone.token_ids == greedy(PROMPT, 12)
+    assert calls[0] >= 20 * 11  # of one token: nobody's next token was computed beside another's
+
+
 def test_text_in_text_out(lm: Predictor) -> None:
     made = lm.generate("Return the", max_tokens=6, temperature=0)
     assert made.text == lm.language.decode(made.token_ids)
