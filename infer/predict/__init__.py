@@ -70,13 +70,12 @@ class Predictor(Generation):
         backend = plugins.get("backends", manifest.backend)
         if reason := backend.missing():
             raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
-        if threads:
-            torch.set_num_threads(threads)
+        limited = hardware.fit_threads(threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
         hardware.use_tf32(manifest.plan.dtype, place)
         if backend.EXECUTES_CODE and not trust_code:
             artifact.require_trust(folder, f"backend {manifest.backend}")
-        notes: list[Finding] = []
+        notes: list[Finding] = [limited] if limited else []
         differs = differences(manifest.target, backend.target(place))
         opened = (
             lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
