@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from infer import Predictor
+from infer.cli import main
 from infer.kernels.native import build as compiling
 from tests.language_artifacts import tiny
 from tests.test_adapters import peft
@@ -73,12 +75,16 @@ def plain(home: Path, adapters: dict[str, str]) -> Iterator[Predictor]:
         yield predictor
 
 
-def test_a_compiled_step_serves_every_batch_and_adapter_without_compiling_again_or_transformers(
-    home: Path, plain: Predictor, adapters: dict[str, str], run_python: Callable[[str], str]
-) -> None:
+@pytest.fixture(scope="module")
+def compiled(home: Path) -> Path:
     (home / "inductor").mkdir()
-    made = tiny(home / "inductor", backend="inductor", quant="int8:weight", adapters="2:4")
-    given = {"FOLDER": str(made), "ADAPTERS": adapters, "PROMPTS": PROMPTS, "ASKED": ASKED}
+    return tiny(home / "inductor", backend="inductor", quant="int8:weight", adapters="2:4", batches=(1,))
+
+
+def test_a_compiled_step_serves_every_batch_and_adapter_without_compiling_again_or_transformers(
+    compiled: Path, plain: Predictor, adapters: dict[str, str], run_python: Callable[[str], str]
+) -> None:
+    given = {"FOLDER": str(compiled), "ADAPTERS": adapters, "PROMPTS": PROMPTS, "ASKED": ASKED}
     names = "".join(f"{name} = {value!r}\n" for name, value in given.items())
     said = json.loads(run_python(names + SERVED).strip().rpartition("\n")[2])
     expected = {
@@ -88,3 +94,16 @@ def test_a_compiled_step_serves_every_batch_and_adapter_without_compiling_again_
     assert len({json.dumps(tokens) for tokens in expected.values()}) == 3
     assert (said["compiled"], said["started"]) == (0, [])
     assert said["counts"]  # what is compiled is noticed
+
+
+def test_the_report_says_where_a_decode_step_goes(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads((compiled / "report.json").read_text())
+    parts = {f["what"]: f["value"] for f in report["findings"] if f["stage"] == "decode step"}
+    names = {"weights", "attention", "between", "waiting", "around"}
+    assert set(parts) == {f"{name} at batch 1" for name in names}
+    assert all(seconds >= 0 for seconds in parts.values())
+    assert parts["weights at batch 1"] > 0 < parts["attention at batch 1"]
+    assert main(["report", str(compiled)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"goes into weights \d+ %, attention \d+ %, between \d+ %, .* batch 1", said)
+    assert "goes into" in (compiled / "report.html").read_text()

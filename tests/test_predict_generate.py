@@ -281,6 +281,23 @@ def test_what_an_artifact_lacks_is_said_with_the_way_out(model: Predictor) -> No
         model.generate(PROMPT, regex="a", choice=["b"])
 
 
+def test_a_backend_without_pages_scores_windows_and_says_why_it_generates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends import eager
+
+    monkeypatch.setattr(eager, "STEPS", False)  # as TensorRT
+    ids = torch.tensor([PROMPT])
+    with Predictor.load(tiny(tmp_path)) as predictor:
+        with torch.no_grad():
+            expected = build("llama")(ids).logits
+        torch.testing.assert_close(predictor.predict({"input_ids": ids})["logits"], expected)
+        with pytest.raises(
+            UsageError, match=r"eager has no attention over a paged KV cache.*--backend inductor"
+        ):
+            predictor.generate(PROMPT)
+
+
 def test_a_closed_predictor_generates_nothing(model: Predictor) -> None:
     closed = Predictor.load(model.path)
     closed.generate(PROMPT, max_tokens=1)
