@@ -1,4 +1,4 @@
-"""A language model lowered by inductor, with room for adapters: what it says uncompiled, compiled once for any batch."""
+"""A language model lowered by inductor, with room for adapters: it says what it says uncompiled, whatever the batch."""
 
 from __future__ import annotations
 
