@@ -38,6 +38,9 @@ def decode_step(call: Callable[[], Any], batch: int) -> list[Finding]:
         "waiting": "for the other threads",
         "around": "the graph around the layers",
     }
+    if not spent.attention:  # of a layer in several chains it is a call of its own
+        del parts["attention"]
+        why["around"] = "attention, and the graph around the layers"
     return [
         Finding(STAGE, f"{name} at batch {batch}", seconds / calls, "s", why.get(name, ""))
         for name, seconds in parts.items()

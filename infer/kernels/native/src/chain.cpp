@@ -25,7 +25,6 @@ struct Free {
 // Times of what the first thread did, while someone asked for them.
 enum Phase { IN_QUANTIZE, IN_MULTIPLY, IN_ROWS, IN_WAIT, IN_ATTENTION, PHASES };
 bool watched = false;
-bool adapts = true;
 double seconds[PHASES] = {};
 
 class Watch {
@@ -260,7 +259,7 @@ void run_chain(const ChainCall& call) {
   Layout layout(call);
   thread_local Crowd crowd;
   int64_t threads = layout.threads(call.rows[0]);
-  const bool cut_beforehand = threads > 1 && call.rows[0] < STRIP_ROWS && adapts;
+  const bool cut_beforehand = threads > 1 && call.rows[0] < STRIP_ROWS;
   if (cut_beforehand) threads = crowd.threads(threads, Clock::now());
   layout.make_room(call, threads);
   const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
@@ -292,8 +291,6 @@ void run_chain(const ChainCall& call) {
 }
 
 }  // namespace infer_native
-
-extern "C" __attribute__((visibility("default"))) void infer_chain_adapts(int on) { infer_native::adapts = on != 0; }
 
 // Seconds that the first thread spent on: quantizing, multiplying, row work, waiting for others, attention.
 extern "C" __attribute__((visibility("default"))) void infer_chain_watch(int on, double* spent) {
