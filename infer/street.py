@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from . import device as hardware
 from . import mixed, plugins, quant
 from .errors import NotUsableError, UsageError
@@ -97,5 +95,5 @@ def resolve(street: Street) -> None:
             f"backend {plan.backend} is not usable on this machine: {reason}",
             hint=f"Use --backend {other}, or run 'infer doctor'",
         )
-    if plan.threads:
-        torch.set_num_threads(plan.threads)
+    if (limited := hardware.fit_threads(plan.threads)) is not None:
+        street.found([limited])

@@ -16,7 +16,7 @@ from . import capture, fidelity, plugins
 from .generate import cuda_graphs
 from .generate.step import StepShape
 from .generate.windows import Windows
-from .report import latency
+from .report import anatomy, latency
 from .spec import Finding, Plan, limits, precision
 
 GOLDEN_TOKENS = 16
@@ -137,6 +137,8 @@ def run_trial(
         baseline, trial.baseline = floats.baseline(plan, step, shape)
         step("time", f"{plan.backend} against {trial.baseline}")
         trial.latency = [_time(runner, baseline, original, b, plan.device) for b in plan.batches]
+        for batch in plan.batches if isinstance(runner, Windows) else ():
+            trial.findings += anatomy.decode_step(runner.decoding(batch), batch)
     gc.collect()
     return trial
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infer import device
-from infer.device import memory, speed
+from infer.device import cores, memory, speed
 from infer.errors import NotUsableError, UsageError
 
 
@@ -165,6 +165,48 @@ def test_a_container_limit_bounds_what_is_available(tmp_path: Path, monkeypatch:
     (tmp_path / "memory.max").write_text("max\n")
     assert device.memory_available() > 600_000
     assert free > 600_000
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_the_quota_of_a_container_is_read(
+    files: dict[str, str], cpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert device.quota() == cpus
+
+
+@pytest.mark.parametrize(("cpus", "found"), [(0.5, 1), (1.9, 1), (2.5, 2), (4.0, 4), (None, 4)])
+def test_threads_are_no_more_than_the_quota_pays_for(
+    cpus: float | None, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "quota", lambda: cpus)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        said = device.fit_threads(None)
+        assert torch.get_num_threads() == found
+        assert (said is None) == (found == 4)
+        assert said is None or f"{cpus:g} CPUs, not 4" in said.why
+        assert device.fit_threads(3) is None
+        assert torch.get_num_threads() == 3
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        assert device.fit_threads(None) is None
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_peak_can_be_reset_or_says_that_it_can_not(

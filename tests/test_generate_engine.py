@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,10 @@ from infer.generate.engine import Engine
 from infer.generate.limits import EngineLimits
 from infer.generate.requests import Output, Request, Sampling
 from infer.generate.step import Step, paged, probe
-from tests.tiny_decoders import VOCABULARY, build
+from infer.quant import quantize_model
+from infer.spec import Plan
+from tests.language_artifacts import PYDOC
+from tests.tiny_decoders import SIZES, VOCABULARY, build
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
@@ -83,6 +87,12 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
+def perplexity(model: Any, rows: Tensor) -> float:
+    with torch.no_grad():
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
+    return math.exp(float(nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())))
+
+
 def by_transformers(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(
@@ -92,12 +102,41 @@ def by_transformers(model: Any, prompt: list[int], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("name", SIZES)
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     step = Eager(build(name))
     prompts = prompts_of(1, 5, 13, 32, 40)
     expected = [by_transformers(step.model, prompt, 24) for prompt in prompts]
     assert run(engine(step), prompts) == expected
+
+
+@pytest.mark.parametrize(
+    ("quant", "most"), [("none", 0.0005), ("int8", 0.005), ("nf4", 0.04), ("cluster:4", 0.04)]
+)
+def test_the_perplexity_of_a_trained_model_through_pages_is_that_of_its_own_code(
+    quant: str, most: float
+) -> None:
+    """And near that of its floats, read in windows by transformers."""
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    text = (PYDOC / "samples.txt").read_text()
+    ids = torch.tensor(Tokenizer.from_file(str(PYDOC / "tokenizer.json")).encode(text).ids[: 12 * 100])
+    model = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32).eval()
+    plain = perplexity(model, ids.reshape(12, 100))
+    if quant != "none":
+        quantize_model(model, Plan(source="test", quant=quant))
+    step = Eager(model, page=16)
+    running = engine(step, room=64, step_tokens=128, mixed_tokens=48, max_running=6)
+    for i, row in enumerate(ids.reshape(12, 100).tolist()):
+        sampling = Sampling(temperature=0, max_tokens=3, prompt_logprobs=0, ignore_eos=True)
+        running.submit(Request(id=str(i), prompt=row, sampling=sampling))
+    given = [one for outputs in finish(running).values() for one in outputs[0].prompt_logprobs[1:]]
+    assert len(given) == 12 * 99
+    found = math.exp(-math.fsum(one.logprob for one in given if one is not None) / len(given))
+    assert found == pytest.approx(perplexity(model, ids.reshape(12, 100)), rel=2e-3)
+    assert found / plain - 1 < most
+    assert (found == pytest.approx(plain, rel=1e-5)) == (quant == "none")
 
 
 def test_pieces_of_prompts_change_nothing(llama: Eager) -> None:

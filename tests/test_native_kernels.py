@@ -199,6 +199,17 @@ def twins_for_arm(compiler: str, source: Path, program: Path) -> None:
     )
 
 
+def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> None:
+    compiler, program = build.compiler(), tmp_path / "crowd"
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    source = Path(__file__).with_name("native_crowd.cpp")
+    command = [compiler, "-std=c++17", f"-I{build.SOURCES}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_arm_gives_the_bits_of_plain_c(tmp_path: Path) -> None:
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
     if compiler is None or emulator is None:

@@ -95,6 +95,18 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(model: Predictor) -> Non
     assert model.generate(prompt, max_tokens=1).cached_tokens == 96
 
 
+def test_a_batch_invariant_model_gives_the_same_bits_whoever_else_asks(model: Predictor) -> None:
+    asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    others = [[i + 3] * (5 * i + 1) for i in range(9)]
+    with Predictor.load(model.path, kv_memory="8MB", batch_invariant=True) as predictor:
+        alone = predictor.generate(PROMPT, **asked)
+        among = predictor.generate([*others, PROMPT, *others], **asked)[len(others)]
+        calls = predictor.language.engine.stats().step_tokens
+    assert [one.logprob for one in among.logprobs] == [one.logprob for one in alone.logprobs]
+    assert among.token_ids == alone.token_ids == greedy(PROMPT, 12)
+    assert calls[0] >= 20 * 11  # of one token: nobody's next token was computed beside another's
+
+
 def test_text_in_text_out(lm: Predictor) -> None:
     made = lm.generate("Return the", max_tokens=6, temperature=0)
     assert made.text == lm.language.decode(made.token_ids)
@@ -264,6 +276,23 @@ def test_what_an_artifact_lacks_is_said_with_the_way_out(model: Predictor) -> No
         model.generate(PROMPT, temprature=0)
     with pytest.raises(UsageError, match="regex and choice are two constraints"):
         model.generate(PROMPT, regex="a", choice=["b"])
+
+
+def test_a_backend_without_pages_scores_windows_and_says_why_it_generates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends import eager
+
+    monkeypatch.setattr(eager, "STEPS", False)  # as TensorRT
+    ids = torch.tensor([PROMPT])
+    with Predictor.load(tiny(tmp_path)) as predictor:
+        with torch.no_grad():
+            expected = build("llama")(ids).logits
+        torch.testing.assert_close(predictor.predict({"input_ids": ids})["logits"], expected)
+        with pytest.raises(
+            UsageError, match=r"eager has no attention over a paged KV cache.*--backend inductor"
+        ):
+            predictor.generate(PROMPT)
 
 
 def test_a_closed_predictor_generates_nothing(model: Predictor) -> None:

@@ -172,17 +172,33 @@ def test_what_does_not_end_in_time_is_refused_and_the_exit_is_still_0(twice: boo
         assert time.monotonic() - began < 20
 
 
+def test_the_command_line_passes_on_what_language_models_are_opened_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import infer.serve
+    from infer.cli import main
+
+    seen: list[dict[str, object]] = []
+    monkeypatch.setattr(infer.serve, "run", lambda paths, **options: seen.append(options) or 0)
+    assert main(["serve", "m.infer", "--batch-invariant", "--max-tokens-per-step", "64"]) == 0
+    assert main(["serve", "m.infer"]) == 0
+    found = [(options["batch_invariant"], options["max_tokens_per_step"]) for options in seen]
+    assert found == [(True, 64), (False, None)]
+
+
 def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` as the command line calls it, with a predictor that is no artifact."""
     import infer.predict
 
     seen: list[Service] = []
+    given: list[dict[str, object]] = []
 
     class Loader(contextlib.AbstractContextManager):
         def __exit__(self, *error: object) -> None:
             return None
 
     def load(path: str, **options: object) -> object:
+        given.append(options)
         fake = double(Path(path).stem)
         fake.__class__ = type("Opened", (type(fake), Loader), {})
         return fake
@@ -190,7 +206,9 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
     monkeypatch.setattr(infer.predict.Predictor, "load", load)
     monkeypatch.setattr(serving, "serve", lambda service, *_, **options: seen.append(service) or 0)
     bounds = ServeLimits(max_batch=2)
-    assert serving.run(["m.infer"], port=0, max_delay_us=5, drain=3, limits=bounds, in_process=True) == 0
+    own = {"max_delay_us": 5, "drain": 3, "limits": bounds, "in_process": True}
+    assert serving.run(["m.infer"], port=0, batch_invariant=True, **own) == 0
+    assert [options["batch_invariant"] for options in given] == [True]
     (service,) = seen
     limits = service.engines["m"].limits
     assert (limits.max_delay_us, limits.drain_seconds, limits.max_batch) == (5, 3, 2)

@@ -54,6 +54,13 @@ def serve(
     max_tokens_per_step: Annotated[
         int | None, typer.Option(help="of a language model: bounds how long a prompt holds up others", min=1)
     ] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="of a language model: no request changes a bit of another's answer; slower, nothing is batched",
+        ),
+    ] = False,
     lora: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,6 +130,7 @@ def serve(
             drain=drain,
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
+            batch_invariant=batch_invariant,
             trust_code=trust_code,
             observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )
@@ -142,6 +150,7 @@ def serve(
             drain=drain,
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
+            batch_invariant=batch_invariant,
             lora=options.parse_named(lora or [], "--lora"),
             replicas=replicas,
             in_process=in_process,

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import NotUsableError, unknown
 from ..spec import Choice
+from .cores import fit_threads, quota
 from .memory import memory_available, peak_rss, reset_peak, resident_split, rss, without_holes
 from .speed import last_level_cache, peak_flops, read_bandwidth, sync
 
@@ -195,12 +196,14 @@ __all__ = [
     "can",
     "cpu_name",
     "fingerprint",
+    "fit_threads",
     "has_vnni",
     "isa",
     "last_level_cache",
     "memory_available",
     "peak_flops",
     "peak_rss",
+    "quota",
     "read_bandwidth",
     "reset_peak",
     "resident_split",

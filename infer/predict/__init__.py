@@ -47,6 +47,7 @@ class Predictor(Generation):
         kv_memory: str | int | None = None,
         max_tokens_per_step: int | None = None,
         speculation: bool = True,
+        batch_invariant: bool = False,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> Self:
         """Verify hashes and trust, open (lowering again where the machine differs), run the golden inputs.
@@ -54,6 +55,8 @@ class Predictor(Generation):
         Of a language model, `kv_memory` is for its KV cache ("2GiB" or bytes; default: a share of what is free), and
         `max_tokens_per_step` bounds how long others wait for a prompt that is read (default 512).
         With `speculation` it drafts text that repeats itself and checks several tokens in one step, where that pays.
+        `batch_invariant`: what a request gets depends on no other that runs, to the last bit; slower, for nothing is
+        batched or drafted.
         `adapters`: LoRA adapters of PEFT's format to load, folders by name (see `Language.load_adapter`).
 
         Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code nobody trusts),
@@ -67,13 +70,12 @@ class Predictor(Generation):
         backend = plugins.get("backends", manifest.backend)
         if reason := backend.missing():
             raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
-        if threads:
-            torch.set_num_threads(threads)
+        limited = hardware.fit_threads(threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
         hardware.use_tf32(manifest.plan.dtype, place)
         if backend.EXECUTES_CODE and not trust_code:
             artifact.require_trust(folder, f"backend {manifest.backend}")
-        notes: list[Finding] = []
+        notes: list[Finding] = [limited] if limited else []
         differs = differences(manifest.target, backend.target(place))
         opened = (
             lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
@@ -83,7 +85,8 @@ class Predictor(Generation):
             runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
         predictor = cls(folder, manifest, runner, notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
-        predictor.speculation, predictor.phases = speculation, phases
+        predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
+        predictor.phases = phases
         tested = time.perf_counter()
         try:
             predictor.self_test(exact=not differs)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 from torch import Tensor
 
 from ..errors import InputError, UsageError
@@ -68,6 +69,7 @@ class Generation(Texts):
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
     speculation: bool = True
+    batch_invariant: bool = False
     _language: Language | None = None
 
     @property
@@ -84,7 +86,7 @@ class Generation(Texts):
                 name=self.name,
                 device=runner.device,
                 kv_bytes=parse_size(self.kv_memory, "kv_memory"),
-                limits=_limits(self.max_tokens_per_step),
+                limits=_limits(self.max_tokens_per_step, self.batch_invariant),
                 speculation=self.speculation,
             )
         return self._language
@@ -229,11 +231,12 @@ class _Shared:
             return self._step.run(inputs)
 
 
-def _limits(step_tokens: int | None) -> EngineLimits | None:
+def _limits(step_tokens: int | None, batch_invariant: bool) -> EngineLimits:
+    defaults = EngineLimits(batch_invariant=batch_invariant)
     if step_tokens is None:
-        return None
-    defaults = EngineLimits()
-    return EngineLimits(
+        return defaults
+    return msgspec.structs.replace(
+        defaults,
         step_tokens=step_tokens,
         mixed_tokens=min(defaults.mixed_tokens, step_tokens),
         max_running=min(defaults.max_running, step_tokens),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..generate.windows import CONTEXT
 from ..spec import Finding
-from . import layers, wording
+from . import anatomy, layers, wording
 from .document import FidelityRow, LatencyRow, Report
 
 WIDTH = 100
@@ -78,7 +78,7 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
 
 def others(report: Report) -> list[Finding]:
     """The findings that no other table shows."""
-    shown = ("compare", "memory", "ceiling")
+    shown = ("compare", "memory", "ceiling", anatomy.STAGE)
     decided = ("tried ", "refused ")
     return [
         f
@@ -123,6 +123,8 @@ def card(report: Report) -> list[tuple[str, str]]:
             what = "decode step" if report.decodes else "call"
             text = f"{wording.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
             rows.append(("ceiling", text))
+    for batch, text in anatomy.shares(report.findings).items():
+        rows.append(("goes into", f"{text} of a {anatomy.STAGE} at batch {batch}"))
     return rows
 
 

@@ -48,6 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trust_code: bool = False
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
+    batch_invariant: bool = False
     api_key: str | list[str] | None = None
     limits: ServeLimits = ServeLimits()
     observing: Observing = Observing()
@@ -90,10 +91,8 @@ class Replica:
     def __init__(self, asked: Mapping[str, Any]) -> None:
         wanted = msgspec.convert(asked, Asked)
         self.stack = contextlib.ExitStack()
-        options = {
-            name: getattr(wanted, name)
-            for name in ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step")
-        }
+        names = ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step", "batch_invariant")
+        options = {name: getattr(wanted, name) for name in names}
         sources = [Source(path=path, options=options) for path in wanted.artifacts]
         opened = opening.open_models(sources, self.stack, in_process=True)
         self.service = Service([predictor for predictor, _ in opened], wanted.limits, api_key=wanted.api_key)

@@ -53,6 +53,7 @@ def run(
     drain: float | None = None,
     kv_memory: str | int | None = None,
     max_tokens_per_step: int | None = None,
+    batch_invariant: bool = False,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     in_process: bool = False,
     replicas: int = 1,
@@ -69,7 +70,7 @@ def run(
     this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
     one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
     `in_process`, in this one. `api_key` may be several; with `tls` (see `tls.context`) the port speaks HTTPS.
-    `max_delay_us` and `drain` outrank `limits`; `kv_memory` and `max_tokens_per_step`
+    `max_delay_us` and `drain` outrank `limits`; `kv_memory`, `max_tokens_per_step` and `batch_invariant`
     are for each language model (see `Predictor.load`), `lora` names adapters of the only one, folders by name. With
     `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
     of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
@@ -85,6 +86,7 @@ def run(
         "trust_code": trust_code,
         "kv_memory": kv_memory,
         "max_tokens_per_step": max_tokens_per_step,
+        "batch_invariant": batch_invariant,
     }
     own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
     given = {name: value for name, value in own.items() if value is not None}

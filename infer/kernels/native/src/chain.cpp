@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "chain_layout.h"
+#include "crowd.h"
 
 namespace infer_native {
 namespace {
 
 constexpr int64_t KEPT_BYTES = 256 << 20;  // a larger buffer is given back after the call
+constexpr int64_t STRIP_ROWS = 16;         // as in parallel.h: with fewer the work is cut beforehand
 
 struct Free {
   void operator()(char* pointer) const { std::free(pointer); }
@@ -255,7 +257,10 @@ void run_chain(const ChainCall& call) {
   thread_local int64_t size = 0;
   if (call.rows[0] == 0) return;
   Layout layout(call);
-  const int64_t threads = layout.threads(call.rows[0]);
+  thread_local Crowd crowd;
+  int64_t threads = layout.threads(call.rows[0]);
+  const bool cut_beforehand = threads > 1 && call.rows[0] < STRIP_ROWS;
+  if (cut_beforehand) threads = crowd.threads(threads, Clock::now());
   layout.make_room(call, threads);
   const int64_t wanted = layout.shared_bytes + threads * layout.own_bytes + LINE;
   if (wanted > size) {
@@ -271,11 +276,16 @@ void run_chain(const ChainCall& call) {
   if (threads == 1) {
     Worker(call, layout, shared, own, 0, 1).run();
   } else {
+    std::atomic<int64_t> disturbed{0};
+    const Clock::time_point start = Clock::now();
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
+      const Presence presence(start);
       const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
       Worker(call, layout, shared, own + part * layout.own_bytes, part, parts).run();
+      if (cut_beforehand && presence.disturbed()) disturbed.fetch_add(1, std::memory_order_relaxed);
     }
+    if (cut_beforehand) crowd.ran(threads, disturbed.load(), Clock::now());
   }
   if (size > KEPT_BYTES) buffer.reset(), size = 0;
 }
