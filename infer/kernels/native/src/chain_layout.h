@@ -19,7 +19,7 @@ inline int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE;
 
 inline const Staged& staged(int64_t kind) {
   const Isa& isa = active_isa();
-  return kind == LUT4 ? isa.staged_lut4 : kind == INT8 ? isa.staged_int8 : isa.staged_int8_weight;
+  return kind == LUT4 ? isa.staged_lut4 : kind == INT8_WEIGHT ? isa.staged_int8_weight : isa.staged_int8;
 }
 
 // Of one operation, without the addresses of its values.
