@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import quant
-from infer.quant import int8
 from infer.kernels.linear_packed import int8_twin
+from infer.quant import int8
 from infer.quant._balance import balance, balance_rows
 from infer.quant._calibrate import calibrate
 from infer.quant._layers import QuantizedLinear

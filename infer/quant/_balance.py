@@ -2,8 +2,8 @@
 
 SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): column j of the input is multiplied by `m[j]` and column j of the
 weight divided by it, `1 / m = max|x|^α / max|w|^(1 - α)`. Here α is searched for each layer on the error of its output
-over kept input rows, and a layer that gains less than `LEAST_GAIN` is left as it is. Layers that read the same input and
-take a step for each row of it (dynamic int8) are balanced together, so that it is rounded once for all of them.
+over kept input rows, and a layer that gains less than `LEAST_GAIN` is left as it is. Dynamic int8 balances layers that
+read one input together, so that it is rounded once for all of them.
 """
 
 from __future__ import annotations
