@@ -5,9 +5,10 @@
     --quant int8:weight   activations stay float
 
 The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (both
-behind `x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes from
-the clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all others
-their resolution. The scale of a row of weights is its absolute maximum: searching for a smaller one takes 0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
+behind `x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes
+from the clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all
+others their resolution. The scale of a row of weights is its absolute maximum: searching for a smaller one takes
+0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
 """
 
 from __future__ import annotations
