@@ -111,7 +111,10 @@ def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Ten
     if "weight_scale" in tensors:
         return torch.ops.infer.linear_int8_weight(x, codes, scale, bias)
     if "x_multiplier" in tensors:
-        x = (x * tensors["x_multiplier"]).to(x.dtype)
+        product = x * tensors["x_multiplier"]
+        x = (
+            product if product.dtype == x.dtype else product.to(x.dtype)
+        )  # a cast, even to itself, stays in a graph
     if "x_scale" in tensors:
         return torch.ops.infer.linear_int8_static(x, codes, scale, tensors["x_scale"], bias)
     return torch.ops.infer.linear_int8(x, codes, scale, bias)
