@@ -99,8 +99,8 @@ class _Rewriter(Rewriter):
                 layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
             key = (kind, source, layer.columns, self._step(layer), self._multiplier(layer))
             groups.setdefault(key, []).append((node, layer))
-        for (kind, source, *_), members in groups.items():
-            self._replace(str(kind), source, members)
+        for (kind, *_), members in groups.items():
+            self._replace(str(kind), members)
         self._drop_unused()
 
     def attend(self) -> None:
@@ -146,10 +146,12 @@ class _Rewriter(Rewriter):
     def _multiplier(self, layer: Layer) -> bytes | None:
         return None if layer.x_multiplier is None else self._tensors[layer.x_multiplier].numpy().tobytes()
 
-    def _replace(self, kind: str, x: Any, members: list[tuple[fx.Node, Layer]]) -> None:
+    def _replace(self, kind: str, members: list[tuple[fx.Node, Layer]]) -> None:
         packing = Packing(f"packed_{len(self.packings)}", kind, tuple(layer for _, layer in members))
         self.packings.append(packing)
         first = members[0][0]
+        x: Any = first.args[0]  # as it is now: another layer that was replaced may have made it
+        x = x.args[0] if kind == BALANCED else x
         given = x.meta["val"]
         operands = self._operands(packing, given)
         features = packing.out_features
