@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
 
 import kernels_bars  # noqa: E402
+import kernels_call  # noqa: E402
 import kernels_linear  # noqa: E402
 import kernels_models  # noqa: E402
 import kernels_quality  # noqa: E402
@@ -36,6 +37,7 @@ def works() -> Iterator[tuple[str, Callable[[], list[Bar]]]]:
     """Every piece of work by name, in the order of the table."""
     for case in kernels_linear.cases():
         yield case.name, lambda case=case: kernels_linear.measure(case)
+    yield kernels_call.NAME, kernels_call.measure
     for whole in kernels_models.cases():
         yield whole.name, lambda whole=whole: kernels_models.measure(whole)
     yield kernels_quality.NAME, kernels_quality.measure

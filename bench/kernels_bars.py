@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from results_path import result_path
 
-KINDS = ("lut4", "int8", "MiniLM", "BERT", "ResNet", "nf4")
+KINDS = ("lut4", "int8", "call", "MiniLM", "BERT", "ResNet", "nf4")
 
 
 class Bar(msgspec.Struct, kw_only=True):

@@ -17,14 +17,15 @@ float number() { return static_cast<float>(std::rand() % 20001 - 10000) / 777; }
 
 struct Case {
   int64_t rows, columns, m;
-  std::vector<float> x, scale, bias;
+  std::vector<float> x, multiplier, scale, bias;
   std::vector<int8_t> codes, group_scale;  // a scale for each 16 columns; of 64 they have the first ones
   std::vector<uint8_t> stream;
 
   Case(int64_t rows, int64_t columns, int64_t m)
-      : rows(rows), columns(columns), m(m), x(m * columns), scale(rows), bias(rows), codes(rows * columns),
+      : rows(rows), columns(columns), m(m), x(m * columns), multiplier(columns), scale(rows), bias(rows), codes(rows * columns),
         group_scale(rows * columns / GROUP * FINE_SCALES), stream(rows * columns / 2) {
     for (float& v : x) v = number();
+    for (float& v : multiplier) v = 0.1f + std::fabs(number());
     for (float& v : scale) v = 0.1f + std::fabs(number());
     for (float& v : bias) v = number();
     for (int8_t& v : codes) v = static_cast<int8_t>(std::rand() % 255 - 127);
@@ -34,20 +35,21 @@ struct Case {
     if (m > 8) x[8 * columns] = INFINITY;
   }
 
-  // Dynamic, static and weight-only int8, then lut4 with one and with four scales to a group where whole groups allow it,
-  // one after the other.
+  // Dynamic, static, weight-only and balanced int8, then lut4 with one and with four scales to a group where whole
+  // groups allow it, one after the other.
   std::vector<float> run() const {
     const int64_t blocks = packed_blocks(rows), quads = (columns + 3) / 4, groups = columns / GROUP;
-    std::vector<float> y(5 * m * rows), block_scale(blocks * 16);
+    std::vector<float> y(6 * m * rows), block_scale(blocks * 16);
     std::vector<int8_t> packed(blocks * quads * 64);
     std::vector<int32_t> row_sum(blocks * 16);
     pack_int8(codes.data(), scale.data(), rows, columns, packed.data(), block_scale.data(), row_sum.data());
     const Int8Weight weight{packed.data(), block_scale.data(), rows, columns, row_sum.data()};
     const float step = 0.05f;
-    linear_int8(x.data(), m, weight, nullptr, bias.data(), y.data());
-    linear_int8(x.data(), m, weight, &step, nullptr, y.data() + m * rows);
+    linear_int8(x.data(), m, weight, {}, bias.data(), y.data());
+    linear_int8(x.data(), m, weight, {&step}, nullptr, y.data() + m * rows);
     linear_int8_weight(x.data(), m, weight, bias.data(), y.data() + 2 * m * rows);
-    for (int64_t scales = 1, place = 3; columns % GROUP == 0 && scales <= FINE_SCALES; scales += 3, ++place) {
+    linear_int8(x.data(), m, weight, {nullptr, multiplier.data()}, bias.data(), y.data() + 3 * m * rows);
+    for (int64_t scales = 1, place = 4; columns % GROUP == 0 && scales <= FINE_SCALES; scales += 3, ++place) {
       float table[16];
       for (int i = 0; i < 16; ++i) table[i] = (i - 7.3f) / 9;
       std::vector<uint8_t> lut(blocks * groups * 512);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from infer.kernels import native, prepack
 from infer.kernels.native import build as compiling
-from infer.quant import quantize_model
+from infer.quant import Stats, calibrate, quantize_model
 from infer.spec import Plan
 
 pytestmark = [
@@ -80,8 +81,10 @@ def inputs(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, tokens, WIDTH, generator=generator), real
 
 
-def exported(model: nn.Module, quant: str = "int8") -> ExportedProgram:
-    quantize_model(model.eval(), Plan(source="test", quant=quant))
+def exported(
+    model: nn.Module, quant: str = "int8", stats: Mapping[str, Stats] | None = None
+) -> ExportedProgram:
+    quantize_model(model.eval(), Plan(source="test", quant=quant), stats=stats)
     with torch.no_grad():
         return torch.export.export(
             model, inputs(3, 17), dynamic_shapes=({0: ROWS, 1: TOKENS}, {0: ROWS, 1: TOKENS}), strict=False
@@ -121,6 +124,25 @@ def test_a_whole_encoder_is_one_call_that_computes_what_single_operators_do(mask
     # A last bit more or less may change how one activation is rounded to int8.
     assert apart[1] < 1e-5
     assert apart[-1] < 0.01
+
+
+def test_a_balanced_encoder_is_one_call_with_as_few_products() -> None:
+    torch.manual_seed(0)
+    model = Encoder("keys").eval()
+    with torch.no_grad():  # a norm that makes a few columns large, as trained ones do
+        for layer in model.layers:
+            layer.first.weight[::32] *= 40
+            layer.up.weight[:, ::32] /= 40
+    stats = calibrate(model, [dict(zip(("x", "real"), inputs(4, 32 + i), strict=True)) for i in range(4)])
+    step = exported(model, "int8", stats)
+    balanced = [name for name in step.state_dict if name.endswith("x_multiplier")]
+    assert len(balanced) >= 2
+    chained = targets(prepack.packed(step))
+    assert chained["infer.chain.default"] == 1
+    assert not [name for name in chained if "packed" in name or "mul" in name]
+    assert sum(n for name, n in targets(prepack.packed(step, chains=False)).items() if "packed" in name) == 8
+    found = differences(step, (3, 17), (1, 1), (2, 40))
+    assert max(found) < 0.02
 
 
 @pytest.mark.parametrize("layer", [{"before": True}, {"causal": True}, {"kv_heads": 1}], ids=str)

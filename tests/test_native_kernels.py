@@ -49,6 +49,11 @@ def int8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, x_scale: 
     return torch.ops.infer.linear_int8_packed(x, *packed, x_scale, bias, *codes.shape)
 
 
+def int8_balanced(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, by: Tensor) -> Tensor:
+    packed = native.pack_int8(codes, scale)
+    return torch.ops.infer.linear_int8_balanced_packed(x, *packed, by, bias, *codes.shape)
+
+
 def int8_weight(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     packed = native.pack_int8(codes, scale)
     return torch.ops.infer.linear_int8_weight_packed(x, *packed[:2], bias, *codes.shape)
@@ -104,6 +109,20 @@ def test_int8_has_the_bits_of_its_twin(isas: list[str], rows: int, columns: int,
             for height in HEIGHTS:
                 assert same(int8(x[:height], codes, scale, bias, None), dynamic[:height]), (isa, height)
                 assert same(int8(x[:height], codes, scale, bias, step), static[:height]), (isa, height)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 130), (17, 3), (100, 190), (333, 1025)])
+def test_balanced_int8_is_the_twin_of_the_product(isas: list[str], rows: int, columns: int) -> None:
+    codes, scale, bias = int8_tensors(rows, columns)
+    x, by = torch.randn(40, columns), torch.rand(columns) * 8 + 0.01
+    x[7], x[9, -1] = 0, NAN
+    want = int8_twin(x * by, codes, scale, bias)
+    for isa in isas:
+        native.use_isa(isa)
+        for height in HEIGHTS:
+            assert same(int8_balanced(x[:height], codes, scale, bias, by), want[:height]), (isa, height)
+    with pytest.raises(RuntimeError, match="x_multiplier"):
+        int8_balanced(x, codes, scale, bias, torch.ones(columns + 1))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 130), (100, 190), (64, 4096)])

@@ -158,6 +158,60 @@ def test_six_bit_codes_compute_as_int8_rows() -> None:
     assert relative(program.module()(x), layer(x)) < 0.02
 
 
+class Balanced(nn.Module):
+    """Three layers that read one input, the third with a balance of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(int8_layer(rows, 50, True) for rows in (33, 16, 5))
+        shared, other = torch.rand(2, 50) + 0.1
+        for layer, multiplier in zip(self.layers, (shared, shared.clone(), other), strict=True):
+            layer.register_buffer("x_multiplier", multiplier)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [layer(x) for layer in self.layers]
+
+
+def test_layers_balanced_alike_become_one_call_and_nothing_is_multiplied_before() -> None:
+    model, x = Balanced(), torch.randn(3, 50)
+    program = prepack.packed(exported(model, x), chains=False)
+    found = [target for target in targets(program) if "slice" not in target]
+    assert found == ["infer.linear_int8_balanced_packed.default"] * 2
+    for layer, y in zip(model.layers, program.module()(x), strict=True):
+        assert relative(y, int8_twin(x * layer.x_multiplier, layer.codes, layer.scale, layer.bias)) < 1e-6
+
+
+def test_balanced_layers_are_chained() -> None:
+    model = nn.Sequential(
+        nn.LayerNorm(50), int8_layer(64, 50), int8_layer(64, 64), nn.GELU(), int8_layer(20, 64)
+    )
+    for layer in (model[1], model[2], model[4]):
+        layer.register_buffer("x_multiplier", torch.rand(layer.codes.shape[1]) + 0.1)
+    x = torch.randn(7, 50)
+    program = exported(model, x)
+    whole, single = prepack.packed(program), prepack.packed(program, chains=False)
+    assert targets(whole) == ["infer.chain.default"]
+    with torch.no_grad():
+        assert relative(whole.module()(x), single.module()(x)) < 1e-5
+
+
+def test_a_product_that_something_else_reads_stays() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = int8_layer(16, 64)
+            self.register_buffer("by", torch.rand(64) + 0.1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * self.by
+            return self.layer(y), y
+
+    model, x = Both(), torch.randn(3, 64)
+    first, second = prepack.packed(exported(model, x)).module()(x)
+    assert relative(first, int8_twin(x * model.by, model.layer.codes, model.layer.scale)) < 1e-6
+    assert torch.equal(second, x * model.by)
+
+
 @pytest.mark.parametrize("make", [nf4_layer, int8_layer])
 def test_no_rows_give_no_rows(make: Any) -> None:
     program = torch.export.export(make(20, 64).eval(), (torch.empty(0, 64),))

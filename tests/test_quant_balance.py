@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from infer import quant
+from infer.kernels.linear_packed import int8_twin
 from infer.quant import int8
-from infer.quant._balance import balance
+from infer.quant._balance import balance, balance_rows
 from infer.quant._calibrate import calibrate
 from infer.quant._layers import QuantizedLinear
 from infer.spec import Plan
@@ -48,6 +49,49 @@ def test_balancing_halves_the_error_of_inputs_with_large_columns(hessian: bool, 
     assert "x_multiplier" in balanced[0].packed.tensors()
     monkeypatch.setattr("infer.quant._calibrate.balance", lambda rows, weight, step: None)
     assert lost(model, balanced, unseen) < 0.5 * lost(model, model_and_small(x, hessian)[1], unseen)
+
+
+class Readers(nn.Module):
+    """Two layers that read one input, and one that reads another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(96, n) for n in (80, 48, 80))
+        with torch.no_grad():
+            for layer in (self.first, self.second):
+                layer.weight[:, ::24] /= 60
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.third(x.sign()) + self.second(x).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+def test_dynamic_layers_that_read_one_input_share_a_balance_that_halves_their_error(hessian: bool) -> None:
+    x, unseen = outliers(2048).split(1024)
+    model, small = Readers(), Readers()
+    stats = calibrate(model, [{"x": part} for part in x.split(256)], hessian=hessian)
+    quant.quantize_model(small, Plan(source="m.pt", quant="int8"), stats=stats)
+    first, second, third = (getattr(small, n).packed.tensors() for n in ("first", "second", "third"))
+    assert torch.equal(first["x_multiplier"], second["x_multiplier"])
+    assert "x_multiplier" not in third
+    plain = int8.quantize(model.first.weight.detach(), None, Plan(source="m.pt", quant="int8"))
+    want = model.first(unseen)
+    losses = [
+        float((int8_twin(rows, tensors["codes"], tensors["scale"], model.first.bias) - want).detach().norm())
+        for rows, tensors in ((unseen * first["x_multiplier"], first), (unseen, plain))
+    ]
+    assert losses[0] < 0.5 * losses[1]
+
+
+def test_dynamic_layers_stay_as_they_are_without_inputs_or_gain() -> None:
+    make = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(128, 96, generator=make), torch.randn(80, 96, generator=make)
+    for feedback in (False, True):
+        assert balance_rows(x, [weight], feedback=feedback) is None
+    assert balance_rows(torch.empty(0, 96), [weight], feedback=False) is None
+    assert balance_rows(x, [], feedback=False) is None
+    assert balance_rows(torch.zeros(4, 96), [weight], feedback=False) is None
 
 
 def test_even_inputs_stay_as_they_are() -> None:

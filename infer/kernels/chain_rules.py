@@ -14,8 +14,13 @@ from .chain_match import is_call
 from .chain_values import BATCH, COLUMNS, HEADS, ROW, TEAM, TOKENS, Value, View, Views, outside
 
 aten, own = torch.ops.aten, torch.ops.infer
-_LUT, _FINE_LUT = 0, 3
-_LINEAR = {"linear_lut4_packed": _LUT, "linear_int8_packed": 1, "linear_int8_weight_packed": 2}
+_LUT, _FINE_LUT = 0, 4
+_LINEAR = {
+    "linear_lut4_packed": _LUT,
+    "linear_int8_packed": 1,
+    "linear_int8_weight_packed": 2,
+    "linear_int8_balanced_packed": 3,
+}
 _ACTIVATIONS = {
     aten.silu.default: 0,
     aten.relu.default: 3,

@@ -3,6 +3,7 @@
     linear_lut4_packed          `linear_lut` of 2 to 4 bits, activations to int8 for each group of 64 columns
     linear_int8_packed          `linear_int8_static`, the same numbers; without x_scale `linear_int8`, but with
                                 activations on an asymmetric grid for each row: half the error after GELU or ReLU
+    linear_int8_balanced_packed the same of x times a number for each column
     linear_int8_weight_packed   `linear_int8_weight`
 
 x is [..., K] float32 on the CPU, packed operands come from `native.pack_lut4` and `native.pack_int8`. Only the native
@@ -94,6 +95,11 @@ declare(
 declare(
     "linear_int8_packed(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor? x_scale, Tensor? bias, "
     "int out_features, int in_features) -> Tensor",
+    _shape,
+)
+declare(
+    "linear_int8_balanced_packed(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor x_multiplier, "
+    "Tensor? bias, int out_features, int in_features) -> Tensor",
     _shape,
 )
 declare(

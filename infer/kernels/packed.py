@@ -18,10 +18,11 @@ from .linear_int8 import row_step, to_grid
 from .linear_lut import row_blocks
 from .packing import GROUP, columns_of, decode, tables_of_rows
 
-LUT, INT8, WEIGHT = "lut4", "int8", "int8_weight"
+LUT, INT8, BALANCED, WEIGHT = "lut4", "int8", "int8_balanced", "int8_weight"
 PARTS = {
     LUT: ("codes", "scale", "table", "row_scale"),
     INT8: ("codes", "scale", "row_sum"),
+    BALANCED: ("codes", "scale", "row_sum"),
     WEIGHT: ("codes", "scale"),
 }
 WIDEST = 4  # bits of a code that one byte shuffle can look up; wider ones become int8
@@ -37,6 +38,7 @@ class Layer(msgspec.Struct, frozen=True):
     table: str | None = None
     row_scale: str | None = None
     x_scale: str | None = None
+    x_multiplier: str | None = None
     bias: str | None = None
     group: int = GROUP  # columns that share a scale of a table
 
@@ -85,8 +87,10 @@ def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[
 
 
 def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the packed tensors those that are no weights: the bias and the step of the input, where there are such."""
+    """Of the packed tensors those that are no weights, where there are such: bias, step and multiplier of the input."""
     made = {}
+    if (multiplier := packing.layers[0].x_multiplier) is not None:
+        made[f"{packing.name}_x_multiplier"] = weights[multiplier].float()
     if (step := packing.layers[0].x_scale) is not None:
         made[f"{packing.name}_x_scale"] = weights[step].float().reshape(1)
     if packing.has_bias:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
@@ -16,7 +17,7 @@ from torch.export import ExportedProgram
 from ..spec import Finding
 from . import chain_build, native
 from .conv_fusion import fusable, fuse_convolutions
-from .packed import INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack, pack_vectors
+from .packed import BALANCED, INT8, LUT, PARTS, WEIGHT, WIDEST, AnyPacking, Layer, Packing, pack, pack_vectors
 from .packing import GROUP, bits_of, columns_of, group_of
 from .rewriting import Rewriter
 
@@ -89,12 +90,17 @@ class _Rewriter(Rewriter):
         groups: dict[tuple[object, ...], list[tuple[fx.Node, Layer]]] = {}
         for node in self._graph.nodes:
             found = self._layer(node)
-            if found is not None:
-                kind, layer = found
-                shared = (kind, node.args[0], layer.columns, layer.group, self._step(layer))
-                groups.setdefault(shared, []).append((node, layer))
-        for key, members in groups.items():
-            self._replace(str(key[0]), members)
+            if found is None:
+                continue
+            kind, layer = found
+            source = node.args[0]
+            if kind == INT8 and layer.x_scale is None and (balanced := self._balanced(node)) is not None:
+                kind, (source, multiplier) = BALANCED, balanced
+                layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
+            key = (kind, source, layer.columns, layer.group, self._step(layer), self._multiplier(layer))
+            groups.setdefault(key, []).append((node, layer))
+        for (kind, *_), members in groups.items():
+            self._replace(str(kind), members)
         self._drop_unused()
 
     def attend(self) -> None:
@@ -130,11 +136,27 @@ class _Rewriter(Rewriter):
     def _step(self, layer: Layer) -> float | None:
         return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
 
+    def _balanced(self, node: fx.Node) -> tuple[fx.Node, str] | None:
+        """x and the name of the vector, where the input of a layer is float32 x times a vector of the program."""
+        product = node.args[0]
+        if not isinstance(product, fx.Node) or product.target != torch.ops.aten.mul.Tensor:
+            return None
+        x, vector = product.args
+        if not isinstance(x, fx.Node) or not isinstance(vector, fx.Node) or vector.name not in self._names:
+            return None
+        name, given, kept = self._names[vector.name], x.meta["val"], vector.meta["val"]
+        fits = given.dtype == kept.dtype == torch.float32 and tuple(kept.shape) == tuple(given.shape[-1:])
+        return (x, name) if fits and name in self._tensors else None
+
+    def _multiplier(self, layer: Layer) -> bytes | None:
+        return None if layer.x_multiplier is None else self._tensors[layer.x_multiplier].numpy().tobytes()
+
     def _replace(self, kind: str, members: list[tuple[fx.Node, Layer]]) -> None:
         packing = Packing(f"packed_{len(self.packings)}", kind, tuple(layer for _, layer in members))
         self.packings.append(packing)
         first = members[0][0]
-        x: Any = first.args[0]
+        x: Any = first.args[0]  # as it is now: another layer that was replaced may have made it
+        x = x.args[0] if kind == BALANCED else x
         given = x.meta["val"]
         operands = self._operands(packing, given)
         features = packing.out_features
@@ -143,6 +165,9 @@ class _Rewriter(Rewriter):
         if kind == INT8:
             static, name = members[0][1].x_scale is not None, f"{packing.name}_x_scale"
             step = [self._operand(name, (1,), torch.float32, given) if static else None]
+        if kind == BALANCED:
+            columns = (members[0][1].columns,)
+            step = [self._operand(f"{packing.name}_x_multiplier", columns, torch.float32, given)]
         bias = operands.pop() if packing.has_bias else None
         # Inductor writes a vector of up to eight numbers into its code: these have their values from the start.
         self._state |= pack_vectors(packing, self._tensors)
@@ -159,7 +184,10 @@ class _Rewriter(Rewriter):
                 part = self._cast(part, node.meta["val"].dtype)
                 node.replace_all_uses_with(part)
         for node, _ in members:
+            product: Any = node.args[0]
             self._graph.erase_node(node)
+            if product is not x and not product.users:
+                self._graph.erase_node(product)
 
     def _operands(self, packing: Packing, like: Tensor) -> list[fx.Node]:
         count = sum(native.blocks(layer.rows) for layer in packing.layers)

@@ -55,6 +55,10 @@ class Stats(Protocol):
         """How static int8 balances the input against a weight float32 [rows, columns], or None."""
         ...
 
+    def balanced_together(self) -> Balance | None:
+        """How dynamic int8 balances the input against the weights of all layers that read it, or None."""
+        ...
+
     @property
     def clip(self) -> Tensor:
         """Scalar: where to clip, so that an int8 grid over ±clip has the smallest mean squared error."""

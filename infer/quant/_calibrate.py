@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import SourceError, UsageError
-from ._balance import Balance, balance
+from ._balance import Balance, balance, balance_rows
 from ._feedback import Factor, factor
 from ._sites import LAYERS
 
@@ -46,6 +46,9 @@ class LayerStats:
     balance: Balance | None | Literal["unknown"] = (
         "unknown"  # decided once for all blocks of rows of a weight
     )
+    # The weights of all Linear layers that read the same input, and how those are balanced together.
+    readers: list[Tensor] = field(default_factory=list)
+    shared: Balance | None | Literal["unknown"] = "unknown"
     result: LayerStats | None = None  # of what a convolution gives, which may be added to in int8
 
     @property
@@ -109,6 +112,15 @@ class LayerStats:
             self.balance = balance(rows, weight, (self.clip / LEVELS).clamp_min(TINY))
         return self.balance
 
+    def balanced_together(self) -> Balance | None:
+        """The same for dynamic int8: one balance for all layers that read this input."""
+        if self.shared == "unknown":
+            rows = torch.cat(self.kept) if self.kept and self.readers else torch.empty(0, 0)
+            feedback = bool(self.hessians or self.made)
+            self.shared = balance_rows(rows, self.readers, feedback=feedback)
+            self.readers = []
+        return self.shared
+
     def add_products(self, rows: Tensor, width: int) -> None:
         """rows float32 [count, K]: add their products, in blocks of `width` columns."""
         parts = rows.split(width, 1)
@@ -158,7 +170,21 @@ def calibrate(
             handle.remove()
     if not count:
         raise UsageError("there are no inputs to calibrate with", hint="Give them with --data")
+    _find_readers(stats, {n: m.weight for n, m in layers if isinstance(m, nn.Linear)})
     return stats
+
+
+def _find_readers(stats: Mapping[str, LayerStats], weights: Mapping[str, Tensor]) -> None:
+    """Layers that saw the same numbers read the same input."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in weights.keys() & stats.keys():
+        seen = stats[name]
+        key = (seen.num_rows, float(seen.absmax), seen.square_sum.numpy().tobytes())
+        groups.setdefault(key, []).append(name)
+    for names in groups.values():
+        readers = [weights[name] for name in sorted(names) if not weights[name].is_meta]
+        for name in names:
+            stats[name].readers = readers
 
 
 def hessian_width(layers: Iterable[nn.Module]) -> int:

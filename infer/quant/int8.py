@@ -4,11 +4,11 @@
     --quant int8:static   activations by one scale for each layer, calibrated on real inputs
     --quant int8:weight   activations stay float
 
-The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (behind
-`x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes from the
-clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all others
-their resolution. The scale of a row of weights is
-its absolute maximum: searching for a smaller one takes 0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
+The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (both
+behind `x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes
+from the clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all
+others their resolution. The scale of a row of weights is its absolute maximum: searching for a smaller one takes
+0.1 % off the error of MiniLM and 0.02 % off pydoc_lm's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..spec import Plan
 from . import Stats
+from ._balance import Balance
 from ._feedback import round_with_feedback
 from ._refusals import refuses_embedding, refuses_padding, too_small
 
@@ -62,8 +63,7 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     other layers that calibration did not reach.
     """
     rows = weight.float().reshape(weight.shape[0], -1)
-    static = plan.quant_option == "static" and stats is not None
-    found = stats.balanced(rows) if static and stats is not None and weight.dim() == 2 else None
+    found = _balance(rows, stats, plan) if stats is not None and weight.dim() == 2 else None
     rows = rows if found is None else found.weight(rows)
     scale = (rows.abs().amax(1) / LEVELS).clamp_min(TINY)
     factors = [] if stats is None else stats.factors(rows.shape[1])
@@ -75,12 +75,19 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     ).reshape(weight.shape)
     if plan.quant_option == "weight":
         return {"codes": codes, "weight_scale": scale}
-    if plan.quant_option != "static" or stats is None:
-        return {"codes": codes, "scale": scale}
-    tensors = {"codes": codes, "scale": scale, "x_scale": step(stats)}
+    tensors = {"codes": codes, "scale": scale}
     if found is not None:
-        tensors |= {"x_scale": found.step, "x_multiplier": found.multiplier}
+        tensors["x_multiplier"] = found.multiplier
+    if plan.quant_option != "static" or stats is None:
+        return tensors
+    tensors["x_scale"] = step(stats) if found is None or found.step is None else found.step
     return tensors | ({"y_scale": step(stats.result)} if stats.result is not None else {})
+
+
+def _balance(rows: Tensor, stats: Stats, plan: Plan) -> Balance | None:
+    if plan.quant_option == "static":
+        return stats.balanced(rows)
+    return stats.balanced_together() if plan.quant_option == "" else None
 
 
 def step(stats: Stats) -> Tensor:
@@ -104,7 +111,10 @@ def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Ten
     if "weight_scale" in tensors:
         return torch.ops.infer.linear_int8_weight(x, codes, scale, bias)
     if "x_multiplier" in tensors:
-        x = (x * tensors["x_multiplier"]).to(x.dtype)
+        product = x * tensors["x_multiplier"]
+        x = (
+            product if product.dtype == x.dtype else product.to(x.dtype)
+        )  # a cast, even to itself, stays in a graph
     if "x_scale" in tensors:
         return torch.ops.infer.linear_int8_static(x, codes, scale, tensors["x_scale"], bias)
     return torch.ops.infer.linear_int8(x, codes, scale, bias)

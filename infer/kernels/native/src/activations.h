@@ -81,12 +81,28 @@ inline Vector::Floats load_tail(const float* x, int64_t count) {
   return Vector::load(padded);
 }
 
+// A row as it is, and one whose columns are multiplied by numbers of their own.
+struct PlainRow {
+  const float* x;
+  Vector::Floats at(int64_t k) const { return Vector::load(x + k); }
+  Vector::Floats tail(int64_t k, int64_t count) const { return load_tail(x + k, count); }
+};
+
+struct BalancedRow {
+  const float *x, *multiplier;
+  Vector::Floats at(int64_t k) const { return Vector::mul(Vector::load(x + k), Vector::load(multiplier + k)); }
+  Vector::Floats tail(int64_t k, int64_t count) const {
+    return Vector::mul(load_tail(x + k, count), load_tail(multiplier + k, count));
+  }
+};
+
 struct Extent {
   float low, high;  // over the row and zero
   bool finite;
 };
 
-inline Extent extent_of(const float* x, int64_t columns) {
+template <class Row>
+inline Extent extent_of(Row x, int64_t columns) {
   const Vector::Floats nothing = Vector::broadcast(0.0f);
   Vector::Floats low[4], high[4], zero[4];  // zero: 0 * x is NaN where x is not finite
   for (int i = 0; i < 4; ++i) low[i] = high[i] = zero[i] = nothing;
@@ -97,13 +113,13 @@ inline Extent extent_of(const float* x, int64_t columns) {
   };
   int64_t k = 0;
   for (; k + 64 <= columns; k += 64) {
-    extend(0, Vector::load(x + k));
-    extend(1, Vector::load(x + k + 16));
-    extend(2, Vector::load(x + k + 32));
-    extend(3, Vector::load(x + k + 48));
+    extend(0, x.at(k));
+    extend(1, x.at(k + 16));
+    extend(2, x.at(k + 32));
+    extend(3, x.at(k + 48));
   }
-  for (; k + 16 <= columns; k += 16) extend(0, Vector::load(x + k));
-  if (k < columns) extend(0, load_tail(x + k, columns - k));
+  for (; k + 16 <= columns; k += 16) extend(0, x.at(k));
+  if (k < columns) extend(0, x.tail(k, columns - k));
   alignas(64) float lows[16], highs[16], zeros[16];
   Vector::store(lows, Vector::min(Vector::min(low[0], low[1]), Vector::min(low[2], low[3])));
   Vector::store(highs, Vector::max(Vector::max(high[0], high[1]), Vector::max(high[2], high[3])));
@@ -136,8 +152,12 @@ struct RowGrid {
 };
 
 // As kernels.h says for `linear_int8`. The step is NaN where the row's result is.
-inline RowGrid row_grid(const float* x, int64_t columns, const float* x_scale) {
-  if (x_scale != nullptr) return {any_nan(x, columns) ? NOT_A_NUMBER : *x_scale, 0};
+inline RowGrid static_grid(const float* x, int64_t columns, float x_scale) {
+  return {any_nan(x, columns) ? NOT_A_NUMBER : x_scale, 0};
+}
+
+template <class Row>
+inline RowGrid row_grid(Row x, int64_t columns) {
   const Extent extent = extent_of(x, columns);
   const float step = at_least_tiny((extent.high - extent.low) / (2 * LEVELS));
   if (!extent.finite || step > std::numeric_limits<float>::max()) return {NOT_A_NUMBER, 0};
@@ -147,20 +167,20 @@ inline RowGrid row_grid(const float* x, int64_t columns, const float* x_scale) {
 
 // One row; quads go `stride` bytes apart. `offset` is what an accumulator starts with: -128 * sum(q) where weights are
 // stored as code + 128.
-template <Values VALUES>
-inline void quantize_row(const float* x, int64_t columns, RowGrid row, int64_t stride, int8_t* q, int32_t* offset) {
+template <Values VALUES, class Row>
+inline void quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, int8_t* q, int32_t* offset) {
   const Grid<VALUES> grid(row.step, row.zero);
   Vector::Sums total = Vector::broadcast(int32_t{0});
   int64_t k = 0;
   for (; k + 16 <= columns; k += 16) {
-    const Vector::Sums codes = grid(Vector::load(x + k));
+    const Vector::Sums codes = grid(x.at(k));
     total = Vector::add(total, codes);
     Vector::store_quads(q + k / 4 * stride, stride, codes);
   }
   int32_t sum = Vector::reduce_add(total);
   if (k < columns) {
     alignas(64) int8_t tail[4 * Vector::QUAD_BYTES];
-    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(load_tail(x + k, columns - k)));
+    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(x.tail(k, columns - k)));
     for (int64_t quad = 0; k + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
       std::memcpy(q + (k / 4 + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
       for (int i = 0; i < 4; ++i) sum += tail[quad * Vector::QUAD_BYTES + i];

@@ -110,9 +110,11 @@ class Worker {
     if (m == 0) return;
     const Staged& layer = staged(a[0]);
     const Span mine = my_rows(a[4]);
-    const float* x_scale = a[0] == INT8 ? operand<float>(a[12]) : nullptr;
+    InputGrid grid;
+    if (a[0] == INT8) grid.step = operand<float>(a[12]);
+    if (a[0] == INT8_BALANCED) grid.multiplier = operand<float>(a[12]);
     watch_.lap(IN_ROWS);
-    layer.quantize(x.data, x.stride, m, columns, x_scale, mine.begin, mine.end, activations_);
+    layer.quantize(x.data, x.stride, m, columns, grid, mine.begin, mine.end, activations_);
     watch_.lap(IN_QUANTIZE);
     if (!layout_.alone) meet();
     const float* bias = operand<float>(a[13]);

@@ -36,7 +36,7 @@ enum ChainCode : int64_t {
                // operand of the mask or -1, whether it is float, has batches, has rows, causal, number of the scale
 };
 
-enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, LUT4_FINE };
+enum LinearKind : int64_t { LUT4, INT8, INT8_WEIGHT, INT8_BALANCED, LUT4_FINE };
 
 struct ChainCall {
   const int64_t* program;

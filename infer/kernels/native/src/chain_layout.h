@@ -22,8 +22,8 @@ inline const Staged& staged(int64_t kind) {
   switch (kind) {
     case LUT4: return isa.staged_lut4;
     case LUT4_FINE: return isa.staged_lut4_fine;
-    case INT8: return isa.staged_int8;
-    default: return isa.staged_int8_weight;
+    case INT8_WEIGHT: return isa.staged_int8_weight;
+    default: return isa.staged_int8;
   }
 }
 

@@ -67,9 +67,8 @@ void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const floa
   active_isa().linear_lut4(x, m, weight, bias, y);
 }
 
-void linear_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
-                 float* y) {
-  active_isa().linear_int8(x, m, weight, x_scale, bias, y);
+void linear_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y) {
+  active_isa().linear_int8(x, m, weight, given, bias, y);
 }
 
 void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y) {

@@ -113,18 +113,26 @@ inline Int8Activations int8_activations(const void* memory, int64_t m) {
           reinterpret_cast<int32_t*>(place + padded * 8)};
 }
 
-void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, const float* x_scale, int64_t begin,
+void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t begin,
                    int64_t end, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   const Int8Activations to = int8_activations(memory, m);
   each_row(Tiles(m, Vector::TILE_ROWS), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
     const float* values = x + row * stride;
-    const RowGrid grid = to.grid[row] = row_grid(values, columns, x_scale);
+    const int64_t stride_of_quads = height * Vector::QUAD_BYTES;
     int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
-    if (x_scale != nullptr)
-      quantize_row<Values::ANY>(values, columns, grid, height * Vector::QUAD_BYTES, q, to.offset + row);
-    else
-      quantize_row<Values::WITHIN>(values, columns, grid, height * Vector::QUAD_BYTES, q, to.offset + row);
+    const auto by_its_range = [&](auto x) {
+      const RowGrid grid = to.grid[row] = row_grid(x, columns);
+      quantize_row<Values::WITHIN>(x, columns, grid, stride_of_quads, q, to.offset + row);
+    };
+    if (given.multiplier != nullptr) {
+      by_its_range(BalancedRow{values, given.multiplier});
+    } else if (given.step == nullptr) {
+      by_its_range(PlainRow{values});
+    } else {
+      const RowGrid grid = to.grid[row] = static_grid(values, columns, *given.step);
+      quantize_row<Values::ANY>(PlainRow{values}, columns, grid, stride_of_quads, q, to.offset + row);
+    }
   });
 }
 
@@ -137,14 +145,13 @@ void multiply_int8(const void* packed, const void* memory, int64_t m, const floa
   });
 }
 
-void run_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
-                 float* y) {
+void run_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y) {
   if (m == 0 || weight.rows == 0) return;
   void* memory = scratch(int8_bytes(m, weight.columns));
   const Int8Activations activations = int8_activations(memory, m);
   const Tiles tiles(m, Vector::TILE_ROWS);
   const auto quantize = [&](Range rows) {
-    quantize_int8(x, weight.columns, m, weight.columns, x_scale, rows.begin, rows.end, memory);
+    quantize_int8(x, weight.columns, m, weight.columns, given, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});

@@ -69,7 +69,7 @@ inline int64_t int8_weight_bytes(int64_t m, int64_t columns) {
   return m * ((columns + 3) / 4) * 4 * static_cast<int64_t>(sizeof(float)) + 64;
 }
 
-void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t columns, const float*, int64_t begin,
+void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t begin,
                          int64_t end, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   float* interleaved = static_cast<float*>(memory);
@@ -99,7 +99,7 @@ void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const 
   const Tiles tiles(m, Vector::TILE_ROWS);
   void* memory = scratch(int8_weight_bytes(m, weight.columns));
   const auto arrange = [&](Range rows) {
-    arrange_int8_weight(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
+    arrange_int8_weight(x, weight.columns, m, weight.columns, {}, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
     int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, {y, weight.rows});

@@ -27,8 +27,8 @@ struct Share {
 struct Staged {
   int64_t (*bytes)(int64_t m, int64_t columns);
   // Rows begin..end of x [m, columns], `stride` floats apart.
-  void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, const float* x_scale, int64_t begin,
-                   int64_t end, void* memory);
+  void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t begin, int64_t end,
+                   void* memory);
   // The part of y [m, rows] that is this thread's.
   void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);
 };
@@ -61,8 +61,7 @@ struct Isa {
   const char* name;
   bool unsigned_weights;
   void (*linear_lut4)(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
-  void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
-                      float* y);
+  void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
   void (*linear_int8_weight)(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);
   Staged staged_lut4, staged_lut4_fine, staged_int8, staged_int8_weight;
   RowKernels rows;

@@ -42,15 +42,21 @@ struct Int8Weight {
 //   total = fma(fma(sum[i + 2], scale[i + 2], sum[i] * scale[i]), step, total).
 void linear_lut4(const float* x, int64_t m, const Lut4Weight& weight, const float* bias, float* y);
 
-// Activations become int8 by `x_scale[0]` in ±127, or when it is null each row by its own range, asymmetrically (an
+// Which int8 numbers activations become: those of one step for all, or of each row's own range, its columns multiplied
+// by numbers of their own before (the columns of the weight were divided by them). At most one is not null.
+struct InputGrid {
+  const float* step = nullptr;
+  const float* multiplier = nullptr;  // [columns]
+};
+
+// Activations become int8 by `step[0]` in ±127, or when it is null each row by its own range, asymmetrically (an
 // activation function leaves few negative numbers, and half the levels would be lost; MiniLM: error 0.074 → 0.050):
 //   low = min(0, min x), high = max(0, max x), step = max((high - low) / 254, FLT_MIN),
 //   zero = clamp(round(-127 - low / step), -127, 127), q = clamp(round(x / step) + zero, -127, 127),
 //   y = float(sum(q * code) - zero * row_sum) * step * scale + bias,
-// halves rounded to even, the int32 part exact. With x_scale, step = x_scale[0], zero = 0 and q in ±127.
+// halves rounded to even, the int32 part exact. With a step, step = step[0], zero = 0 and q in ±127.
 // `linear_packed.int8_twin` is the same in torch.
-void linear_int8(const float* x, int64_t m, const Int8Weight& weight, const float* x_scale, const float* bias,
-                 float* y);
+void linear_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
 
 // Activations stay float: y = sum(x * code) * scale + bias.
 void linear_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const float* bias, float* y);

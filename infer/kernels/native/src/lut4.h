@@ -41,7 +41,7 @@ Lut4Activations lut4_activations(const void* memory, int64_t m, int64_t columns)
 }
 
 template <int SCALES>
-void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, const float*, int64_t begin, int64_t end,
+void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t begin, int64_t end,
                    void* memory) {
   const int64_t groups = columns / GROUP;
   const Lut4Activations to = lut4_activations<SCALES>(memory, m, columns);
@@ -68,7 +68,7 @@ void run_lut4_of(const float* x, int64_t m, const Lut4Weight& weight, const floa
   const Lut4Activations activations = lut4_activations<SCALES>(memory, m, weight.columns);
   const Tiles tiles = lut4_tiles(m);
   const auto quantize = [&](Range rows) {
-    quantize_lut4<SCALES>(x, weight.columns, m, weight.columns, nullptr, rows.begin, rows.end, memory);
+    quantize_lut4<SCALES>(x, weight.columns, m, weight.columns, {}, rows.begin, rows.end, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     lut4_rows<SCALES>(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});

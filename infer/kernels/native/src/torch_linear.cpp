@@ -49,8 +49,8 @@ AtenTensorHandle lut4(const View& given, const View& codes, const View& scale, c
 }
 
 AtenTensorHandle int8(const View& given, const View& codes, const View& scale, const std::optional<View>& row_sum,
-                      const std::optional<View>& x_scale,
-                      const std::optional<View>& bias, int64_t out_features, int64_t in_features, bool weight_only) {
+                      InputGrid grid, const std::optional<View>& bias, int64_t out_features, int64_t in_features,
+                      bool weight_only) {
   STD_TORCH_CHECK(codes.dim == 4 && codes.sizes[0] == (out_features + BLOCK_ROWS - 1) / BLOCK_ROWS &&
                       codes.sizes[1] == (in_features + 3) / 4,
                   "codes do not hold ", out_features, " rows of ", in_features, " columns");
@@ -58,7 +58,6 @@ AtenTensorHandle int8(const View& given, const View& codes, const View& scale, c
   std::optional<Tensor> holder;
   const View x = given.dense(holder);
   const float* added = floats(bias, out_features, "bias");
-  const float* step = floats(x_scale, 1, "x_scale");
   const Output y(x, out_features);
   const Int8Weight weight{codes.as<const int8_t>(), scale.as<const float>(), out_features, in_features,
                           row_sum ? row_sum->as<const int32_t>() : nullptr};
@@ -66,7 +65,7 @@ AtenTensorHandle int8(const View& given, const View& codes, const View& scale, c
     if (weight_only)
       linear_int8_weight(x.as<const float>(), y.rows, weight, added, y.data);
     else
-      linear_int8(x.as<const float>(), y.rows, weight, step, added, y.data);
+      linear_int8(x.as<const float>(), y.rows, weight, grid, added, y.data);
   }
   return y.handle;
 }
@@ -79,13 +78,21 @@ Tensor op_lut4(Tensor x, Tensor codes, Tensor scale, Tensor table, Tensor row_sc
 
 Tensor op_int8(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, std::optional<Tensor> x_scale, std::optional<Tensor> bias,
                int64_t out_features, int64_t in_features) {
-  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), View(row_sum.get()), optional_view(x_scale),
-                     optional_view(bias), out_features, in_features, false));
+  const InputGrid grid{floats(optional_view(x_scale), 1, "x_scale"), nullptr};
+  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), View(row_sum.get()), grid, optional_view(bias),
+                     out_features, in_features, false));
+}
+
+Tensor op_int8_balanced(Tensor x, Tensor codes, Tensor scale, Tensor row_sum, Tensor x_multiplier, std::optional<Tensor> bias,
+                        int64_t out_features, int64_t in_features) {
+  const InputGrid grid{nullptr, floats(View(x_multiplier.get()), in_features, "x_multiplier")};
+  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), View(row_sum.get()), grid, optional_view(bias),
+                     out_features, in_features, false));
 }
 
 Tensor op_int8_weight(Tensor x, Tensor codes, Tensor scale, std::optional<Tensor> bias, int64_t out_features,
                       int64_t in_features) {
-  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), std::nullopt, std::nullopt, optional_view(bias),
+  return Tensor(int8(View(x.get()), View(codes.get()), View(scale.get()), std::nullopt, {}, optional_view(bias),
                      out_features, in_features, true));
 }
 
@@ -94,6 +101,7 @@ Tensor op_int8_weight(Tensor x, Tensor codes, Tensor scale, std::optional<Tensor
 STABLE_TORCH_LIBRARY_IMPL(infer, CPU, m) {
   m.impl("linear_lut4_packed", TORCH_BOX(&op_lut4));
   m.impl("linear_int8_packed", TORCH_BOX(&op_int8));
+  m.impl("linear_int8_balanced_packed", TORCH_BOX(&op_int8_balanced));
   m.impl("linear_int8_weight_packed", TORCH_BOX(&op_int8_weight));
 }
 
@@ -109,8 +117,20 @@ INFER_SHIM aoti_torch_cpu_linear_int8_packed(AtenTensorHandle x, AtenTensorHandl
                                              AtenTensorHandle row_sum, AtenTensorHandle* x_scale, AtenTensorHandle* bias, int64_t out_features,
                                              int64_t in_features, AtenTensorHandle* ret0) {
   return guarded("linear_int8_packed", [&] {
-    *ret0 = int8(View(x), View(codes), View(scale), View(row_sum), optional_view(x_scale), optional_view(bias), out_features,
-                 in_features, false);
+    const InputGrid grid{floats(optional_view(x_scale), 1, "x_scale"), nullptr};
+    *ret0 = int8(View(x), View(codes), View(scale), View(row_sum), grid, optional_view(bias), out_features, in_features,
+                 false);
+  });
+}
+
+INFER_SHIM aoti_torch_cpu_linear_int8_balanced_packed(AtenTensorHandle x, AtenTensorHandle codes, AtenTensorHandle scale,
+                                                      AtenTensorHandle row_sum, AtenTensorHandle x_multiplier,
+                                                      AtenTensorHandle* bias, int64_t out_features, int64_t in_features,
+                                                      AtenTensorHandle* ret0) {
+  return guarded("linear_int8_balanced_packed", [&] {
+    const InputGrid grid{nullptr, floats(View(x_multiplier), in_features, "x_multiplier")};
+    *ret0 = int8(View(x), View(codes), View(scale), View(row_sum), grid, optional_view(bias), out_features, in_features,
+                 false);
   });
 }
 
@@ -119,7 +139,7 @@ INFER_SHIM aoti_torch_cpu_linear_int8_weight_packed(AtenTensorHandle x, AtenTens
                                                     int64_t out_features, int64_t in_features,
                                                     AtenTensorHandle* ret0) {
   return guarded("linear_int8_weight_packed", [&] {
-    *ret0 = int8(View(x), View(codes), View(scale), std::nullopt, std::nullopt, optional_view(bias), out_features, in_features,
+    *ret0 = int8(View(x), View(codes), View(scale), std::nullopt, {}, optional_view(bias), out_features, in_features,
                  true);
   });
 }
