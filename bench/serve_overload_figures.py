@@ -41,27 +41,29 @@ def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
 
 
 def together(runs: list[Run], seconds: float, slo: float) -> dict[str, Any]:
-    """Figures of all rounds of one rung, of so many seconds each: rates at the machine's usual speed as medians over
-    rounds (`goodputs`, `offereds`: of each), everything else of all their requests."""
+    """Figures of all rounds of one rung, of so many seconds each: rates as medians over rounds (`goodputs`, `offereds`,
+    `besides`: of each), everything else of all their requests."""
     rows, found = np.concatenate([run.rows for run in runs]), dict[str, Any]()
     parts = [figures(run.rows, seconds, slo) for run in runs]
-    for what in ("goodput", "offered"):
-        found[f"{what}s"] = [round(part[what] / run.pace, 2) for part, run in zip(parts, runs, strict=True)]
     found |= figures(rows, seconds * len(runs), slo)
-    found |= {what: float(np.median(found[f"{what}s"])) for what in ("goodput", "offered")}
-    found["pace"] = float(np.median([run.pace for run in runs]))
+    for what in ("goodput", "offered"):
+        found[f"{what}s"] = [round(part[what], 2) for part in parts]
+        found[what] = float(np.median(found[f"{what}s"]))
+    found["besides"] = [round(run.beside, 2) for run in runs]
+    found["beside"] = float(np.median(found["besides"]))
     return {key: value if isinstance(value, list) else round(value, 3) for key, value in found.items()}
 
 
-def share(found: dict[str, Any], best: str) -> None:
-    """Add each rung's share of the best one's goodput, or of what was offered where that is less: the median of the
-    rounds' ratios."""
-    most = found[best]["goodputs"]
+def share(found: dict[str, Any], steady: list[str]) -> None:
+    """Add each rung's share of the best one's goodput, or of what was offered where that is less: the median over
+    rounds. The best of `steady` is that with the highest median ratio of goodput to the bursts beside it."""
+    best = max(
+        float(np.median(np.divide(found[name]["goodputs"], found[name]["besides"]))) for name in steady
+    )
     for row in found.values():
-        there = most if len(row["goodputs"]) == len(most) else [found[best]["goodput"]] * len(row["goodputs"])
         ratios = [
-            good / min(top, offered)
-            for good, top, offered in zip(row["goodputs"], there, row["offereds"], strict=True)
+            good / min(best * beside, offered)
+            for good, beside, offered in zip(row["goodputs"], row["besides"], row["offereds"], strict=True)
         ]
         row["share"] = round(float(np.median(ratios)), 3)
 
@@ -110,21 +112,21 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
 def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
     lines = [
         f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
-        "within the SLO. Rates are as at the machine's usual speed, medians over rounds. Share: of the best goodput, "
-        "or of what was offered where that is less, the median of the rounds' ratios. Sent late: the client's own "
-        "p99.\n",
-        "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
-        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms | speed |",
+        "within the SLO. Rates are medians over rounds. Beside: goodput of the bursts before and after. Share: of the "
+        "best rung's goodput at the speed that the bursts show, or of what was offered where that is less, the median "
+        "over rounds. Sent late: the client's own p99.\n",
+        "| load | offered/s | goodput/s | beside/s | share of best | accepted | p50, p99 of accepted, ms | late "
+        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
         "|" + "---|" * 12,
     ]
     for name, row in found.items():
         back = f"{row['recovery']:.2f}" if "recovery" in row else ""
         refusal = "" if np.isnan(row["reject_p99_ms"]) else f"{row['reject_p99_ms']:.1f}"
         lines.append(
-            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f} "
+            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['beside']:.1f} | {row['share']:.2f} "
             f"| {100 * row['accepted']:.0f} % | {row['p50_ms']:.0f}, {row['p99_ms']:.0f} | {row['late']:.0f} "
             f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} "
-            f"| {row['sent_late_p99_ms']:.1f} | {row['pace']:.2f} |"
+            f"| {row['sent_late_p99_ms']:.1f} |"
         )
     bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
     return "\n".join([*lines, "", *bars]) + "\n"

@@ -1,12 +1,11 @@
 """The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
 
-    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 5] [--rounds 4] [--rungs 0.5,1,2,5,10]
+    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 4] [--rounds 4] [--rungs 0.5,1,2,5,10]
 
-As bench/serve_overload.py, always `--steady`; the yardstick answers prompts one after another. Requests are streams of
-16 tokens after prompts of 20 to 300 words, no two alike. C, the SLO and goodput are about the time to the first token;
-an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with `--limit
-max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
-models/pydoc_lm is made int8 first.
+As bench/serve_overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
+4,096 no two alike. C, the SLO and goodput are about the time to the first token; an answer is right when its end came
+too. The server is started twice: to find C and the SLO, and then with `--limit max_start_seconds=` 0.9 SLO, for clients
+can't say how long they wait for a first token. Without an artifact, models/pydoc_lm is made int8 first.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,16 +22,16 @@ from typing import Any
 
 import numpy as np
 from serve_client import post
-from serve_overload import CAUTION, YARD, Client, capacity, client, ladder, parsed
-from serve_overload_figures import markdown, missed, p99, took
+from serve_overload import CAUTION, bursts, capacity, client, guess, ladder, parsed
+from serve_overload_figures import markdown, missed
 from serve_pace import Paced
-from serve_roles import ROOT, ask, started
+from serve_roles import ROOT
 from serve_traffic import served
 
 from serve import say, write
 
 PROMPTS, TOKENS = 4096, 16
-BURST = [1.0, 400.0]  # seconds, requests a second: how many it answers in one go is the first guess at C
+FLOOD = [1.0, 400.0]  # seconds, requests a second
 
 
 def make(folder: str) -> str:
@@ -65,27 +63,18 @@ def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
 
 
 def measure(
-    artifact: str,
-    requests: list[bytes],
-    model: subprocess.Popen[str],
-    work: Path,
-    arguments: argparse.Namespace,
+    artifact: str, requests: list[bytes], work: Path, arguments: argparse.Namespace
 ) -> tuple[float, float, dict[str, Any], str]:
-    def paced(fire: Client) -> Paced:
-        return Paced(fire.fire, lambda: float(ask(model, seconds=YARD)["rate"]))
-
     with limited(artifact, work) as port, client(port, requests, None, work) as fire:
-        first = paced(fire)
-        burst = first.fire([BURST], seed=9)
-        good = burst.rows[burst.rows[:, 3] == 200]
-        guess = len(good) / float(np.nanmax(good[:, 2])) / burst.pace
-        say(f"a burst of {len(burst.rows)}: {guess:.0f}/s, p99 {p99(took(burst.rows)):.2f} s")
-        c, slo = capacity(first, 0.6 * guess, 1.1 * guess, arguments.seconds)
+        paced = Paced(fire.fire)
+        about = guess(paced, FLOOD)
+        c, slo = capacity(paced, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
     with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
-        then = paced(fire)
-        found = ladder(then, c * then.usual / first.usual, slo, arguments, {})
-    return c, slo, found, then.note
+        paced = Paced(fire.fire)
+        bursts(paced, fire, c, slo, {})
+        found = ladder(paced, c, slo, arguments, {})
+    return c, slo, found, paced.note
 
 
 def main() -> int:
@@ -95,9 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make(folder)
         requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
-        work = Path(folder)
-        with started("text", artifact) as (_, model):
-            c, slo, found, note = measure(artifact, requests, model, work, arguments)
+        c, slo, found, note = measure(artifact, requests, Path(folder), arguments)
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"

@@ -1,18 +1,17 @@
-"""Runs of a client against a machine whose speed changes by the minute, told as at one speed.
+"""Runs of a client, each between two bursts of the same client, which tell what the server can do just then.
 
-A yardstick (the model alone, in a process of its own) is timed before and after each run. Rates are asked for, and
-told, as at the machine's usual speed, the yardstick's first: what is sent is scaled by its latest reading, what came
-back divided by the mean of both. A run during which programs that are not ours, or the hypervisor, took more than a
-tenth of a core, or whose two readings differ by a quarter, is made again: at most `AGAIN` times, `MOST_AGAIN` in all,
-and not because of what the server did in it.
+A burst is a few seconds of more than the server can do: same client, same front, same model, same cores as in the run
+between them. What a run did is told as a share of the mean of the two bursts' goodputs, so that a machine whose speed
+changes by the minute compares loads and not minutes; of a change within seconds something stays. A run during which
+programs that are not ours, or the hypervisor, took more than a tenth of a core, or whose two bursts differ by a
+quarter, is made again: at most `AGAIN` times, `MOST_AGAIN` in all, and not because of what the server did in it.
 
-What is left: alone and for a moment the yardstick can run faster than the model does under the server, and a run beside
-such a reading then looks slow. The table shows each rung's reading; docs/decisions.md has a case.
+What bursts can't show: a server that does less than it could under every load alike. And each is short, so that the
+noise of a run's share is mostly theirs; `docs/decisions.md` has figures, also of what was used before.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ import psutil
 
 from serve import say
 
-AGAIN, MOST_AGAIN = 2, 20
+AGAIN, MOST_AGAIN = 2, 12
 MOST_TAKEN = 0.1  # of a core, by others
-MOST_DRIFT = 1.25  # of the yardstick
-READINGS = 3  # whose median is the usual speed
+MOST_DRIFT = 1.25  # of the bursts
 SETTLE = 0.3  # seconds between runs
 
 
@@ -36,11 +34,10 @@ class Fire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`rows` as `serve_openloop` says; `pace`: the machine's speed, 1 being its usual one; `fair`: left alone."""
+    """`rows` as `serve_openloop` says; `beside`: goodput of the bursts around it."""
 
     rows: np.ndarray
-    pace: float
-    fair: bool
+    beside: float
 
 
 class Others:
@@ -69,31 +66,40 @@ class Others:
 
 
 class Paced:
-    """`fire` beside a `yardstick`, which gives work per second."""
+    """`fire`, left alone by others as far as that can be had. `burst`, once it is set, gives good answers a second."""
 
-    def __init__(self, fire: Fire, yardstick: Callable[[], float]) -> None:
-        self._fire, self._yardstick, self._others = fire, yardstick, Others()
-        self.usual = statistics.median([yardstick() for _ in range(READINGS)])
-        self._now = 1.0
+    def __init__(self, fire: Fire) -> None:
+        self._fire, self._others = fire, Others()
+        self.burst: Callable[[], float] | None = None
+        self._last: float | None = None
         self.runs = self.again = self.unfair = 0
 
     def fire(self, phases: list[list[float]], **how: Any) -> Run:
-        """Phases of seconds and requests a second at the usual speed."""
+        """Phases of seconds and requests a second."""
         self.runs += 1
         for attempt in range(AGAIN + 1):
-            before = self._now
+            before = self._read() if self._last is None else self._last
             self._others.begin()
-            rows = self._fire([[seconds, rate * before] for seconds, rate in phases], **how)
+            rows = self._fire(phases, **how)
             taken = self._others.cores()
-            time.sleep(SETTLE)
-            self._now = self._yardstick() / self.usual
-            fair = taken <= MOST_TAKEN and 1 / MOST_DRIFT <= self._now / before <= MOST_DRIFT
+            self._last = after = self._read()
+            fair = taken <= MOST_TAKEN and 1 / MOST_DRIFT <= after / before <= MOST_DRIFT
             if fair or attempt == AGAIN or self.again == MOST_AGAIN:
                 break
             self.again += 1
-            say(f"again: others took {taken:.2f} cores, the machine's speed {before:.2f} -> {self._now:.2f}")
+            say(f"again: others took {taken:.2f} cores, bursts of {before:.0f} and {after:.0f}/s")
         self.unfair += not fair
-        return Run(rows, (before + self._now) / 2, fair)
+        return Run(rows, (before + after) / 2)
+
+    def _read(self) -> float:
+        if self.burst is None:
+            return 1.0
+        time.sleep(SETTLE)
+        found = self.burst()
+        time.sleep(SETTLE)
+        if not found:
+            raise SystemExit("nothing was answered in a burst")
+        return found
 
     @property
     def note(self) -> str:

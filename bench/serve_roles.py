@@ -52,7 +52,9 @@ def load(artifact: str) -> Any:
     return Predictor.load(artifact)
 
 
-def make_minilm(folder: str, say: Callable[[str], None], *, quant: str = "none") -> str:
+def make_minilm(
+    folder: str, say: Callable[[str], None], *, quant: str = "none", backend: str = "auto"
+) -> str:
     import minilm
 
     from infer import Plan, optimize
@@ -60,7 +62,8 @@ def make_minilm(folder: str, say: Callable[[str], None], *, quant: str = "none")
     say("making the MiniLM artifact")
     texts = Path(folder) / "sentences.txt"
     texts.write_text("\n".join(minilm.sentences()) + "\n")
-    plan = Plan(source=str(minilm.checkpoint_folder()), data=str(texts), quant=quant, allow_slower=True)
+    source = str(minilm.checkpoint_folder())
+    plan = Plan(source=source, data=str(texts), quant=quant, backend=backend, allow_slower=True)
     return str(optimize(plan, Path(folder) / "minilm.infer").path)
 
 
