@@ -124,7 +124,7 @@ def bursts(paced: Paced, fire: Client, c: float, slo: float, told: dict[str, flo
         rows = fire.fire(phases, seed=next(numbers), **told)
         return figures(rows[rows[:, 0] >= BURST_LEAD], BURST_SECONDS, slo)["goodput"]
 
-    paced.burst = burst
+    paced.beside(burst)
 
 
 def ladder(

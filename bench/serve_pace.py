@@ -66,13 +66,17 @@ class Others:
 
 
 class Paced:
-    """`fire`, left alone by others as far as that can be had. `burst`, once it is set, gives good answers a second."""
+    """`fire`, left alone by others as far as that can be had."""
 
     def __init__(self, fire: Fire) -> None:
         self._fire, self._others = fire, Others()
-        self.burst: Callable[[], float] | None = None
+        self._burst: Callable[[], float] | None = None
         self._last: float | None = None
         self.runs = self.again = self.unfair = 0
+
+    def beside(self, burst: Callable[[], float]) -> None:
+        """From now on each run stands between two bursts; they give good answers a second."""
+        self._burst, self._last = burst, None
 
     def fire(self, phases: list[list[float]], **how: Any) -> Run:
         """Phases of seconds and requests a second."""
@@ -92,10 +96,10 @@ class Paced:
         return Run(rows, (before + after) / 2)
 
     def _read(self) -> float:
-        if self.burst is None:
+        if self._burst is None:
             return 1.0
         time.sleep(SETTLE)
-        found = self.burst()
+        found = self._burst()
         time.sleep(SETTLE)
         if not found:
             raise SystemExit("nothing was answered in a burst")

@@ -89,10 +89,11 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):
-    """From the worker: a batch ran. `seconds`: of the model alone."""
+    """From the worker: a batch ran. `began`: by the system's monotonic clock; `seconds`: of the model alone."""
 
     outputs: list[Placed]
     seconds: float
+    began: float
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
