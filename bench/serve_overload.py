@@ -6,7 +6,9 @@ Open loop: `bench/serve_openloop.py` sends one-row requests when a Poisson proce
 by bisection, at which p99 <= SLO and nothing is refused (1 % may be either); SLO = 3 x p99 at 0.7 C. Clients say
 how long they wait (X-Request-Timeout-Ms: 0.9 SLO); `--silent` adds rungs on which they don't. Goodput counts answers
 that are right and came within the SLO, measured from when the request was due, not from when it left; a run's first
-second does not count. Without an artifact, MiniLM is made first.
+second does not count. Each counts as much as the model takes for it alone, over the mean of all: the sentences are 8 to
+128 tokens long, so that counted alike a run's figure would say which ones it drew, and turning the long ones away
+would pay. Without an artifact, MiniLM is made first.
 
 The rungs take turns, in an order drawn anew each round, and each run stands between two bursts of `BURST` C, of the
 same clients through the same server: see `serve_pace.py`. A run's ratio is its goodput over its bursts'. The best rung
@@ -71,11 +73,15 @@ class Client:
 
 
 @contextmanager
-def client(port: int, requests: list[bytes], expected: np.ndarray | None, folder: Path) -> Iterator[Client]:
-    """`expected`: answers as rows of float32; None: the requests are for streams of text."""
+def client(
+    port: int, requests: list[bytes], expected: np.ndarray | None, costs: np.ndarray, folder: Path
+) -> Iterator[Client]:
+    """`expected`: answers as rows of float32; None: the requests are for streams of text. `costs`: of each request, in
+    any unit."""
     path, script = folder / "requests.npz", Path(__file__).parent / "serve_openloop.py"
     data, right = np.frombuffer(b"".join(requests), np.uint8), np.zeros(0) if expected is None else expected
-    np.savez(path, data=data, sizes=[len(one) for one in requests], expected=right.astype("<f4"))
+    sizes, costs = [len(one) for one in requests], costs / costs.mean()
+    np.savez(path, data=data, sizes=sizes, expected=right.astype("<f4"), costs=costs)
     command = [sys.executable, str(script), str(port), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         try:
@@ -177,11 +183,11 @@ def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float,
     requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
     with tempfile.TemporaryDirectory() as work:
         with started("model", artifact) as (_, model):
-            ask(model, save=f"{work}/expected.npy")
+            costs = np.array(ask(model, save=f"{work}/expected.npy")["seconds"])
         expected = np.load(f"{work}/expected.npy")
         with (
             started("infer", artifact) as (port, _),
-            client(port, requests, expected, Path(work)) as fire,
+            client(port, requests, expected, costs, Path(work)) as fire,
         ):
             check(port, "binary", requests, expected)
             paced = Paced(fire.fire)

@@ -20,14 +20,15 @@ def p99(values: np.ndarray) -> float:
 
 
 def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
-    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal."""
-    due, sent, finished, status, right, refusal = rows.T
+    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal. Offered and
+    goodput are in requests of average cost."""
+    due, sent, finished, status, right, refusal, cost = rows.T
     took, refused = finished - due, np.isin(status, (429, 503))
     accepted = np.isin(status, (200, 504))
     good = (status == 200) & (right == 1) & (took <= slo)
     return {
-        "offered": len(rows) / seconds,
-        "goodput": float(good.sum()) / seconds,
+        "offered": float(cost.sum()) / seconds,
+        "goodput": float(cost[good].sum()) / seconds,
         "accepted": float(accepted.mean()),
         "p50_ms": 1e3 * float(np.median(took[accepted])) if accepted.any() else float("nan"),
         "p99_ms": 1e3 * p99(took[accepted]),
@@ -70,7 +71,7 @@ def share(found: dict[str, Any], steady: list[str]) -> None:
 
 def holds(rows: np.ndarray, slo: float) -> bool:
     """Whether the server can do that much: at most 1 % late, refused or lost."""
-    due, _, finished, status, _, _ = rows.T
+    due, _, finished, status = rows.T[:4]
     return bool(((status == 200) & (finished - due <= slo)).mean() >= 0.99)
 
 
@@ -112,9 +113,9 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
 def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
     lines = [
         f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
-        "within the SLO. Rates are medians over rounds. Beside: goodput of the bursts before and after. Share: of the "
-        "best rung's goodput at the speed that the bursts show, or of what was offered where that is less, the median "
-        "over rounds. Sent late: the client's own p99.\n",
+        "within the SLO. Rates are in requests of average cost, medians over rounds. Beside: goodput of the bursts "
+        "before and after. Share: of the best rung's goodput at the speed that the bursts show, or of what was offered "
+        "where that is less, the median over rounds. Sent late: the client's own p99.\n",
         "| load | offered/s | goodput/s | beside/s | share of best | accepted | p50, p99 of accepted, ms | late "
         "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
         "|" + "---|" * 12,

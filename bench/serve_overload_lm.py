@@ -3,9 +3,10 @@
     python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 4] [--rounds 4] [--rungs 0.5,1,2,5,10]
 
 As bench/serve_overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
-4,096 no two alike. C, the SLO and goodput are about the time to the first token; an answer is right when its end came
-too. The server is started twice: to find C and the SLO, and then with `--limit max_start_seconds=` 0.9 SLO, for clients
-can't say how long they wait for a first token. Without an artifact, models/pydoc_lm is made int8 first.
+4,096 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
+first token; an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with
+`--limit max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
+models/pydoc_lm is made int8 first.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ def make(folder: str) -> str:
     return str(optimize(plan, Path(folder) / "pydoc_lm.infer").path)
 
 
-def prompts(name: str) -> list[bytes]:
-    """Requests, each with random words."""
+def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
+    """Requests, each with random words, and what they cost."""
     random = np.random.default_rng(7)
     words = np.array(["the", "a", "of", "return", "value", "list", "object", "string", "number", "None"])
-    requests = []
-    for size in random.integers(20, 300, PROMPTS):
+    requests, counts = [], random.integers(20, 300, PROMPTS)
+    for size in counts:
         body = {"model": name, "prompt": " ".join(random.choice(words, size)), "max_tokens": TOKENS}
         body |= {"stream": True, "ignore_eos": True, "temperature": 0.0}
         requests.append(post("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
-    return requests
+    return requests, counts.astype(float) + TOKENS
 
 
 @contextmanager
@@ -63,14 +64,15 @@ def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
 
 
 def measure(
-    artifact: str, requests: list[bytes], work: Path, arguments: argparse.Namespace
+    artifact: str, arguments: argparse.Namespace, work: Path
 ) -> tuple[float, float, dict[str, Any], str]:
-    with limited(artifact, work) as port, client(port, requests, None, work) as fire:
+    requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
+    with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
         paced = Paced(fire.fire)
         about = guess(paced, FLOOD)
         c, slo = capacity(paced, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
-    with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
+    with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
         paced = Paced(fire.fire)
         bursts(paced, fire, c, slo, {})
         found = ladder(paced, c, slo, arguments, {})
@@ -83,8 +85,7 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make(folder)
-        requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
-        c, slo, found, note = measure(artifact, requests, Path(folder), arguments)
+        c, slo, found, note = measure(artifact, arguments, Path(folder))
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"

@@ -60,9 +60,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, tag="open", array_like=True):
-    """To the worker, first: load this, run it once, say `Ready`."""
+    """To the worker, first: load this, run it once, say `Ready`. `again`: its speed is known of an earlier worker, and
+    somebody waits, so that a model which gave its golden answers is not run for its speed."""
 
     source: Source
+    again: bool = False
 
 
 class Run(msgspec.Struct, tag="run", array_like=True):
