@@ -1,6 +1,6 @@
 """The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
 
-    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 4] [--rounds 4] [--rungs 0.5,1,2,5,10]
+    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 2.5] [--rounds 9] [--rungs 0.5,1,2,5,10]
 
 As bench/serve_overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
 4,096 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from serve_alone import Alone
 from serve_client import post
-from serve_overload import CAUTION, bursts, capacity, client, guess, ladder, parsed
-from serve_overload_figures import markdown, missed
-from serve_pace import Paced
+from serve_overload import CAUTION, capacity, client, guess, ladder, parsed
+from serve_overload_figures import doubted, markdown, missed
 from serve_roles import ROOT
 from serve_traffic import served
 
@@ -68,15 +68,14 @@ def measure(
 ) -> tuple[float, float, dict[str, Any], str]:
     requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
     with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
-        paced = Paced(fire.fire)
-        about = guess(paced, FLOOD)
-        c, slo = capacity(paced, 0.6 * about, 1.1 * about, arguments.seconds)
+        alone = Alone(fire.fire)
+        about = guess(alone, FLOOD)
+        c, slo = capacity(alone, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
     with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
-        paced = Paced(fire.fire)
-        bursts(paced, fire, c, slo, {})
-        found = ladder(paced, c, slo, arguments, {})
-    return c, slo, found, paced.note
+        alone = Alone(fire.fire)
+        found = ladder(alone, c, slo, arguments, {})
+    return c, slo, found, alone.note
 
 
 def main() -> int:
@@ -89,10 +88,10 @@ def main() -> int:
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"
-    text = markdown(what, c, slo, found, words)
+    text = markdown(what, c, slo, found, words, doubts := doubted(found))
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
     table |= {"rounds": arguments.rounds}
-    write("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
+    write("serve-overload-lm", {**table, "rows": found, "missed": words, "not_sure": doubts}, text)
     return 1 if words else 0
 
 
