@@ -47,7 +47,7 @@ CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the 
 GRACE = 1.0  # seconds after its deadline at which a request is lost
 LEAD = 0.6  # seconds of a run that do not count: the queue fills
 INSIST = 8.0  # seconds of what is not of the ladder
-FLOOD = [1.0, 3000.0]  # seconds, requests a second: how many are answered in one go is the first guess at C
+FLOOD = 1.0, 3000.0  # seconds, requests a second: how many are answered in one go is the first guess at C
 
 
 class Client:
@@ -111,13 +111,16 @@ def capacity(alone: Alone, low: float, high: float, seconds: float) -> tuple[flo
     raise AssertionError
 
 
-def guess(alone: Alone, flood: list[float]) -> float:
-    """Answers a second to more than it can do."""
-    rows = alone.fire([flood], seed=9)
-    good = rows[rows[:, 3] == 200]
-    rate = len(good) / float(np.nanmax(good[:, 2]))
-    say(f"{len(good)} of {len(rows)} at once: {rate:.0f}/s, p99 {p99(took(rows)):.2f} s")
-    return rate
+def guess(alone: Alone, seconds: float, rate: float) -> float:
+    """Answers a second to at least twice what it can do."""
+    while True:
+        rows = alone.fire([[seconds, rate]], seed=9)
+        good = rows[rows[:, 3] == 200]
+        found = len(good) / float(np.nanmax(good[:, 2]))
+        say(f"{len(good)} of {len(rows)} at once: {found:.0f}/s, p99 {p99(took(rows)):.2f} s")
+        if found < rate / 2:
+            return found
+        rate *= 2
 
 
 def ladder(
@@ -178,7 +181,7 @@ def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float,
         ):
             check(port, "binary", requests, expected)
             alone = Alone(fire.fire)
-            about = guess(alone, FLOOD)
+            about = guess(alone, *FLOOD)
             c, slo = capacity(alone, 0.5 * about, 1.1 * about, arguments.seconds)
             told = {"timeout": CAUTION * slo}
             found = ladder(alone, c, slo, arguments, told)
