@@ -3,7 +3,7 @@
     python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 2.5] [--rounds 9] [--rungs 0.5,1,2,5,10]
 
 As bench/serve_overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
-16,384 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
+32,768 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
 first token; an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with
 `--limit max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
 models/pydoc_lm is made int8 first.
@@ -31,7 +31,7 @@ from serve_traffic import served
 
 from serve import say, write
 
-PROMPTS, TOKENS = 16384, 16
+PROMPTS, TOKENS = 32768, 16
 FLOOD = 1.0, 400.0  # seconds, requests a second
 
 
