@@ -6,7 +6,7 @@ Open loop: `bench/serve_openloop.py` sends one-row requests when a Poisson proce
 by bisection, at which p99 <= SLO and nothing is refused (1 % may be either); SLO = 3 x p99 at 0.7 C. Clients say
 how long they wait (X-Request-Timeout-Ms: 0.9 SLO); `--silent` adds rungs on which they don't. Goodput counts answers
 that are right and came within the SLO, measured from when the request was due, not from when it left; the first
-`LEAD` seconds do not count. Each counts as much as the model takes for it alone, over the mean of all: sentences are 8
+`LEAD` seconds, or the SLO, do not count. Each counts as much as the model takes for it alone, over the mean of all: sentences are 8
 to 128 tokens long, so that counted alike a run's figure would say which ones it drew, and turning the long ones away
 would pay. Without an artifact, MiniLM is made first.
 
@@ -45,7 +45,7 @@ from serve import say, write
 
 CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
 GRACE = 1.0  # seconds after its deadline at which a request is lost
-LEAD = 0.6  # seconds of a run that do not count: the queue fills
+LEAD = 0.6  # seconds of a run, or the SLO where that is longer, that do not count: the queue fills
 INSIST = 8.0  # seconds of what is not of the ladder
 FLOOD = 1.0, 3000.0  # seconds, requests a second: how many are answered in one go is the first guess at C
 
@@ -131,14 +131,15 @@ def ladder(
     rungs = {f"{times:g} C": (times * c, told) for times in arguments.rungs}
     steady = list(rungs)
     rungs |= {f"{times:g} C, no timeout": (times * c, {}) for times in arguments.silent}
+    lead = max(LEAD, slo)
     runs: dict[str, list[np.ndarray]] = {name: [] for name in rungs}
     for number in range(arguments.rounds):
         for name in random.permutation(list(rungs)):
             rate, how = rungs[name]
             say(f"round {number + 1}, {name}: {rate:.0f}/s")
             seed = arguments.seed * 1000 + number
-            rows = alone.fire([[LEAD + seconds, rate]], seed=seed, **how)
-            runs[name].append(rows[rows[:, 0] >= LEAD])
+            rows = alone.fire([[lead + seconds, rate]], seed=seed, **how)
+            runs[name].append(rows[rows[:, 0] >= lead])
     found = {name: together(parts, seconds, slo) for name, parts in runs.items()}
     if not arguments.steady:
         found |= insist(alone, c, slo, arguments, told)
