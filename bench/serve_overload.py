@@ -6,9 +6,9 @@ Open loop: `bench/serve_openloop.py` sends one-row requests when a Poisson proce
 by bisection, at which p99 <= SLO and nothing is refused (1 % may be either); SLO = 3 x p99 at 0.7 C. Clients say
 how long they wait (X-Request-Timeout-Ms: 0.9 SLO); `--silent` adds rungs on which they don't. Goodput counts answers
 that are right and came within the SLO, measured from when the request was due, not from when it left; the first
-`LEAD` seconds, or the SLO, do not count. Each counts as much as the model takes for it alone, over the mean of all: sentences are 8
-to 128 tokens long, so that counted alike a run's figure would say which ones it drew, and turning the long ones away
-would pay. Without an artifact, MiniLM is made first.
+`LEAD` seconds, or the SLO, don't count. Each counts as much as the model takes for it alone, over the mean: sentences
+are 8 to 128 tokens long, so that counted alike a run's figure would say which ones it drew, and turning the long ones
+away would pay. Without an artifact, MiniLM is made first.
 
 The rungs take turns, in an order drawn anew each round; runs are short, so that a round is over before the machine is
 another one, and there are many (see `serve_alone.py`). A rung's share is its goodput in all rounds over that of the
