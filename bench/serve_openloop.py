@@ -6,7 +6,8 @@ Reads commands from stdin, one JSON line each, and says how each went: `phases` 
 `timeout` (seconds, sent as X-Request-Timeout-Ms; 0: none), `retries` (of a refusal, at once), `seed`, `patience`
 (seconds after the last arrival until what is not answered counts as lost), `save`: a .npy of one row per request:
 
-    scheduled, sent, finished (seconds since the begin), status, correct (1), first refusal after (seconds, NaN: none)
+    scheduled, sent, finished (seconds since the begin), status, correct (1), first refusal after (seconds, NaN: none),
+    cost (of that request, as REQUESTS.npz has it)
 
 With `streams` the answer is text in events: it is finished with its first token, and right if its end comes too.
 
@@ -28,7 +29,7 @@ import uvloop
 MOST_CONNECTIONS = 1000
 LOST = 0.0  # status of what was not answered
 CLOSED = 1.0  # of what the server hung up on
-COLUMNS = 6
+COLUMNS = 7
 
 
 class Shot:
@@ -84,8 +85,8 @@ class Line(asyncio.Protocol):
 class Run:
     """One command."""
 
-    def __init__(self, port: int, requests: list[bytes], expected: np.ndarray, asked: dict[str, Any]) -> None:
-        self.port, self.expected, self.retries = port, expected, asked["retries"]
+    def __init__(self, port: int, requests: list[bytes], given: Any, asked: dict[str, Any]) -> None:
+        self.port, self.expected, self.retries = port, given["expected"], asked["retries"]
         self.streams = asked.get("streams", False)
         self.loop = asyncio.get_running_loop()
         self.requests = [timed(request, asked["timeout"]) for request in requests]
@@ -95,6 +96,7 @@ class Run:
         self.number = np.concatenate([random.permutation(len(requests)) for _ in rounds])
         self.rows = np.full((len(self.due), COLUMNS), np.nan)
         self.rows[:, 0], self.rows[:, 3] = self.due, LOST
+        self.rows[:, 6] = given["costs"][self.number[: len(self.due)]]
         self.idle: list[Line] = []
         self.waiting: deque[Shot] = deque()
         self.lines = self.left = 0
@@ -211,7 +213,7 @@ def main(port: int, path: str) -> int:
         asked = json.loads(text)
 
         async def run(asked: dict[str, Any] = asked) -> np.ndarray:
-            return await Run(port, requests, given["expected"], asked).go(asked["patience"])
+            return await Run(port, requests, given, asked).go(asked["patience"])
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             np.save(asked["save"], runner.run(run()))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from serve_openloop import CLOSED, LOST
-from serve_pace import Run
 
+DRAWS, CERTAIN = 4000, (0.05, 0.95)
 SHARES = {1.0: 0.98, 1.5: 0.97, 2.0: 0.95, 5.0: 0.90, 10.0: 0.85}  # of the best goodput
 REJECT_MS = {2.0: 20.0, 10.0: 50.0}
 BACK = 1.0  # seconds after a peak until p99 is as before
@@ -20,14 +20,15 @@ def p99(values: np.ndarray) -> float:
 
 
 def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
-    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal."""
-    due, sent, finished, status, right, refusal = rows.T
+    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal. Offered and
+    goodput are in requests of average cost."""
+    due, sent, finished, status, right, refusal, cost = rows.T
     took, refused = finished - due, np.isin(status, (429, 503))
     accepted = np.isin(status, (200, 504))
     good = (status == 200) & (right == 1) & (took <= slo)
     return {
-        "offered": len(rows) / seconds,
-        "goodput": float(good.sum()) / seconds,
+        "offered": float(cost.sum()) / seconds,
+        "goodput": float(cost[good].sum()) / seconds,
         "accepted": float(accepted.mean()),
         "p50_ms": 1e3 * float(np.median(took[accepted])) if accepted.any() else float("nan"),
         "p99_ms": 1e3 * p99(took[accepted]),
@@ -40,35 +41,38 @@ def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
     }
 
 
-def together(runs: list[Run], seconds: float, slo: float) -> dict[str, Any]:
-    """Figures of all rounds of one rung, of so many seconds each: rates at the machine's usual speed as medians over
-    rounds (`goodputs`, `offereds`: of each), everything else of all their requests."""
-    rows, found = np.concatenate([run.rows for run in runs]), dict[str, Any]()
-    parts = [figures(run.rows, seconds, slo) for run in runs]
-    for what in ("goodput", "offered"):
-        found[f"{what}s"] = [round(part[what] / run.pace, 2) for part, run in zip(parts, runs, strict=True)]
-    found |= figures(rows, seconds * len(runs), slo)
-    found |= {what: float(np.median(found[f"{what}s"])) for what in ("goodput", "offered")}
-    found["pace"] = float(np.median([run.pace for run in runs]))
-    return {key: value if isinstance(value, list) else round(value, 3) for key, value in found.items()}
+def together(runs: list[np.ndarray], seconds: float, slo: float) -> dict[str, Any]:
+    """Figures of all rounds of one rung, of so many seconds each, as of one run; `goodputs` and `offereds`: of each."""
+    found: dict[str, Any] = {**figures(np.concatenate(runs), seconds * len(runs), slo)}
+    parts = [figures(rows, seconds, slo) for rows in runs]
+    found |= {f"{what}s": [part[what] for part in parts] for what in ("goodput", "offered")}
+    return {key: rounded(value) for key, value in found.items()}
 
 
-def share(found: dict[str, Any], best: str) -> None:
-    """Add each rung's share of the best one's goodput, or of what was offered where that is less: the median of the
-    rounds' ratios."""
-    most = found[best]["goodputs"]
+def rounded(value: Any) -> Any:
+    return [rounded(one) for one in value] if isinstance(value, list) else round(value, 3)
+
+
+def share(found: dict[str, Any], steady: list[str]) -> None:
+    """Add each rung's share of the goodput of the best of `steady`, or of what was offered where that is less, and its
+    interval by a bootstrap over rounds (Efron, 1979); what ran once has none."""
+    rounds = len(found[steady[0]]["goodputs"])
+    drawn = np.random.default_rng(0).integers(0, rounds, (DRAWS, rounds))
+    drawn[0] = range(rounds)
+    best = np.max([np.take(found[name]["goodputs"], drawn).mean(1) for name in steady], axis=0)
     for row in found.values():
-        there = most if len(row["goodputs"]) == len(most) else [found[best]["goodput"]] * len(row["goodputs"])
-        ratios = [
-            good / min(top, offered)
-            for good, top, offered in zip(row["goodputs"], there, row["offereds"], strict=True)
-        ]
-        row["share"] = round(float(np.median(ratios)), 3)
+        repeated = len(row["goodputs"]) == rounds > 1
+        good, offered = (
+            np.take(row[what], drawn if repeated else drawn * 0).mean(1) for what in ("goodputs", "offereds")
+        )
+        shares = good / np.minimum(best, offered)
+        row["share"] = rounded(shares[0])
+        row["interval"] = rounded(list(np.quantile(shares, CERTAIN))) if repeated else []
 
 
 def holds(rows: np.ndarray, slo: float) -> bool:
     """Whether the server can do that much: at most 1 % late, refused or lost."""
-    due, _, finished, status, _, _ = rows.T
+    due, _, finished, status = rows.T[:4]
     return bool(((status == 200) & (finished - due <= slo)).mean() >= 0.99)
 
 
@@ -92,8 +96,8 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
     """The bars that are not reached, in words."""
     words = []
     for name, row in found.items():
-        times = float(name.split(" ")[0]) if name.endswith(" C") and name[0].isdigit() else 0.0
-        if row["share"] < SHARES.get(times, 0.0):
+        times = times_of(name)
+        if max([row["share"], *row["interval"]]) < SHARES.get(times, 0.0):
             words.append(f"{name}: goodput {row['share']:.2f} of the best, not {SHARES[times]}")
         if times in REJECT_MS and row["reject_p99_ms"] > REJECT_MS[times]:
             words.append(
@@ -107,24 +111,42 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
     return words
 
 
-def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list[str]) -> str:
+def doubted(found: dict[str, Any]) -> list[str]:
+    """Shares below their bar that may be above it."""
+    bars = {name: SHARES.get(times_of(name), 0.0) for name in found}
+    return [
+        f"{name}: goodput {row['share']:.2f} of the best, the bar of {bars[name]} is within its interval"
+        for name, row in found.items()
+        if row["share"] < bars[name] <= max([row["share"], *row["interval"]])
+    ]
+
+
+def times_of(name: str) -> float:
+    """2 of "2 C", 0 of what is no rung."""
+    return float(name.split(" ")[0]) if name.endswith(" C") and name[0].isdigit() else 0.0
+
+
+def markdown(
+    what: str, c: float, slo: float, found: dict[str, Any], words: list[str], doubts: list[str]
+) -> str:
     lines = [
         f"{what}; C = {c:.0f} requests/s, SLO = {1e3 * slo:.0f} ms (3 x p99 at 0.7 C). Late: accepted and not right "
-        "within the SLO. Rates are as at the machine's usual speed, medians over rounds. Share: of the best goodput, "
-        "or of what was offered where that is less, the median of the rounds' ratios. Sent late: the client's own "
-        "p99.\n",
+        "within the SLO. Rates are in requests of average cost. Share: of the best rung's goodput, or of what was "
+        "offered where that is less; in brackets the interval of nine tenths. Sent late: the client's own p99.\n",
         "| load | offered/s | goodput/s | share of best | accepted | p50, p99 of accepted, ms | late "
-        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms | speed |",
+        "| p99 to a refusal, ms | unanswered, wrong | recovery, s | sent late, ms |",
         "|" + "---|" * 12,
     ]
     for name, row in found.items():
         back = f"{row['recovery']:.2f}" if "recovery" in row else ""
+        interval = " ({:.2f}-{:.2f})".format(*row["interval"]) if row["interval"] else ""
         refusal = "" if np.isnan(row["reject_p99_ms"]) else f"{row['reject_p99_ms']:.1f}"
         lines.append(
-            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f} "
+            f"| {name} | {row['offered']:.0f} | {row['goodput']:.1f} | {row['share']:.2f}{interval} "
             f"| {100 * row['accepted']:.0f} % | {row['p50_ms']:.0f}, {row['p99_ms']:.0f} | {row['late']:.0f} "
             f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} "
-            f"| {row['sent_late_p99_ms']:.1f} | {row['pace']:.2f} |"
+            f"| {row['sent_late_p99_ms']:.1f} |"
         )
-    bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
+    bars = [f"- missed: {word}" for word in words] or ["No bar is surely missed."]
+    bars += [f"- not sure: {word}" for word in doubts]
     return "\n".join([*lines, "", *bars]) + "\n"

@@ -1,11 +1,11 @@
 """The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
 
-    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 5] [--rounds 4] [--rungs 0.5,1,2,5,10]
+    python bench/serve_overload_lm.py [ARTIFACT.infer] [--seconds 2.5] [--rounds 9] [--rungs 0.5,1,2,5,10]
 
-As bench/serve_overload.py, always `--steady`; the yardstick answers prompts one after another. Requests are streams of
-16 tokens after prompts of 20 to 300 words, no two alike. C, the SLO and goodput are about the time to the first token;
-an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with `--limit
-max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
+As bench/serve_overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
+32,768 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
+first token; an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with
+`--limit max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
 models/pydoc_lm is made int8 first.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from serve_alone import Alone
 from serve_client import post
-from serve_overload import CAUTION, YARD, Client, capacity, client, ladder, parsed
-from serve_overload_figures import markdown, missed, p99, took
-from serve_pace import Paced
-from serve_roles import ROOT, ask, started
+from serve_overload import CAUTION, capacity, client, guess, ladder, parsed
+from serve_overload_figures import doubted, markdown, missed
+from serve_roles import ROOT
 from serve_traffic import served
 
 from serve import say, write
 
-PROMPTS, TOKENS = 4096, 16
-BURST = [1.0, 400.0]  # seconds, requests a second: how many it answers in one go is the first guess at C
+PROMPTS, TOKENS = 32768, 16
+FLOOD = 1.0, 400.0  # seconds, requests a second
 
 
 def make(folder: str) -> str:
@@ -44,16 +43,16 @@ def make(folder: str) -> str:
     return str(optimize(plan, Path(folder) / "pydoc_lm.infer").path)
 
 
-def prompts(name: str) -> list[bytes]:
-    """Requests, each with random words."""
+def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
+    """Requests, each with random words, and what they cost."""
     random = np.random.default_rng(7)
     words = np.array(["the", "a", "of", "return", "value", "list", "object", "string", "number", "None"])
-    requests = []
-    for size in random.integers(20, 300, PROMPTS):
+    requests, counts = [], random.integers(20, 300, PROMPTS)
+    for size in counts:
         body = {"model": name, "prompt": " ".join(random.choice(words, size)), "max_tokens": TOKENS}
         body |= {"stream": True, "ignore_eos": True, "temperature": 0.0}
         requests.append(post("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
-    return requests
+    return requests, counts.astype(float) + TOKENS
 
 
 @contextmanager
@@ -65,27 +64,18 @@ def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
 
 
 def measure(
-    artifact: str,
-    requests: list[bytes],
-    model: subprocess.Popen[str],
-    work: Path,
-    arguments: argparse.Namespace,
+    artifact: str, arguments: argparse.Namespace, work: Path
 ) -> tuple[float, float, dict[str, Any], str]:
-    def paced(fire: Client) -> Paced:
-        return Paced(fire.fire, lambda: float(ask(model, seconds=YARD)["rate"]))
-
-    with limited(artifact, work) as port, client(port, requests, None, work) as fire:
-        first = paced(fire)
-        burst = first.fire([BURST], seed=9)
-        good = burst.rows[burst.rows[:, 3] == 200]
-        guess = len(good) / float(np.nanmax(good[:, 2])) / burst.pace
-        say(f"a burst of {len(burst.rows)}: {guess:.0f}/s, p99 {p99(took(burst.rows)):.2f} s")
-        c, slo = capacity(first, 0.6 * guess, 1.1 * guess, arguments.seconds)
+    requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
+    with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
+        alone = Alone(fire.fire)
+        about = guess(alone, *FLOOD)
+        c, slo = capacity(alone, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
-    with limited(artifact, work, limit) as port, client(port, requests, None, work) as fire:
-        then = paced(fire)
-        found = ladder(then, c * then.usual / first.usual, slo, arguments, {})
-    return c, slo, found, then.note
+    with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
+        alone = Alone(fire.fire)
+        found = ladder(alone, c, slo, arguments, {})
+    return c, slo, found, alone.note
 
 
 def main() -> int:
@@ -94,17 +84,14 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
         artifact = arguments.artifact or make(folder)
-        requests = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
-        work = Path(folder)
-        with started("text", artifact) as (_, model):
-            c, slo, found, note = measure(artifact, requests, model, work, arguments)
+        c, slo, found, note = measure(artifact, arguments, Path(folder))
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"
-    text = markdown(what, c, slo, found, words)
+    text = markdown(what, c, slo, found, words, doubts := doubted(found))
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
     table |= {"rounds": arguments.rounds}
-    write("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
+    write("serve-overload-lm", {**table, "rows": found, "missed": words, "not_sure": doubts}, text)
     return 1 if words else 0
 
 

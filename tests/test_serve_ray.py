@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -30,7 +32,7 @@ from infer.cli import main
 from infer.errors import NotUsableError, UsageError
 from infer.serve import ray_run
 from infer.serve.limits import ServeLimits
-from infer.serve.ray_app import Asked
+from infer.serve.ray_app import Asked, Replica
 from infer.serve.ray_run import Cluster
 from tests.language_artifacts import tiny
 
@@ -141,6 +143,31 @@ def test_without_ray_the_hint_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(NotUsableError, match="needs ray") as caught:
         ray_run.check(Asked(artifacts=[str(tmp_path)]), Cluster())
     assert "infer[ray]" in caught.value.hint
+
+
+def test_a_replica_outlives_its_model_s_process(
+    artifacts: list[Path], expected: tuple[dict[str, Any], np.ndarray]
+) -> None:
+    replica = Replica(msgspec.to_builtins(Asked(artifacts=[str(artifacts[0])], threads=1)))
+    (executor,) = (lane.executor for lane in replica.service.engines["slow"].lanes)
+
+    async def die_once() -> None:
+        app = replica.__serve_build_asgi_app__()
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        async with replica._lifespan(app), client:
+            for _ in range(2):
+                answer = await client.post(INFER, json=expected[0], timeout=60)
+                data = answer.json()["outputs"][0]["data"]
+                np.testing.assert_allclose(data, expected[1].ravel(), rtol=1e-4, atol=1e-6)
+                await replica.check_health()
+                if executor.pid == first:
+                    os.kill(first, signal.SIGKILL)
+
+    first = executor.pid
+    assert first not in (None, os.getpid())
+    asyncio.run(die_once())
+    assert not psutil.pid_exists(first)
+    assert executor.pid is None, "it ends with its replica"
 
 
 class Nodes:

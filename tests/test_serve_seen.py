@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,6 +17,8 @@ import pytest
 
 from infer.serve import tracing
 from infer.serve.request_log import Lines, RequestLog, stamp
+from infer.serve.worker.messages import Source
+from infer.serve.worker.remote import Starting
 from tests.serve_fakes import Live, double, embedder, live
 from tests.serve_speaker import Alphabet, Speaker
 
@@ -232,8 +235,8 @@ needs_otel = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def spans(server: Live) -> Callable[[int], list[Any]]:
+def recorded(server: Live) -> Callable[[int], list[Any]]:
+    """Spans are kept from now on; at least so many of them, once they are there."""
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -248,6 +251,11 @@ def spans(server: Live) -> Callable[[int], list[Any]]:
         return sorted(exporter.get_finished_spans(), key=lambda span: span.kind.value, reverse=True)
 
     return finished
+
+
+@pytest.fixture
+def spans(server: Live) -> Callable[[int], list[Any]]:
+    return recorded(server)
 
 
 @needs_otel
@@ -275,14 +283,34 @@ def test_a_stream_has_a_span_of_its_own_and_new_traces_differ(
 ) -> None:
     asked = {"model": "speaker", "prompt": "hi", "max_tokens": 5, "stream": True}
     told = [client.post("/v1/completions", json=asked).headers["traceresponse"] for _ in range(2)]
-    found = spans(6)
-    assert (
-        sorted(span.name for span in found)
-        == ["POST /v1/completions"] * 2 + ["first token"] * 2 + ["stream"] * 2
-    )
+    found = spans(10)
+    names = ["POST /v1/completions", "first token", "prefill", "queue", "stream"]
+    assert sorted(span.name for span in found) == sorted(2 * names)
+    first = {span.context.span_id for span in found if span.name == "first token"}
+    assert {span.parent.span_id for span in found if span.name in ("queue", "prefill")} == first
     made = {f"{span.context.trace_id:032x}" for span in found}
     assert made == {text.split("-")[1] for text in told}
     assert len(made) == 2
+
+
+@needs_otel
+def test_what_a_worker_computed_is_a_span_inside_the_batch_with_its_process() -> None:
+    source = Source(path="hazards", opener="tests.serve_workers:Hazards", options={"seconds": 0.05})
+    with contextlib.closing(Starting(source)) as starting, live(starting.remote()) as server:
+        finished = recorded(server)
+        answer = httpx.post(
+            f"{server.url}/v2/models/hazards/infer", json=DATA, headers={"traceparent": PARENT}
+        )
+        outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+        found = {span.name: span for span in finished(4)}
+    assert set(found) == {"POST /v2/models/{model}/infer", "queue", "batch", "compute"}
+    batch, compute = found["batch"], found["compute"]
+    assert compute.attributes["process.pid"] == outputs["pid"][0] != os.getpid()
+    assert compute.parent.span_id == batch.context.span_id
+    assert f"{compute.context.trace_id:032x}" == TRACE
+    assert compute.end_time - compute.start_time >= 50_000_000
+    assert batch.start_time < compute.start_time
+    assert compute.end_time < batch.end_time
 
 
 @needs_otel

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,24 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
 
     with remote(seconds=0.3) as predictor:
         asyncio.run(go(predictor))
+
+
+@pytest.mark.parametrize(("tested", "warmups"), [(True, 1), (False, 2)])
+def test_a_worker_in_place_of_another_is_not_timed_again_if_its_answers_were_right(
+    tmp_path: Path, tested: bool, warmups: int
+) -> None:
+    async def go(predictor: Remote) -> None:
+        (executor,) = predictor.executors
+        async with engine_of(predictor) as engine:
+            os.kill((first := executor.pid) or 0, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: executor.restarts.total == 1 and engine.ready)
+            assert (await ask(engine, 1)).outputs["pid"][0] == executor.pid != first
+        assert list(executor.speeds) == [(4, 0.5)]
+
+    tally = tmp_path / "tally"
+    with remote(opener="counts", tally=str(tally), tested=tested) as predictor:
+        asyncio.run(go(predictor))
+    assert len(tally.read_bytes()) == warmups
 
 
 def test_a_worker_that_hangs_is_killed_whether_it_works_or_not() -> None:

@@ -124,6 +124,7 @@ def serve(
             max_replicas=max_replicas,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
+            in_process=in_process,
             threads=threads,
             api_key=keys,
             max_delay_us=int(max_delay_ms * 1000),

@@ -20,7 +20,7 @@ from .limits import ServeLimits
 from .metrics import ModelMetrics
 from .near import Near, NearLane
 from .quarantine import Quarantine, digest_of
-from .tickets import Answer, Awaited, Ticket
+from .tickets import Answer, Awaited, Hop, Ticket
 
 NORMAL = 2  # priority of a request that names none; smaller goes first
 
@@ -244,6 +244,7 @@ class Engine:
             tokens = sum(entry.rows * length for entry, length in zip(ran.entries, lengths, strict=True))
             self.metrics.batch_tokens.observe(tokens)
         good, waits, size = 0, list[float](), 1 if ran.reason == "retry" else rows
+        hop = None if ran.worker is None or ran.reason == "retry" else self._hop(ran, ran.worker)
         for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
             queued, ticket = ran.started - entry.arrived, entry.ticket
             if isinstance(outcome, Exception):
@@ -253,5 +254,9 @@ class Engine:
                 continue
             good += entry.rows
             waits.append(queued)
-            ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
+            ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size, hop))
         self.metrics.answered(good, waits, ran.assemble, ran.compute, ran.cut)
+
+    def _hop(self, ran: Ran, worker: int) -> Hop:
+        back = self.clock() - ran.began - ran.compute
+        return Hop(worker, max(ran.began - ran.started, 0.0), max(back, 0.0))

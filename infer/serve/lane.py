@@ -31,6 +31,8 @@ class Executor(Protocol):
 
     answering: bool  # a batch would be run now
     watched: bool  # a batch that hangs raises `LostError`
+    pid: int | None  # of another process in which batches run
+    began: float  # there, of the last one
 
     def fileno(self) -> int: ...
 
@@ -51,6 +53,8 @@ class Local:
     """A predictor in this process."""
 
     answering, watched = True, False
+    pid: int | None = None
+    began = 0.0
 
     def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
         self._predictor, self._clock = predictor, clock
@@ -91,6 +95,8 @@ class Ran:
     compute: float = 0.0
     cut: float = 0.0
     padding: float = 0.0
+    worker: int | None = None  # the process in which it ran, and from when
+    began: float = 0.0
 
 
 First = Callable[[Sequence[Entry], Ran], list[Arrays]]
@@ -210,6 +216,7 @@ class Lane:
     def _done(self, ran: Ran) -> None:
         engine = self.engine
         seconds = engine.clock() - ran.started
+        ran.worker, ran.began = self.executor.pid, self.executor.began
         with engine.lock:
             engine.batcher.finish(0.0 if ran.reason == "retry" else seconds, self.number)
 

@@ -2,8 +2,9 @@
 
     import_path: infer.serve.ray_app:application     # in Ray's own config file; `args` are the fields of `Asked`
 
-A replica is one process with its models inside: Ray is its supervisor. Admission stays ours: Ray lets more requests
-through than a replica's queue holds, so that a refusal is the replica's, with its status and its `Retry-After`.
+A replica is a front, as without Ray, and its models run in processes of their own beside it: a request that kills its
+process fails alone. Ray supervises the front. Admission stays ours: Ray lets more requests through than a replica's
+queue holds, so that a refusal is the replica's, with its status and its `Retry-After`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ RETRY_SECONDS = 1.0
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is deployed. Paths must mean the same on every node. `num_cpus`, `num_gpus`: of one replica, as Ray counts.
 
+    `in_process`: models run in the replica's own process, which a request can kill with all that it has.
     With `max_replicas` there are `replicas` of them or more: as many as keep each at `target_requests`, running and
     waiting together. `api_key` goes to the cluster with the rest of it.
     """
@@ -43,6 +45,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     target_requests: float = 16.0
     num_cpus: float = 1.0
     num_gpus: float = 0.0
+    in_process: bool = False
     device: str = "auto"
     threads: int | None = None
     trust_code: bool = False
@@ -94,7 +97,13 @@ class Replica:
         names = ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step", "batch_invariant")
         options = {name: getattr(wanted, name) for name in names}
         sources = [Source(path=path, options=options) for path in wanted.artifacts]
-        opened = opening.open_models(sources, self.stack, in_process=True)
+        # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
+        opened = opening.open_models(
+            sources,
+            self.stack,
+            in_process=wanted.in_process,
+            watchdog=wanted.limits.watchdog_seconds,
+        )
         self.service = Service([predictor for predictor, _ in opened], wanted.limits, api_key=wanted.api_key)
         attach(self.service, wanted.observing)
         for model in self.service.models.values():

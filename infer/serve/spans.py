@@ -1,11 +1,16 @@
 """Spans for OpenTelemetry (extra `otel`): one per request, and inside it the queue, the model and the stream.
 
+Workers measure by a clock that all processes of a machine share, and send that with what they made: their spans are
+told from here, with their process id, so that one sampler decides and nothing is lost with a worker that dies.
+
 Where they go is told in OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NotUsableError
@@ -13,12 +18,18 @@ from .routing import Call
 from .tracing import Trace
 
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970
-PARTS = (
-    ("queue", "queue_ms"),
-    ("compute", "compute_ms"),
-    ("first token", "first_token_ms"),
-    ("stream", "stream_ms"),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a request: milliseconds, those from the end of the part before it (of its parent's begin) until its own, and
+    whether it was in the worker's process."""
+
+    name: str
+    takes: float
+    after: float = 0.0
+    there: bool = False
+    inside: tuple[Part, ...] = ()
 
 
 class Spans:
@@ -64,14 +75,19 @@ class Spans:
         )
         if status >= 500:
             span.set_status(api.StatusCode.ERROR)
-        inside = api.set_span_in_context(span)
-        at = end - int(sum(measured.get(field, 0) for _, field in PARTS) * PER_MILLISECOND)
-        for name, field in PARTS:
-            if field in measured:
-                part = self._tracer.start_span(name, context=inside, start_time=at)
-                at += int(measured[field] * PER_MILLISECOND)
-                part.end(at)
+        parts, pid = parts_of(measured), measured.get("worker")
+        self._inside(span, parts, end - int(sum(p.after + p.takes for p in parts) * PER_MILLISECOND), pid)
         span.end(end)
+
+    def _inside(self, parent: Any, parts: Sequence[Part], at: int, pid: int | None) -> None:
+        context = self._api.set_span_in_context(parent)
+        for part in parts:
+            begin = at + int(part.after * PER_MILLISECOND)
+            named = {"process.pid": pid} if part.there and pid is not None else None
+            span = self._tracer.start_span(part.name, context=context, start_time=begin, attributes=named)
+            self._inside(span, part.inside, begin, pid)
+            at = begin + int(part.takes * PER_MILLISECOND)
+            span.end(at)
 
     def _parent(self, trace: Trace) -> Any:
         """The caller's span, as it said; the SDK's sampler decides about a request without one."""
@@ -90,6 +106,26 @@ class Spans:
     def close(self) -> None:
         """Send what waits."""
         self._provider.shutdown()
+
+
+def parts_of(measured: dict[str, Any]) -> list[Part]:
+    """One after another, as `Answer.took` and `Stream.took` have them."""
+    found, queue = list[Part](), measured.get("queue_ms", 0.0)
+    if (compute := measured.get("compute_ms")) is not None:
+        there, back = measured.get("there_ms", 0.0), measured.get("back_ms", 0.0)
+        model = Part("compute", compute, there, there=True)
+        found.append(Part("queue", queue))
+        found.append(
+            Part("batch", there + compute + back, inside=(model,)) if "there_ms" in measured else model
+        )
+    if (first := measured.get("first_token_ms")) is not None:
+        waits = min(queue, first)
+        inside = Part("queue", waits, there=True), Part("prefill", first - waits, there=True)
+        found += [
+            Part("first token", first, inside=inside),
+            Part("stream", measured["stream_ms"], there=True),
+        ]
+    return found
 
 
 def _attributes(

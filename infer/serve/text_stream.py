@@ -35,7 +35,7 @@ class Stream:
         self._unfinished = {request.id: request.sampling.n for request in requests}
         self._waiting = set(self.requests)
         self._last = [0.0] * self.choices  # when a completion had its latest token
-        self._first = 0.0  # when the first of them began
+        self._first = self._queued = 0.0  # when the first of them began, and how long no step had read of it
         self._made = 0
         self._ready: list[Output] = []
         self._error: InferError | None = None
@@ -74,7 +74,8 @@ class Stream:
             self._waiting.remove(key)
             owner.started(key, when, self.began)
             owner.metrics.first_token(when - self.began, output.queued_seconds)
-            self._first = self._first or when
+            if not self._first:
+                self._first, self._queued = when, output.queued_seconds
         choice = self.offset[key] + output.index
         if count := len(output.token_ids):
             last, self._last[choice] = self._last[choice], when
@@ -96,7 +97,10 @@ class Stream:
         """For logs and traces; a stream that was cut says what it had."""
         prompt = sum(len(request.prompt) for request in self.requests.values())
         found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
+        if (pid := getattr(self._owner.driver, "pid", None)) is not None:
+            found["worker"] = pid
         if self._first:
+            found["queue_ms"] = round(1000 * self._queued, 3)
             found["first_token_ms"] = round(1000 * (self._first - self.began), 3)
             found["stream_ms"] = round(1000 * (max(self._last) - self._first), 3)
         return found

@@ -15,21 +15,36 @@ from .batching import Entry
 
 
 @dataclass(frozen=True, slots=True)
+class Hop:
+    """To the process where the model ran, and back: seconds of each way, with what is done at its ends."""
+
+    pid: int
+    there: float
+    back: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """Named outputs of one request, and what they cost. `batch_size`: rows of the batch it ran in."""
+    """Named outputs of one request, and what they cost. `batch_size`: rows of the batch it ran in; `hop`: None where
+    that was in this process, or cannot be told."""
 
     outputs: Arrays
     queue_seconds: float
     compute_seconds: float
     batch_size: int
+    hop: Hop | None = None
 
     def took(self) -> dict[str, Any]:
         """For logs and traces."""
-        return {
+        found: dict[str, Any] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "compute_ms": round(1000 * self.compute_seconds, 3),
             "batch": self.batch_size,
         }
+        if (hop := self.hop) is not None:
+            there, back = round(1000 * hop.there, 3), round(1000 * hop.back, 3)
+            found |= {"worker": hop.pid, "there_ms": there, "back_ms": back}
+        return found
 
 
 class Ticket(ABC):

@@ -18,7 +18,7 @@ from typing import Any
 from ..memory import page_bytes
 from ..warming import generates, warm
 from .channel import Channel, ClosedError
-from .messages import Beat, Card, Manifest, Open, Ready, Source, ToWorker, failed, rename
+from .messages import Beat, Card, Manifest, Open, Ready, ToWorker, failed, rename
 from .process import age
 from .slab import Slab
 
@@ -44,7 +44,7 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
         return 3
     try:
         with _beating(channel):
-            predictor, speeds = _open(asked.source, phases)
+            predictor, speeds = _open(asked, phases)
         card = card_of(predictor)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
         channel.send(failed(error))
@@ -60,9 +60,9 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
     return tensors.loop(predictor, channel, slabs)
 
 
-def _open(source: Source, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
+def _open(asked: Open, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
     """The predictor, warm, and (work, seconds) of what it ran for that."""
-    began = time.perf_counter()
+    began, source = time.perf_counter(), asked.source
     module, _, name = source.opener.partition(":")
     opener: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -70,7 +70,9 @@ def _open(source: Source, phases: dict[str, float]) -> tuple[Any, list[tuple[int
     imported = time.perf_counter()
     predictor = rename(opener(source.path, **source.options), source)
     opened = time.perf_counter()
-    speeds = list(predictor.warmup() or ())
+    speeds: list[tuple[int, float]] = []
+    if not (asked.again and hasattr(predictor, "self_test")):
+        speeds += predictor.warmup() or ()
     if generates(predictor.manifest):
         speeds = warm(predictor.language.driver, predictor.language.context)
     parts: dict[str, float] = getattr(predictor, "phases", {})

@@ -64,6 +64,10 @@ class RemoteDriver:
         return self._beat if self.worker.ready and self._table.busy else time.monotonic()
 
     @property
+    def pid(self) -> int | None:
+        return self.worker.pid
+
+    @property
     def deaths(self) -> int:
         return self.worker.restarts.total
 

@@ -60,9 +60,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, tag="open", array_like=True):
-    """To the worker, first: load this, run it once, say `Ready`."""
+    """To the worker, first: load this, run it once, say `Ready`. `again`: its speed is known of an earlier worker, and
+    somebody waits, so that a model which gave its golden answers is not run for its speed."""
 
     source: Source
+    again: bool = False
 
 
 class Run(msgspec.Struct, tag="run", array_like=True):
@@ -89,10 +91,11 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):
-    """From the worker: a batch ran. `seconds`: of the model alone."""
+    """From the worker: a batch ran. `began`: by the system's monotonic clock; `seconds`: of the model alone."""
 
     outputs: list[Placed]
     seconds: float
+    began: float
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

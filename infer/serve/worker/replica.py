@@ -23,7 +23,10 @@ class SilentError(Exception):
 
 
 class Replica(Supervised):
-    """An executor of `lane`: `new` for each input, then `run`; `look` in between."""
+    """An executor of `lane`: `new` for each input, then `run`; `look` in between.
+
+    `began`: when its model was given the batch that it answered last, by its own reading of the monotonic clock.
+    """
 
     watched = True
 
@@ -34,6 +37,7 @@ class Replica(Supervised):
         self._slab: Slab | None = None
         self._running: Slab | None = None
         self._placed: list[Placed] = []
+        self.began = 0.0
         self._seconds, self._slowest, self._runs = deque[float](maxlen=512), 0.0, 0
         descriptors = [slab.descriptor for slab in self._slabs.all]
         super().__init__(source, descriptors, watch=watch, restart=restart)
@@ -112,6 +116,7 @@ class Replica(Supervised):
         if self._slabs.free == 0:  # somebody keeps the answers of earlier batches: keep none of this one
             outputs = {name: array.copy() for name, array in outputs.items()}
         self._count(message.seconds)
+        self.began = message.began
         return outputs, message.seconds
 
     def _over(self) -> None:

@@ -92,7 +92,7 @@ class Supervised:
         self.heard = time.monotonic()
         self._process = Process(FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
-            self.channel.send(Open(self.source))
+            self.channel.send(Open(self.source, again=self.card is not None))
 
     def wait(self) -> Card:
         """Until it is ready. Raises what opening the model raised, or `LostError`."""
@@ -106,7 +106,7 @@ class Supervised:
                 if self.card is not None and message.card != self.card:
                     raise ArtifactError("it was replaced while it was served", where=self.source.path)
                 self.card, self.phases, self.ready = message.card, message.phases, True
-                self.speeds = message.speeds
+                self.speeds = message.speeds or self.speeds
                 if message.tested:
                     self.restarts.proved()
                 return message.card

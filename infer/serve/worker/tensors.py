@@ -41,10 +41,10 @@ def _run(predictor: Any, asked: Run, slab: Slab) -> Done | Failed:
     slab.begin(asked.used)
     try:
         inputs = {placed[0]: slab.at(placed) for placed in asked.inputs}
-        began = time.perf_counter()
+        began = time.monotonic()
         outputs = run_arrays(predictor, inputs)
-        seconds = time.perf_counter() - began
-        return Done([slab.put(name, array) for name, array in outputs.items()], seconds)
+        seconds = time.monotonic() - began
+        return Done([slab.put(name, array) for name, array in outputs.items()], seconds, began)
     except Exception as error:  # noqa: BLE001 - a model may raise anything; the worker goes on
         message = failed(error)
         if not message.kind:
