@@ -7,9 +7,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.routing import Match, Router
@@ -18,7 +18,8 @@ from starlette.routing import Route as Address
 from .. import plugins
 from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .express import SMALL_BODY, Convoy, Known
+from .convoy import Convoy
+from .heads import SMALL_BODY, Known
 from .routing import (
     CLIENT_GONE,
     Call,
@@ -34,6 +35,9 @@ from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
 from .tracing import begin
 from .words import failure
+
+if TYPE_CHECKING:
+    from .express import Express
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
@@ -73,7 +77,7 @@ def build(service: Service) -> App:
     service.routes = routes
     bodies = Bodies(service.limits.max_bodies_bytes)
     service.metrics.held(lambda: bodies.held)
-    convoy = Convoy(service)
+    convoy = Convoy(service, bodies)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
         Address(path, Endpoint(service, bodies, convoy, {r.method: r for r in routes if r.path == path}))
@@ -216,12 +220,26 @@ class Endpoint:
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
     def count(self, call: Call, status: int, began: float) -> None:
-        model = self.service.models.get(call.model)
-        name, version = (call.model, model.predictor.version) if model else ("", "")
+        name, version = self._model(call.model)
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
         for observer in self.service.observers:
             observer.note(call, status, seconds, name, version)
+
+    def count_all(self, requests: Sequence[Express], model: str, took: Callable[[], dict[str, Any]]) -> None:
+        """Requests that were answered together, with success."""
+        name, version = self._model(model)
+        now, api = time.perf_counter(), requests[0].known.route.dialect.name
+        self.service.metrics.request(name, version, 200, api, *[now - one.began for one in requests])
+        for observer in self.service.observers:
+            for one in requests:
+                one.call.measure = took
+                observer.note(one.call, 200, now - one.began, name, version)
+
+    def _model(self, name: str) -> tuple[str, str]:
+        """Its labels; empty where it is not served any more."""
+        model = self.service.models.get(name)
+        return (name, model.predictor.version) if model else ("", "")
 
 
 def _reply(value: Any, route: Route) -> Reply:

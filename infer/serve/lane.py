@@ -6,14 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..errors import InferError, PoisonError, WorkerDiedError
 from .arrays import Arrays, run_arrays
-from .batching import Entry, Taken
+from .batching import Taken
 from .bell import Bell
+from .entries import Entry
 from .quarantine import digest_of
 from .worker.supervised import LostError
 
@@ -203,7 +205,11 @@ class Lane:
         return self._complete(Ran(taken.entries, [], self.engine.clock(), taken.reason))
 
     def _complete(self, ran: Ran, first: First | None = None) -> Ran:
-        ran.outcomes = self._outcomes(ran.entries, ran, first)
+        try:
+            ran.outcomes = list((first or self._run)(ran.entries, ran))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            ran.entries = [one for entry in ran.entries for one in entry.apart()]
+            ran.outcomes = self._outcomes(ran.entries, ran, partial(fail, error))
         self._done(ran)
         return ran
 
@@ -268,3 +274,8 @@ class Lane:
         pieces = self.engine.layout.cut(outputs, [entry.sizes for entry in entries])
         ran.cut = self.engine.clock() - computed
         return pieces
+
+
+def fail(error: Exception, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+    """The outcome of a run that failed before."""
+    raise error

@@ -13,8 +13,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .express import Express, Heads
+from .express import Express
 from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, refusal
+from .heads import Heads
 from .hosts import Hosts
 from .limits import ServeLimits
 from .readers import Flow, Meter, Watch
@@ -84,8 +85,18 @@ class Wire(HttpToolsProtocol):
         self._rested = math.inf
         if self._held:
             self._held += data
-        else:
+        elif self._head or self._body is not None or not self._ride(data):
             self._eat(data)
+
+    def _ride(self, data: bytes) -> bool:
+        """Whether it was one request, whole, with a known head."""
+        end = data.find(HEAD_END) + len(HEAD_END)
+        known = self.heads.get(data[:end])
+        if known is None or len(data) != end + known.length or self._busy:
+            return False
+        self._disarm()
+        self.cycle = Express(self, known, data[end:])  # type: ignore[assignment]
+        return True
 
     def _eat(self, data: bytes) -> None:
         """Feed the parser head by head and body by body."""
@@ -198,7 +209,8 @@ class Wire(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.blocked = False
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._held:
             held, self._held = self._held, b""
             self._eat(held)
