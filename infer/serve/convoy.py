@@ -21,7 +21,8 @@ class Convoy:
     """Those that came in this turn, and have a body in `bodies`."""
 
     def __init__(self, service: Service, bodies: Bodies) -> None:
-        self._service, self._bodies, self._waiting = service, bodies, list[Express]()
+        self._service, self._bodies = service, bodies
+        self._waiting: list[Express] = []
 
     def join(self, request: Express) -> None:
         if not self._waiting:

@@ -122,7 +122,8 @@ class Party(Queued):
 
     def _send(self, answer: Answer, before: bytes, behind: bytes, bodies: list[bytes]) -> None:
         """The answers of all who still want one."""
-        endpoint, answered = self.requests[0].known.endpoint, list[Express]()
+        endpoint = self.requests[0].known.endpoint
+        answered: list[Express] = []
         observers = endpoint.service.observers
         for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):
             if request.settled:
