@@ -11,25 +11,22 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.routing import Match, Router
 from starlette.routing import Route as Address
 
 from .. import plugins
-from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
+from ..errors import InferError, NotFoundError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
 from .convoy import Convoy
 from .heads import SMALL_BODY, Known
+from .replies import error_reply, reply_of
 from .routing import (
     CLIENT_GONE,
     Call,
     CrowdedError,
-    Dialect,
     MethodError,
     Reply,
     Route,
-    SlowBodyError,
-    UnauthorizedError,
 )
 from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
@@ -188,12 +185,12 @@ class Endpoint:
                 if call.route.early is not None and len(call.body) > SMALL_BODY:
                     call.route.early(call, call.body, True)
                 share.take(len(call.body))
-                return _reply(await call.route.handler(call), call.route)
+                return reply_of(await call.route.handler(call), call.route)
             if call.route.method == "POST":
                 early = None if call.route.early is None else partial(call.route.early, call)
                 call.body = await read_body(receive, call.headers, self.service.limits, share, early)
-                return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
-            return _reply(await call.route.handler(call), call.route)
+                return reply_of(await watched(call.route.handler(call), receive, PATIENCE), call.route)
+            return reply_of(await call.route.handler(call), call.route)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
@@ -240,39 +237,6 @@ class Endpoint:
         """Its labels; empty where it is not served any more."""
         model = self.service.models.get(name)
         return (name, model.predictor.version) if model else ("", "")
-
-
-def _reply(value: Any, route: Route) -> Reply:
-    if isinstance(value, Reply):
-        return value
-    if isinstance(route.Out, str):
-        return Reply(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
-    return Reply(msgspec.json.encode(value))
-
-
-def error_reply(error: InferError, dialect: Dialect) -> Reply:
-    """The error in the dialect's words, with the headers that its kind asks for."""
-    reply = Reply(msgspec.json.encode(dialect.body(error)), dialect.status(error))
-    if isinstance(error, OverloadedError):
-        seconds = min(max(error.retry_after, 0.001), 60.0)
-        reply.headers += [
-            (b"retry-after", b"%d" % -(-seconds // 1)),
-            (b"retry-after-ms", b"%d" % (seconds * 1000)),
-            (b"x-should-retry", b"true"),
-        ]
-    elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
-        reply.headers.append((b"x-should-retry", b"false"))
-    elif reply.status == 503:
-        reply.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
-        if isinstance(error, ServeError):
-            reply.headers.append((b"connection", b"close"))
-    elif isinstance(error, MethodError):
-        reply.headers.append((b"allow", ", ".join(error.allow).encode()))
-    elif isinstance(error, UnauthorizedError):
-        reply.headers.append((b"www-authenticate", b"Bearer"))
-    elif reply.status == 413 or isinstance(error, SlowBodyError):
-        reply.headers.append((b"connection", b"close"))
-    return reply
 
 
 async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:

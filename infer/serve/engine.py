@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +13,15 @@ from ..errors import DeadlineError, InferError, OverloadedError
 from .arrays import Arrays
 from .batching import Batcher
 from .entries import Entry
+from .executors import Local
 from .forms import Form, Forms
-from .lane import Lane, Local, Ran
+from .lane import Lane
 from .layout import BATCH, Layout
 from .limits import ServeLimits
 from .metrics import ModelMetrics
 from .near import Near, NearLane
 from .quarantine import Quarantine, digest_of
+from .ran import Ran, count_batch
 from .tickets import Answer, Awaited, Queued
 
 if TYPE_CHECKING:
@@ -188,12 +189,12 @@ class Engine:
         sizes, key, rows, elements, size, priority = form.piece
         if rows > self.batcher.max_batch or len(self.quarantine):
             return False
-        deadline, count = self.clock() + timeout, len(party.requests)
-        own = {**sizes, BATCH: rows * count} if self.layout.batched else sizes
+        deadline, requests = self.clock() + timeout, len(party.requests)
+        own = {**sizes, BATCH: rows * requests} if self.layout.batched else sizes
         entry = Entry(
-            *(arrays, own, key, rows * count, elements, size * count),
+            *(arrays, own, key, rows * requests, elements, size * requests),
             *(deadline, priority, party, 0),
-            requests=count,
+            requests=requests,
         )
         party.entries = [entry]
         with self.lock:
@@ -249,23 +250,13 @@ class Engine:
 
     def deliver(self, ran: Ran) -> None:
         """On the loop's thread: count the batch, and answer every request that is now complete."""
-        rows = sum(entry.rows for entry in ran.entries)
-        self.metrics.dispatched(ran.reason)
-        self.metrics.executed(rows, ran.assemble, ran.compute, ran.cut, ran.padding)
-        if ragged := self.layout.ragged:
-            lengths = [math.prod([entry.sizes[size] for size in ragged]) for entry in ran.entries]
-            tokens = sum(entry.rows * length for entry, length in zip(ran.entries, lengths, strict=True))
-            self.metrics.batch_tokens.observe(tokens)
-        good, waits, size = 0, list[tuple[float, int]](), 1 if ran.reason == "retry" else rows
+        count_batch(ran, self.metrics, self.layout.ragged)
+        size = 1 if ran.reason == "retry" else ran.rows
         for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
             queued, ticket = ran.started - entry.arrived, entry.ticket
-            if isinstance(outcome, Exception):
-                self.metrics.failed(queued + ran.compute)
-                if isinstance(ticket, Queued):
-                    self._withdraw(ticket)
-                ticket.fail(outcome)
+            if not isinstance(outcome, Exception):
+                ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
                 continue
-            good += entry.rows
-            waits.append((queued, entry.requests))
-            ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size))
-        self.metrics.answered(good, waits, ran.assemble, ran.compute, ran.cut)
+            if isinstance(ticket, Queued):
+                self._withdraw(ticket)
+            ticket.fail(outcome)

@@ -5,94 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..errors import InferError, PoisonError, WorkerDiedError
-from .arrays import Arrays, run_arrays
+from ..errors import PoisonError, WorkerDiedError
+from .arrays import Arrays
 from .batching import Taken
 from .bell import Bell
 from .entries import Entry
+from .executors import Executor
 from .quarantine import digest_of
+from .ran import Outcome, Ran
 from .worker.supervised import LostError
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 log = logging.getLogger("infer.serve")
-Outcome = Arrays | Exception
 LOOK_SECONDS = 1.0
 TOO_LATE = "in the queue, or would while it ran"
-
-
-class Executor(Protocol):
-    """Runs one batch after another; see `Local` and `worker.replica.Replica`."""
-
-    answering: bool  # a batch would be run now
-    watched: bool  # a batch that hangs raises `LostError`
-
-    def fileno(self) -> int: ...
-
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray: ...
-
-    def run(self, inputs: Arrays) -> tuple[Arrays, float]: ...
-
-    def abandon(self) -> None: ...
-
-    def look(self) -> None: ...
-
-    def excuse(self) -> None: ...
-
-    def restart(self, stopping: Callable[[], bool]) -> None: ...
-
-
-class Local:
-    """A predictor in this process."""
-
-    answering, watched = True, False
-
-    def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
-        self._predictor, self._clock = predictor, clock
-
-    def fileno(self) -> int:
-        return -1
-
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.empty(shape, dtype)
-
-    def run(self, inputs: Arrays) -> tuple[Arrays, float]:
-        began = self._clock()
-        outputs = run_arrays(self._predictor, inputs)
-        return outputs, self._clock() - began
-
-    def abandon(self) -> None:
-        pass
-
-    def look(self) -> None:
-        pass
-
-    def excuse(self) -> None:
-        pass
-
-    def restart(self, stopping: Callable[[], bool]) -> None:
-        raise InferError("a model in this process can't be started again")
-
-
-@dataclass(slots=True)
-class Ran:
-    """One batch after it ran: per entry its outputs or the reason that it has none. Seconds."""
-
-    entries: list[Entry]
-    outcomes: list[Outcome]
-    started: float
-    reason: str
-    assemble: float = 0.0
-    compute: float = 0.0
-    cut: float = 0.0
-    padding: float = 0.0
 
 
 First = Callable[[Sequence[Entry], Ran], list[Arrays]]

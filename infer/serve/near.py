@@ -16,7 +16,9 @@ import msgspec
 
 from .arrays import Arrays
 from .entries import Entry
-from .lane import LOOK_SECONDS, TOO_LATE, Executor, First, Lane, Ran, fail
+from .executors import Executor
+from .lane import LOOK_SECONDS, TOO_LATE, First, Lane, fail
+from .ran import Ran
 from .worker.channel import ClosedError
 from .worker.replica import SilentError
 from .worker.supervised import LostError

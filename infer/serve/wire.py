@@ -8,13 +8,13 @@ import re
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .express import Express
-from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, refusal
+from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, announced, refusal
 from .heads import Heads
 from .hosts import Hosts
 from .limits import ServeLimits
@@ -173,7 +173,10 @@ class Wire(HttpToolsProtocol):
         headers = dict(self.headers)
         if self.hosts is not None and not self.hosts.admit(headers.get(b"host", b"localhost")):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
-        body = self._framing(headers, version)
+        try:
+            body = announced(headers, version, self.limits)
+        except FramingError:
+            self._refuse(HTTPStatus.BAD_REQUEST)
         self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
         super().on_headers_complete()
         self._disarm()
@@ -182,18 +185,6 @@ class Wire(HttpToolsProtocol):
             self.heads.learn(self._whole, self, body, keep_alive=self.cycle.keep_alive)
         if body is not None:
             self._arm(self.limits.body_seconds + GRACE)
-
-    def _framing(self, headers: dict[bytes, bytes], version: str) -> Counted | Chunked | None:
-        length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
-        if coding is not None:
-            if length is not None or version == "1.0" or coding.lower() != b"chunked":
-                self._refuse(HTTPStatus.BAD_REQUEST)
-            return Chunked(self.limits)
-        if length is None:
-            return None
-        if not length.isdigit() or len(length) > 18:
-            self._refuse(HTTPStatus.BAD_REQUEST)
-        return Counted(int(length)) if int(length) else None
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -265,7 +256,7 @@ class Wire(HttpToolsProtocol):
             self._timer = self.loop.call_later(LINGER, self.transport.close)
         self._reader.begin()
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus) -> NoReturn:
         self._refusal = status
         raise RefusedError(status.phrase)
 
