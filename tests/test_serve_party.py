@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +19,13 @@ from infer.serve.limits import ServeLimits
 from infer.serve.outputs import write, write_each
 from infer.serve.tickets import Answer
 from infer.serve.types_v2 import InferInput, InferRequest
+from infer.serve.worker.messages import Source
+from infer.serve.worker.remote import Starting
 from infer.spec import TensorSpec
 from tests.rude import BODY, ask, connect, get, read, send
-from tests.serve_fakes import Fake, Live, double, live
-
-HEAD = b"X-Test: party"
+from tests.serve_crowd import HEAD, crowd, doubled, row, standing, until
+from tests.serve_fakes import Fake, double, live
+from tests.serve_workers import DIE, RAISE
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -68,23 +68,6 @@ def test_raw_tensors_of_several_requests_and_inputs_are_read_as_one_by_one() -> 
         assert np.array_equal(found[name], np.concatenate([one[name] for one in arrays]))
 
 
-@contextmanager
-def standing(server: Live) -> Iterator[None]:
-    """The event loop waits, so that all that is sent meanwhile comes in one turn."""
-    waits, over = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        waits.set()
-        over.wait(20)
-
-    server.service.engines["double"].home.call_soon_threadsafe(wait)
-    assert waits.wait(20)
-    try:
-        yield
-    finally:
-        over.set()
-
-
 @pytest.fixture
 def parties(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests went together, each time."""
@@ -109,30 +92,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     monkeypatch.setattr(Endpoint, "direct", counted)
     return went
-
-
-def row(*numbers: Any) -> bytes:
-    """A request whose body is as long as others'."""
-    text = b",".join(str(number).encode() for number in numbers)
-    return send(BODY.replace(b"1,2,3,4", text.ljust(20)), HEAD)
-
-
-def crowd(server: Live, requests: list[bytes]) -> list[Any]:
-    """The answers to requests that come in one turn, each from its own client."""
-    with ExitStack() as stack:
-        clients = [stack.enter_context(connect(server)) for _ in requests]
-        for client in clients:
-            client.sendall(get())
-            read(client, bytearray())
-        with standing(server):
-            for client, request in zip(clients, requests, strict=True):
-                client.sendall(request)
-        return [read(client, bytearray()) for client in clients]
-
-
-def doubled(answer: Any) -> list[float]:
-    found: list[float] = json.loads(answer.body)["outputs"][0]["data"]
-    return found
 
 
 def test_all_that_come_in_one_turn_are_one_entry(parties: list[int], alone: list[bytes]) -> None:
@@ -241,9 +200,18 @@ def test_those_whose_time_runs_out_are_told_each(parties: list[int]) -> None:
         until(lambda: server.service.active == 0)
 
 
-def until(true: Any) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not become true")
+def test_one_that_raises_or_kills_in_a_worker_fails_alone(parties: list[int], alone: list[bytes]) -> None:
+    source = Source(path="double", opener="tests.serve_workers:Hazards")
+    with closing(Starting(source).remote()) as predictor, live(predictor) as server:
+        ask(server, row(0, 0, 0, 0))
+        for hazard in (int(RAISE), int(DIE)):
+            answers = crowd(server, [row(hazard if n == 2 else n, 0, 0, 0) for n in range(5)])
+            assert [one.status == 200 for one in answers] == [True, True, False, True, True]
+            assert [doubled(one)[0] for one in answers if one.status == 200] == [0, 2, 6, 8]
+        assert (parties, alone) == ([5, 5], [])
+        again = ask(server, row(int(DIE), 0, 0, 0))
+        assert again.status == answers[2].status  # of the model nobody asks that any more
+        assert (
+            b'infer_worker_deaths_total{model="double",version="1"} 2.0' in ask(server, get(b"/metrics")).body
+        )
+        until(lambda: server.service.active == 0)
