@@ -481,7 +481,9 @@ def jammed() -> Iterator[Live]:
     with live(fake, limits=ServeLimits(max_wait_seconds=0.5)) as server:
         engine = server.service.engines["double"]
         engine.batcher.speed.seed([(4, 100.0)])
-        thread = threading.Thread(target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body(), "timeout": 120})
+        thread = threading.Thread(
+            target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body(), "timeout": 120}
+        )
         thread.start()
         assert entered.wait(60)
         try:
@@ -562,7 +564,9 @@ def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() ->
         gc.disable()
         rounds = 10
         try:
-            before = there()  # a connection keeps its last request, and an answer is read before its request is let go
+            before = (
+                there()
+            )  # a connection keeps its last request, and an answer is read before its request is let go
             for _ in range(rounds):
                 all_kinds()
             until = time.monotonic() + 10
