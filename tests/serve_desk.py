@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infer.serve.batching import Batcher, Entry
+from infer.serve.batching import Batcher
+from infer.serve.entries import Entry
 from infer.serve.limits import ServeLimits
 
 

@@ -20,6 +20,7 @@ from infer.errors import InputError, UsageError
 from infer.generate.completion import scored, windows
 from infer.generate.language import parse_size
 from infer.generate.requests import TokenLogprob
+from tests.language_artifacts import tiny
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from infer.serve import express
+from infer.serve import heads
 from infer.serve.app import Endpoint
 from infer.serve.express import Express
 from infer.serve.limits import ServeLimits
@@ -125,7 +125,7 @@ def test_a_connection_at_rest_holds_neither_question_nor_answer(server: Live) ->
         rides = [one.cycle for one in gc.get_objects() if issubclass(type(one), Wire)]
         mine = [one for one in rides if isinstance(one, Express)]
         assert mine
-        return [one for one in mine if one.call.measure or one.call.body or one.entries or one.group]
+        return [one for one in mine if one._call or one.body or one.party]
 
     head = b"X-Test: rest"
     asked(server, send(BODY, head))
@@ -174,7 +174,7 @@ def test_requests_sent_at_once_are_answered_in_order(server: Live, short: list[i
         chunked(BODY),
         get(b"/v2"),
         post(b"Content-Length: %d" % len(BODY), body=BODY, version=b"1.0"),
-        send(BODY, b"X-Long: " + b"a" * express.LONGEST_HEAD),
+        send(BODY, b"X-Long: " + b"a" * heads.LONGEST_HEAD),
     ],
     ids=["its own id", "close", "chunked", "GET", "1.0", "long"],
 )
@@ -184,7 +184,7 @@ def test_other_requests_always_go_the_whole_way(server: Live, short: list[int], 
 
 
 def test_heads_are_forgotten_when_they_become_too_many(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(express, "MOST_HEADS", 3)
+    monkeypatch.setattr(heads, "MOST_HEADS", 3)
     asked(server, *[send(BODY, b"X-Number: %d" % number) for number in range(8)])
     well(server)
 

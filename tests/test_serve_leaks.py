@@ -20,7 +20,7 @@ from infer.generate.driver import Driver
 from infer.generate.engine import Engine
 from infer.generate.limits import EngineLimits
 from infer.generate.pages import PagePool
-from infer.serve.batching import Entry
+from infer.serve.entries import Entry
 from infer.serve.generation import Generator
 from infer.serve.text_stream import Stream
 from infer.serve.tickets import Answer, Ticket

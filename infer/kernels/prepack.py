@@ -99,8 +99,8 @@ class _Rewriter(Rewriter):
                 layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
             key = (kind, source, layer.columns, layer.group, self._step(layer), self._multiplier(layer))
             groups.setdefault(key, []).append((node, layer))
-        for (kind, *_), members in groups.items():
-            self._replace(str(kind), members)
+        for shared, members in groups.items():
+            self._replace(str(shared[0]), members)
         self._drop_unused()
 
     def attend(self) -> None:

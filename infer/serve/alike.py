@@ -2,76 +2,67 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import forms
 from .engine import Engine
 from .forms import Form
-from .infer_v2 import SPLIT, write
-from .routing import Reply
-from .tickets import Answer
+from .heads import Known
+from .outputs import SPLIT
+from .party import Group
 
 if TYPE_CHECKING:
     from .express import Express
     from .service import Service
 
 
-class Group:
-    """Some of them on their way through the engine, with one alarm for all."""
-
-    def __init__(self, engine: Engine, form: Form, requests: Sequence[Express], timeout: float) -> None:
-        self._engine, self._form = engine, form
-        self._under_way = set(requests)
-        self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
-
-    def reply(self, request: Express, answer: Answer) -> Reply:
-        """Raises `InferError` for outputs that can't be sent."""
-        request.call.measure = answer.took
-        return write(self._engine, None, answer, self._form.wanted)
-
-    def withdraw(self, request: Express) -> None:
-        """Its client has gone."""
-        self._engine.withdraw(request)
-
-    def end(self, request: Express) -> None:
-        self._under_way.discard(request)
-        if not self._under_way:
-            self._alarm.cancel()
-
-    def _expire(self) -> None:
-        for request in list(self._under_way):
-            self._engine.expire(request)
-
-
 def together(service: Service, requests: Sequence[Express]) -> list[Express]:
     """Begin those that can be; the rest is to go alone, and is told there what is wrong with it."""
     alone: list[Express] = []
-    groups: dict[tuple[Engine, Form, float], list[tuple[Express, bytes]]] = {}
+    engines: dict[Known, Engine | None] = {}
+    alikes: dict[tuple[Form, float], tuple[list[Express], list[bytes]]] = {}
     for request in requests:
-        call = request.call
-        engine = service.engines.get(call.path["model"])
-        if engine is None or call.path.get("version", engine.predictor.version) != engine.predictor.version:
-            alone.append(request)
-            continue
-        call.model = engine.predictor.name
-        found = forms.find(call.body, call.headers.get(SPLIT), engine.forms, engine.limits.max_json_bytes)
+        known = request.known
+        if known not in engines:
+            engines[known] = _engine(service, known)
+        engine = engines[known]
+        found = None
+        if engine is not None:
+            split, most = known.headers.get(SPLIT), engine.limits.max_json_bytes
+            found = forms.find(request.body, split, engine.forms, most)
         if found is None:
             alone.append(request)
             continue
         form, numbers = found
-        timeout = min(form.timeout, request.known.timeout)
-        groups.setdefault((engine, form, timeout), []).append((request, numbers))
-    for (engine, form, timeout), members in groups.items():
+        same = alikes.setdefault((form, min(form.timeout, known.timeout)), ([], []))
+        same[0].append(request)
+        same[1].append(numbers)
+    for (form, timeout), (alike, numbers_of) in alikes.items():
+        engine = engines[alike[0].known]
+        if engine is None:
+            continue
         most = max(engine.batcher.max_batch // form.rows, 1)
-        for at in range(0, len(members), most):
-            some = [request for request, _ in members[at : at + most]]
-            parts = forms.read(form, [numbers for _, numbers in members[at : at + most]])
-            if parts is None or not engine.enter(some, parts, form, timeout):
+        for at in range(0, len(alike), most):
+            some = alike[at : at + most]
+            if not _begin(engine, form, some, numbers_of[at : at + most], timeout):
                 alone += some
-                continue
-            group = Group(engine, form, some, timeout)
-            for request in some:
-                request.group = group
     return alone
+
+
+def _engine(service: Service, known: Known) -> Engine | None:
+    engine = service.engines.get(known.path["model"])
+    if engine is None or known.path.get("version", engine.predictor.version) != engine.predictor.version:
+        return None
+    return engine
+
+
+def _begin(engine: Engine, form: Form, requests: list[Express], numbers: list[bytes], timeout: float) -> bool:
+    arrays = forms.read(form, numbers)
+    if arrays is None:
+        return False
+    group = Group(engine, form, requests, timeout)
+    if engine.enter(group.parties[0], arrays, form, timeout):
+        return True
+    group.dissolve()
+    return False

@@ -7,33 +7,34 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.routing import Match, Router
 from starlette.routing import Route as Address
 
 from .. import plugins
-from ..errors import DeadlineError, InferError, NotFoundError, OverloadedError, ServeError
+from ..errors import InferError, NotFoundError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .express import SMALL_BODY, Convoy, Known
+from .convoy import Convoy
+from .heads import SMALL_BODY, Known
+from .replies import error_reply, reply_of
 from .routing import (
     CLIENT_GONE,
     Call,
     CrowdedError,
-    Dialect,
     MethodError,
     Reply,
     Route,
-    SlowBodyError,
-    UnauthorizedError,
 )
 from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
 from .tracing import begin
 from .words import failure
+
+if TYPE_CHECKING:
+    from .express import Express
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
@@ -73,7 +74,7 @@ def build(service: Service) -> App:
     service.routes = routes
     bodies = Bodies(service.limits.max_bodies_bytes)
     service.metrics.held(lambda: bodies.held)
-    convoy = Convoy(service)
+    convoy = Convoy(service, bodies)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
         Address(path, Endpoint(service, bodies, convoy, {r.method: r for r in routes if r.path == path}))
@@ -184,12 +185,12 @@ class Endpoint:
                 if call.route.early is not None and len(call.body) > SMALL_BODY:
                     call.route.early(call, call.body, True)
                 share.take(len(call.body))
-                return _reply(await call.route.handler(call), call.route)
+                return reply_of(await call.route.handler(call), call.route)
             if call.route.method == "POST":
                 early = None if call.route.early is None else partial(call.route.early, call)
                 call.body = await read_body(receive, call.headers, self.service.limits, share, early)
-                return _reply(await watched(call.route.handler(call), receive, PATIENCE), call.route)
-            return _reply(await call.route.handler(call), call.route)
+                return reply_of(await watched(call.route.handler(call), receive, PATIENCE), call.route)
+            return reply_of(await call.route.handler(call), call.route)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
@@ -216,45 +217,26 @@ class Endpoint:
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
     def count(self, call: Call, status: int, began: float) -> None:
-        model = self.service.models.get(call.model)
-        name, version = (call.model, model.predictor.version) if model else ("", "")
+        name, version = self._model(call.model)
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
         for observer in self.service.observers:
             observer.note(call, status, seconds, name, version)
 
+    def count_all(self, requests: Sequence[Express], model: str, took: Callable[[], dict[str, Any]]) -> None:
+        """Requests that were answered together, with success."""
+        name, version = self._model(model)
+        now, api = time.perf_counter(), requests[0].known.route.dialect.name
+        self.service.metrics.request(name, version, 200, api, *[now - one.began for one in requests])
+        for observer in self.service.observers:
+            for one in requests:
+                one.call.measure = took
+                observer.note(one.call, 200, now - one.began, name, version)
 
-def _reply(value: Any, route: Route) -> Reply:
-    if isinstance(value, Reply):
-        return value
-    if isinstance(route.Out, str):
-        return Reply(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
-    return Reply(msgspec.json.encode(value))
-
-
-def error_reply(error: InferError, dialect: Dialect) -> Reply:
-    """The error in the dialect's words, with the headers that its kind asks for."""
-    reply = Reply(msgspec.json.encode(dialect.body(error)), dialect.status(error))
-    if isinstance(error, OverloadedError):
-        seconds = min(max(error.retry_after, 0.001), 60.0)
-        reply.headers += [
-            (b"retry-after", b"%d" % -(-seconds // 1)),
-            (b"retry-after-ms", b"%d" % (seconds * 1000)),
-            (b"x-should-retry", b"true"),
-        ]
-    elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
-        reply.headers.append((b"x-should-retry", b"false"))
-    elif reply.status == 503:
-        reply.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
-        if isinstance(error, ServeError):
-            reply.headers.append((b"connection", b"close"))
-    elif isinstance(error, MethodError):
-        reply.headers.append((b"allow", ", ".join(error.allow).encode()))
-    elif isinstance(error, UnauthorizedError):
-        reply.headers.append((b"www-authenticate", b"Bearer"))
-    elif reply.status == 413 or isinstance(error, SlowBodyError):
-        reply.headers.append((b"connection", b"close"))
-    return reply
+    def _model(self, name: str) -> tuple[str, str]:
+        """Its labels; empty where it is not served any more."""
+        model = self.service.models.get(name)
+        return (name, model.predictor.version) if model else ("", "")
 
 
 async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:

@@ -12,38 +12,14 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from .door import LEAST_PRIORITY, Door
+from .entries import Entry
 from .limits import ServeLimits
 from .promises import Item, Promises
 from .speed import Speed
 
 LOOK_PAST = 16  # entries that don't fit and may be overtaken while a batch is filled
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A piece of one request that runs in one batch. `elements`: of one row of its largest input."""
-
-    inputs: dict[str, Any]
-    sizes: dict[str, int]
-    key: Hashable
-    rows: int
-    elements: int
-    size_bytes: int
-    deadline: float
-    priority: int
-    ticket: Any
-    index: int
-    arrived: float = 0.0
-    waiting: bool = False
-    deaths: int = 0  # of workers while it ran
-
-    @property
-    def work(self) -> int:
-        """What `Speed` counts."""
-        return self.rows * max(self.elements, 1)
 
 
 @dataclass(slots=True)
@@ -100,11 +76,11 @@ class Batcher:
         self.door.admit(entries, deadline)
         self._enter(entries)
 
-    def admit_together(self, entries: Sequence[Entry], deadline: float) -> bool:
-        """Requests of one entry each, all or none; see `Door.together`."""
-        entered = self.door.together(entries, deadline)
+    def admit_together(self, entry: Entry, deadline: float) -> bool:
+        """All of its requests or none; see `Door.together`."""
+        entered = self.door.together(entry, deadline)
         if entered:
-            self._enter(entries)
+            self._enter([entry])
         return entered
 
     def _enter(self, entries: Sequence[Entry]) -> None:
@@ -125,6 +101,16 @@ class Batcher:
         if self._dead > max(64, self.requests):
             self._sweep()
         return True
+
+    def drop(self, entry: Entry, at: int) -> bool:
+        """The same of one of its requests."""
+        if entry.requests == 1:
+            return self.cancel(entry)
+        if entry.waiting:
+            self._count(entry, -1)
+            entry.drop(at)
+            self._count(entry, 1)
+        return entry.waiting
 
     def take(self, lane: int = 0) -> Taken:
         """The next batch: the most urgent entry by (priority, deadline), and as many of its key as fit."""
@@ -166,7 +152,11 @@ class Batcher:
             while queue and (
                 not queue[0][3].waiting or self._hopeless(queue[0][3], now, alone=self.requests == 1)
             ):
-                entry = heapq.heappop(queue)[3]
+                entry = queue[0][3]
+                if entry.waiting and self.requests == entry.requests > 1 and entry.deadline > now:
+                    entry = entry.take(entry.requests - 1)  # the last of them is tried
+                else:
+                    heapq.heappop(queue)
                 if entry.waiting:
                     self._leave(entry)
                     expired.append(entry)
@@ -187,7 +177,7 @@ class Batcher:
         return left if left > 0 and sum(entry.rows for entry in waiting) < self.max_batch else None
 
     def _fill(self, queue: list[Item], taken: Taken) -> None:
-        """As much as fits, and as leaves everybody in time who can be; entries that don't fit keep their place."""
+        """As much as fits, and as leaves everybody in time who can be; what does not fit keeps its place."""
         rows, widest, bound, promises = 0, 1, math.inf, None
         passed: list[Item] = []
         now, key, short = self.clock(), queue[0][3].key, "full"
@@ -202,16 +192,20 @@ class Batcher:
                 taken.expired.append(entry)
                 continue
             wider, own = max(widest, entry.elements), self._in_time(entry, now)
-            work = (rows + entry.rows) * wider
-            if rows and (rows + entry.rows > self.max_batch or work > self.limits.max_batch_elements):
+            each = entry.rows // entry.requests
+            fit = (min(self.max_batch, self.limits.max_batch_elements // wider) - rows) // each
+            fit = min(max(fit, 0 if rows else 1), entry.requests)
+            if fit and rows + fit > 1:
+                least = taken.entries[0].least if rows else entry.least
+                promises = promises or Promises(self._others(key), self, now, least)
+                room = min(bound, own, promises.room(item[:2]))
+                if (rows + fit * each) * wider > room:
+                    short, fit = "deadline", max(int((room / wider - rows) // each), 0 if rows else 1)
+            if fit < entry.requests:
                 passed.append(item)
-                continue
-            if rows:
-                promises = promises or Promises(self._others(key), self, now, taken.entries[0].work)
-                if work > min(bound, own, promises.room(item[:2])):
-                    short = "deadline"
-                    passed.append(item)
+                if not fit:
                     continue
+                entry = entry.take(fit)
             self._leave(entry)
             taken.entries.append(entry)
             rows, widest, bound = rows + entry.rows, wider, min(bound, own)
@@ -227,13 +221,13 @@ class Batcher:
     def _hopeless(self, entry: Entry, now: float, *, alone: bool) -> bool:
         """Its time ran out, or will before it is done, at the cost of others: `alone` it is tried, which also tells
         whether the speed is still what it was."""
-        return entry.deadline <= now + (0.0 if alone else self.speed.seconds(entry.work))
+        return entry.deadline <= now + (0.0 if alone else self.speed.seconds(entry.least))
 
     def _in_time(self, entry: Entry, now: float) -> float:
         """The most work of a batch with which this is in time: surely, else probably, else it does not matter."""
         left, speed = entry.deadline - now, self.speed
         for seconds in (left, left * speed.caution):
-            if (most := speed.work_within(seconds)) >= entry.work:
+            if (most := speed.work_within(seconds)) >= entry.least:
                 return most
         return math.inf
 
@@ -242,7 +236,7 @@ class Batcher:
         self._count(entry, -1)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self.requests += sign
+        self.requests += sign * entry.requests
         self.rows += sign * entry.rows
         self.bytes += sign * entry.size_bytes
         rows, work = self._waiting.get(entry.priority, (0, 0))

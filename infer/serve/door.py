@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from ..errors import InferError, NotReadyError, OverloadedError, TooLargeError
 
 if TYPE_CHECKING:
-    from .batching import Batcher, Entry
+    from .batching import Batcher
+    from .entries import Entry
 
 ENOUGH = 2.5  # batches as large as is useful: what is left of one that runs, and two that wait
 LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
@@ -44,28 +45,29 @@ class Door:
         """All or none. Raises `OverloadedError`, `TooLargeError`, `NotReadyError`."""
         limits = self.queue.limits
         rows, size = sum([e.rows for e in entries]), sum([e.size_bytes for e in entries])
+        requests = sum([e.requests for e in entries])
         if (
             rows > limits.max_queue_rows
             or size > limits.max_queue_bytes
-            or len(entries) > limits.max_queue_requests
+            or requests > limits.max_queue_requests
         ):
             raise TooLargeError(f"one request may hold {limits.max_queue_rows} rows, this one holds {rows}")
-        if any(e.rows * e.elements > limits.max_batch_elements for e in entries):
+        if any(e.rows // e.requests * e.elements > limits.max_batch_elements for e in entries):
             raise TooLargeError(f"one batch may hold {limits.max_batch_elements} elements per input")
         work = sum([e.work for e in entries])
-        self.check(entries[0].priority, deadline, len(entries), rows, size, work)
+        self.check(entries[0].priority, deadline, requests, rows, size, work)
         self._note(False)
 
-    def together(self, entries: Sequence[Entry], deadline: float) -> bool:
-        """Whether requests of one entry each would all be let in, were they asked for one by one; then they are. A
-        whole batch of them is judged as one request, so that they must be fewer than that."""
+    def together(self, entry: Entry, deadline: float) -> bool:
+        """Whether its requests would all be let in, were they asked for one by one; then they are. A whole batch of
+        them is judged as one request, so that they must be no more than that."""
         before = self.pressure, self.crowded
         try:
-            self.admit(entries, deadline)
+            self.admit([entry], deadline)
         except InferError:
             self.pressure, self.crowded = before
             return False
-        for _ in entries[1:]:
+        for _ in range(entry.requests - 1):
             self._note(False)
         return True
 

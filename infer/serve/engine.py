@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, InferError, OverloadedError
 from .arrays import Arrays
-from .batching import Batcher, Entry
+from .batching import Batcher
+from .entries import Entry
+from .executors import Local
 from .forms import Form, Forms
-from .lane import Lane, Local, Ran
+from .lane import Lane
 from .layout import BATCH, Layout
 from .limits import ServeLimits
 from .metrics import ModelMetrics
 from .near import Near, NearLane
 from .quarantine import Quarantine, digest_of
-from .tickets import Answer, Awaited, Hop, Ticket
+from .ran import Ran, count_batch
+from .tickets import Answer, Awaited, Hop, Queued
+
+if TYPE_CHECKING:
+    from .express import Express
+    from .party import Party
 
 NORMAL = 2  # priority of a request that names none; smaller goes first
 
@@ -161,7 +167,7 @@ class Engine:
             if lane.thread.ident is not None:
                 lane.thread.join(seconds)
 
-    def _submit(self, ticket: Ticket, arrays: Arrays, deadline: float, priority: int) -> None:
+    def _submit(self, ticket: Queued, arrays: Arrays, deadline: float, priority: int) -> None:
         sizes, key, rows, elements, _ = self.layout.piece(arrays)
         for index, part in enumerate(self.layout.split(arrays, rows)):
             own = {**sizes, BATCH: len(next(iter(part.values())))} if self.layout.batched else sizes
@@ -178,24 +184,31 @@ class Engine:
             lane = self.sleeper()
         self._wake(lane)
 
-    def enter(self, tickets: Sequence[Ticket], parts: Sequence[Arrays], form: Form, timeout: float) -> bool:
+    def enter(self, party: Party, arrays: Arrays, form: Form, timeout: float) -> bool:
         """Requests of one form and one piece each, all or none; False: each is to be submitted alone, to be told."""
         sizes, key, rows, elements, size, priority = form.piece
         if rows > self.batcher.max_batch or len(self.quarantine):
             return False
-        deadline, entries = self.clock() + timeout, list[Entry]()
-        for ticket, part in zip(tickets, parts, strict=True):
-            entry = Entry(part, sizes, key, rows, elements, size, deadline, priority, ticket, 0)
-            ticket.entries.append(entry)
-            entries.append(entry)
+        deadline, requests = self.clock() + timeout, len(party.requests)
+        own = {**sizes, BATCH: rows * requests} if self.layout.batched else sizes
+        entry = Entry(
+            *(arrays, own, key, rows * requests, elements, size * requests),
+            *(deadline, priority, party, 0),
+            requests=requests,
+        )
+        party.entries = [entry]
         with self.lock:
-            entered = self.batcher.admit_together(entries, deadline)
+            entered = self.batcher.admit_together(entry, deadline)
             lane = self.sleeper() if entered else None
-        if not entered:
-            for ticket in tickets:
-                ticket.entries.clear()
         self._wake(lane)
         return entered
+
+    def leave(self, request: Express) -> None:
+        """One of several that are in the queue together, or run, is wanted no more."""
+        with self.lock:
+            party = request.party
+            queued = party is not None and self.batcher.drop(party.entries[0], party.requests.index(request))
+        self.metrics.cancelled("queued" if queued else "running")
 
     def _wake(self, lane: Lane | None) -> None:
         if lane is not None and self._home is not None:
@@ -210,21 +223,22 @@ class Engine:
                 return lane
         return None
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, ticket: Queued) -> None:
         """Nobody wants it any more."""
         ticket.settled = True
         self.metrics.cancelled("queued" if self._withdraw(ticket) else "running")
 
-    def _withdraw(self, ticket: Ticket) -> int:
+    def _withdraw(self, ticket: Queued) -> int:
         with self.lock:
             return sum([self.batcher.cancel(entry) for entry in ticket.entries])
 
-    def expire(self, ticket: Ticket, when: str = "") -> None:
-        if not ticket.settled:
+    def expire(self, ticket: Queued, when: str = "") -> None:
+        if pending := ticket.pending:
             waiting = self._withdraw(ticket)
             with self.lock:
-                self.batcher.door.late(ticket.entries[0])
-            self.metrics.deadline_exceeded.inc()
+                for _ in range(pending):
+                    self.batcher.door.late(ticket.entries[0])
+            self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
             ticket.fail(DeadlineError(f"the time of the request ran out {when}"))
 
@@ -236,26 +250,17 @@ class Engine:
 
     def deliver(self, ran: Ran) -> None:
         """On the loop's thread: count the batch, and answer every request that is now complete."""
-        rows = sum(entry.rows for entry in ran.entries)
-        self.metrics.dispatched(ran.reason)
-        self.metrics.executed(rows, ran.assemble, ran.compute, ran.cut, ran.padding)
-        if ragged := self.layout.ragged:
-            lengths = [math.prod([entry.sizes[size] for size in ragged]) for entry in ran.entries]
-            tokens = sum(entry.rows * length for entry, length in zip(ran.entries, lengths, strict=True))
-            self.metrics.batch_tokens.observe(tokens)
-        good, waits, size = 0, list[float](), 1 if ran.reason == "retry" else rows
+        count_batch(ran, self.metrics, self.layout.ragged)
+        size = 1 if ran.reason == "retry" else ran.rows
         hop = None if ran.worker is None or ran.reason == "retry" else self._hop(ran, ran.worker)
         for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
             queued, ticket = ran.started - entry.arrived, entry.ticket
-            if isinstance(outcome, Exception):
-                self.metrics.failed(queued + ran.compute)
-                self._withdraw(ticket)
-                ticket.fail(outcome)
+            if not isinstance(outcome, Exception):
+                ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size, hop))
                 continue
-            good += entry.rows
-            waits.append(queued)
-            ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size, hop))
-        self.metrics.answered(good, waits, ran.assemble, ran.compute, ran.cut)
+            if isinstance(ticket, Queued):
+                self._withdraw(ticket)
+            ticket.fail(outcome)
 
     def _hop(self, ran: Ran, worker: int) -> Hop:
         back = self.clock() - ran.began - ran.compute

@@ -92,9 +92,9 @@ class Spread:
         own = f"{{{labels}}}" if labels else ""
         self._tail = f"{name}_sum{own} ", f"{name}_count{own} "
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
     def set_function(self, read: Callable[[], tuple[Sequence[int], float]]) -> None:
         """Ask at each scrape: counts by bucket, as many as there are yet, and the sum of the values."""

@@ -72,29 +72,32 @@ def find(body: bytes | bytearray, split: bytes | None, forms: Forms, most: int) 
     return form, body[end:]
 
 
-def read(form: Form, numbers: Sequence[bytes]) -> list[Arrays] | None:
-    """The tensors of each of some requests, views of one array where that is less work; None where numbers of any do
-    not fit: the whole way finds the words."""
+def read(form: Form, numbers: Sequence[bytes]) -> Arrays | None:
+    """The tensors of some requests, behind each other along their first dimension; None where numbers of any do not
+    fit: the whole way finds the words."""
+    several = len(numbers)
     if form.size:
-        return [
-            {
-                spec.name: np.frombuffer(raw, dtype, count, at).reshape(shape)
-                for spec, dtype, shape, count, at in form.places
-            }
-            for raw in numbers
-        ]
+        whole = np.frombuffer(b"".join(numbers), np.uint8).reshape(several, form.size)
+        found = {}
+        for spec, dtype, shape, count, at in form.places:
+            raw = np.ascontiguousarray(whole[:, at : at + count * dtype.itemsize])
+            found[spec.name] = raw.view(dtype).reshape(_stacked(shape, several))
+        return found
     ((spec, dtype, shape, count, _),) = form.places
     floats = dtype.kind == "f"
     try:
         # Each text ends with its only "]", so that no two can be taken for another two.
         values = (decode_floats if floats else decode_whole)(b"[%b]" % b",".join(numbers))
         wide = np.array(values, np.float64 if floats else np.int64)
-        if wide.shape != (len(numbers), count):
+        if wide.shape != (several, count):
             return None
-        rows = narrow(wide, spec, "").reshape(len(numbers), *shape)
+        return {spec.name: narrow(wide, spec, "").reshape(_stacked(shape, several))}
     except (msgspec.DecodeError, ValueError, OverflowError, InputError):
         return None
-    return [{spec.name: row} for row in rows]
+
+
+def _stacked(shape: tuple[int, ...], several: int) -> tuple[int, ...]:
+    return shape if several == 1 else (several * shape[0], *shape[1:])
 
 
 def _numbers(body: bytes) -> tuple[int, int]:

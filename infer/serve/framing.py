@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -19,7 +20,7 @@ SAID = {
 
 
 class FramingError(Exception):
-    """The body is cut into more, or longer, pieces than anybody needs."""
+    """The body is announced in two ways, or cut into more, or longer, pieces than anybody needs."""
 
 
 class Counted:
@@ -84,6 +85,20 @@ class Chunked:
             raise FramingError
         size = int(found[1], 16)
         self._skip, self._last = (size + 2 if size else 0), size == 0
+
+
+def announced(headers: Mapping[bytes, bytes], version: str, limits: ServeLimits) -> Counted | Chunked | None:
+    """The body that a head speaks of, None without one; raises `FramingError` where that can be read in two ways."""
+    length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
+    if coding is not None:
+        if length is not None or version == "1.0" or coding.lower() != b"chunked":
+            raise FramingError
+        return Chunked(limits)
+    if length is None:
+        return None
+    if not length.isdigit() or len(length) > 18:
+        raise FramingError
+    return Counted(int(length)) if int(length) else None
 
 
 class Seam:

@@ -6,36 +6,29 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import msgspec
-import numpy as np
 
-from ..errors import InferError, InputError
+from ..errors import InputError
 from ..spec import TensorSpec
 from . import forms, texts
 from .arrays import Arrays
 from .engine import NORMAL, Engine
 from .layout import BATCH
-from .routing import BINARY, JSON, Call, NonfiniteError, Reply
+from .outputs import SPLIT, write
+from .routing import Call, Reply
 from .tensors import (
     BINARY_ONLY,
     DATATYPES,
-    count_nonfinite,
     datatype,
     from_binary,
     from_json,
     shape_of,
     texts_from_binary,
     texts_from_json,
-    to_binary,
-    to_json,
 )
-from .tickets import Answer
 from .types_v2 import InferInput, InferRequest, Parameters
 
-SPLIT = b"inference-header-content-length"
-encode = msgspec.json.Encoder().encode
 TEXT = "text"  # a BYTES input of this name is tokenised
 
 
@@ -44,9 +37,8 @@ async def infer(call: Call, engine: Engine) -> Reply:
     most = engine.limits.max_json_bytes
     known = forms.find(call.body, call.headers.get(SPLIT), engine.forms, most)
     if known is not None and (read := forms.read(known[0], [known[1]])) is not None:
-        form, (arrays,) = known[0], read
-        timeout = min(form.timeout, call.timeout())
-        answer = await engine.infer(arrays, timeout=timeout, priority=form.priority)
+        form, timeout = known[0], min(known[0].timeout, call.timeout())
+        answer = await engine.infer(read, timeout=timeout, priority=form.priority)
         call.measure = answer.took
         return write(engine, None, answer, form.wanted)
     request, raw = _read(call, engine)
@@ -212,51 +204,3 @@ def _texts(request: InferRequest, raw: memoryview) -> list[str]:
     if given.data is msgspec.UNSET:
         raise InputError(f"no data for input {TEXT!r}", where=where)
     return texts_from_json(given.shape, given.data, where)
-
-
-def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> int:
-    """Count the values that are NaN or infinite; raises `NonfiniteError` where the server refuses them."""
-    wrong = count_nonfinite(array, spec)
-    if wrong:
-        engine.metrics.nonfinite.inc(wrong)
-        if engine.limits.nonfinite_error:
-            raise NonfiniteError(spec.name, wrong)
-    return wrong
-
-
-@lru_cache(1024)
-def _model(name: str, version: str) -> bytes:
-    return b'{"model_name":%b,"model_version":%b,' % (encode(name), encode(version))
-
-
-@lru_cache(1024)
-def _tensor(spec: TensorSpec) -> bytes:
-    return b'{"name":%b,"datatype":%b,"shape":' % (encode(spec.name), encode(datatype(spec)))
-
-
-def write(engine: Engine, id: str | None, answer: Answer, wanted: list[tuple[TensorSpec, bool]]) -> Reply:
-    """As `InferResponse`, of which nothing but numbers differs from answer to answer. Raises `NonfiniteError`."""
-    tensors, chunks = list[bytes](), list[bytes]()
-    for spec, binary in wanted:
-        array = answer.outputs.get(spec.name)
-        if array is None:
-            raise InferError(f"the model gave no output {spec.name}")
-        wrong = check_finite(engine, spec, array)
-        named = _tensor(spec), encode(array.shape)
-        if binary:
-            chunks.append(to_binary(array, spec))
-            tensors.append(b'%b%b,"parameters":{"binary_data_size":%d}}' % (*named, len(chunks[-1])))
-        else:
-            values = to_json(array)[0] if wrong else array.ravel().tolist()
-            tensors.append(b'%b%b,"data":%b}' % (*named, encode(values)))
-    head = b'%b%b"parameters":{"queue_us":%d,"compute_us":%d,"batch_size":%d},"outputs":[%b]}' % (
-        _model(engine.predictor.name, engine.predictor.version),
-        b"" if id is None else b'"id":%b,' % encode(id),
-        answer.queue_seconds * 1e6,
-        answer.compute_seconds * 1e6,
-        answer.batch_size,
-        b",".join(tensors),
-    )
-    if not chunks:
-        return Reply(head, media=JSON)
-    return Reply(b"".join([head, *chunks]), media=BINARY, headers=[(SPLIT, b"%d" % len(head))])

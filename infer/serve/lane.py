@@ -5,98 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..errors import InferError, PoisonError, WorkerDiedError
-from .arrays import Arrays, run_arrays
-from .batching import Entry, Taken
+from ..errors import PoisonError, WorkerDiedError
+from .arrays import Arrays
+from .batching import Taken
 from .bell import Bell
+from .entries import Entry
+from .executors import Executor
 from .quarantine import digest_of
+from .ran import Outcome, Ran
 from .worker.supervised import LostError
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 log = logging.getLogger("infer.serve")
-Outcome = Arrays | Exception
 LOOK_SECONDS = 1.0
 TOO_LATE = "in the queue, or would while it ran"
-
-
-class Executor(Protocol):
-    """Runs one batch after another; see `Local` and `worker.replica.Replica`."""
-
-    answering: bool  # a batch would be run now
-    watched: bool  # a batch that hangs raises `LostError`
-    pid: int | None  # of another process in which batches run
-    began: float  # there, of the last one
-
-    def fileno(self) -> int: ...
-
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray: ...
-
-    def run(self, inputs: Arrays) -> tuple[Arrays, float]: ...
-
-    def abandon(self) -> None: ...
-
-    def look(self) -> None: ...
-
-    def excuse(self) -> None: ...
-
-    def restart(self, stopping: Callable[[], bool]) -> None: ...
-
-
-class Local:
-    """A predictor in this process."""
-
-    answering, watched = True, False
-    pid: int | None = None
-    began = 0.0
-
-    def __init__(self, predictor: Any, clock: Callable[[], float]) -> None:
-        self._predictor, self._clock = predictor, clock
-
-    def fileno(self) -> int:
-        return -1
-
-    def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.empty(shape, dtype)
-
-    def run(self, inputs: Arrays) -> tuple[Arrays, float]:
-        began = self._clock()
-        outputs = run_arrays(self._predictor, inputs)
-        return outputs, self._clock() - began
-
-    def abandon(self) -> None:
-        pass
-
-    def look(self) -> None:
-        pass
-
-    def excuse(self) -> None:
-        pass
-
-    def restart(self, stopping: Callable[[], bool]) -> None:
-        raise InferError("a model in this process can't be started again")
-
-
-@dataclass(slots=True)
-class Ran:
-    """One batch after it ran: per entry its outputs or the reason that it has none. Seconds."""
-
-    entries: list[Entry]
-    outcomes: list[Outcome]
-    started: float
-    reason: str
-    assemble: float = 0.0
-    compute: float = 0.0
-    cut: float = 0.0
-    padding: float = 0.0
-    worker: int | None = None  # the process in which it ran, and from when
-    began: float = 0.0
 
 
 First = Callable[[Sequence[Entry], Ran], list[Arrays]]
@@ -209,7 +136,11 @@ class Lane:
         return self._complete(Ran(taken.entries, [], self.engine.clock(), taken.reason))
 
     def _complete(self, ran: Ran, first: First | None = None) -> Ran:
-        ran.outcomes = self._outcomes(ran.entries, ran, first)
+        try:
+            ran.outcomes = list((first or self._run)(ran.entries, ran))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            ran.entries = [one for entry in ran.entries for one in entry.apart()]
+            ran.outcomes = self._outcomes(ran.entries, ran, partial(fail, error))
         self._done(ran)
         return ran
 
@@ -275,3 +206,8 @@ class Lane:
         pieces = self.engine.layout.cut(outputs, [entry.sizes for entry in entries])
         ran.cut = self.engine.clock() - computed
         return pieces
+
+
+def fail(error: Exception, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+    """The outcome of a run that failed before."""
+    raise error

@@ -98,13 +98,14 @@ class ModelMetrics:
         self.stats.fail.add(seconds)
 
     def answered(
-        self, rows: int, waits: Sequence[float], assemble: float, compute: float, cut: float
+        self, rows: int, waits: Sequence[tuple[float, int]], assemble: float, compute: float, cut: float
     ) -> None:
-        """The parts of requests that one batch answered with success: their rows, and how long each had waited."""
-        for seconds in waits:
-            self.queue_seconds.observe(seconds)
+        """The parts of requests that one batch answered with success: their rows, and how long how many had waited."""
+        for seconds, requests in waits:
+            self.queue_seconds.observe(seconds, requests)
         self.inferences += rows
-        stats, times, waited = self.stats, len(waits), sum(waits)
+        stats, times = self.stats, sum([requests for _, requests in waits])
+        waited = sum([seconds * requests for seconds, requests in waits])
         stats.compute_input.add(assemble, times)
         stats.compute_infer.add(compute, times)
         stats.compute_output.add(cut, times)
@@ -184,17 +185,21 @@ class Metrics:
     def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
         self._load.labels(model, version, phase).set(seconds)
 
-    def request(self, model: str, version: str, status: int, api: str, seconds: float) -> None:
+    def request(self, model: str, version: str, status: int, api: str, *seconds: float) -> None:
+        """Answers with one status, each with its own seconds."""
         key = (model, version, str(status), api)
         children = self._children.get(key)
         if children is None:
             children = self.requests.labels(*key), self.request_seconds.labels(model, version)
             self._children[key] = children
-        children[0].inc()
-        children[1].observe(seconds)
+        children[0].inc(len(seconds))
+        times = None
         if status == 200 and model:
             times = self.times.get(model) or self.times.setdefault(model, Times())
-            times.observe(seconds)
+        for one in seconds:
+            children[1].observe(one)
+            if times is not None:
+                times.observe(one)
 
     def counted(self, family: Family[Count], model: str, label: str = "") -> dict[str, int]:
         """What a counter says of one model, by the values of one of its labels."""

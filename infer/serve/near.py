@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from .arrays import Arrays
-from .batching import Entry
-from .lane import LOOK_SECONDS, TOO_LATE, Executor, First, Lane, Ran
+from .entries import Entry
+from .executors import Executor
+from .lane import LOOK_SECONDS, TOO_LATE, First, Lane, fail
+from .ran import Ran
 from .worker.channel import ClosedError
 from .worker.replica import SilentError
 from .worker.supervised import LostError
@@ -52,6 +54,7 @@ class NearLane(Lane):
         self._descriptor = -1
         self._given: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def on_loop(self) -> bool:
@@ -92,8 +95,10 @@ class NearLane(Lane):
 
     def _leave(self) -> None:
         self._ran = None
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._later = None
         if self.on_loop:
             self.engine.home.remove_reader(self._descriptor)
             self._descriptor = -1
@@ -120,7 +125,20 @@ class NearLane(Lane):
             if taken.entries:
                 self._run_near(Ran(taken.entries, [], engine.clock(), taken.reason))
             elif taken.wait is not None:
-                engine.home.call_later(taken.wait, self.look)
+                self._look_in(taken.wait)
+
+    def _look_in(self, seconds: float) -> None:
+        """One timer looks at a batch that is delayed, however many come to it meanwhile."""
+        loop, later = self.engine.home, self._later
+        if later is not None and later.when() <= loop.time() + seconds:
+            return
+        if later is not None:
+            later.cancel()
+        self._later = loop.call_later(seconds, self._look_later)
+
+    def _look_later(self) -> None:
+        self._later = None
+        self.look()
 
     def _run_near(self, ran: Ran) -> None:
         if sum([entry.size_bytes for entry in ran.entries]) > SMALL_BATCH:
@@ -151,7 +169,7 @@ class NearLane(Lane):
             elif isinstance(error, ClosedError | LostError | SilentError | msgspec.DecodeError):
                 self._give_batch(ran, self._finish)
             else:
-                self._give_batch(ran, partial(_fail, error))
+                self._give_batch(ran, partial(fail, error))
             return
         del outputs, done
         self._ran = None
@@ -176,7 +194,3 @@ class NearLane(Lane):
             function()
         except Exception as error:  # noqa: BLE001 - as in the thread
             self._died(error)
-
-
-def _fail(error: Exception, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
-    raise error

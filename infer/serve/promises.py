@@ -7,7 +7,8 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .batching import Batcher, Entry
+    from .batching import Batcher
+    from .entries import Entry
 
 Urgency = tuple[int, float]  # priority, deadline
 Item = tuple[int, float, int, "Entry"]
@@ -33,9 +34,12 @@ class Promises:
         speed = self._speed
         while self._waiting and self._waiting[-1][:2] < urgency:
             entry = self._waiting.pop()[3]
-            kinds, work = len(self._kinds | {entry.key}), self._work + entry.work
-            slack = entry.deadline - self._now - speed.seconds(work, kinds) * speed.caution / self._lanes
-            if slack >= self._least:
+            kinds = len(self._kinds | {entry.key})
+            for _ in range(entry.requests):
+                work = self._work + entry.least
+                slack = entry.deadline - self._now - speed.seconds(work, kinds) * speed.caution / self._lanes
+                if slack < self._least:
+                    break
                 self._kinds.add(entry.key)
                 self._work, self._slack = work, min(self._slack, slack)
         return speed.work_within(self._slack)

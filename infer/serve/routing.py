@@ -96,6 +96,14 @@ class Reply:
         return headers
 
 
+def head_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Raises `ValueError` for one that would be two."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if lines.count(b"\n") != len(headers):
+        raise ValueError("a line break in a header of an answer")
+    return lines
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How one family of routes says that something went wrong."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import ResourceError
 from .arrays import Arrays
-from .batching import Entry
+from .entries import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,16 @@ class Answer:
     batch_size: int
     hop: Hop | None = None
 
+    def part(self, at: int, count: int) -> Answer:
+        """That of one of `count` requests whose rows follow each other, equally many of each."""
+        if count == 1:
+            return self
+        outputs = {}
+        for name, array in self.outputs.items():
+            each = len(array) // count
+            outputs[name] = array[at * each : (at + 1) * each]
+        return replace(self, outputs=outputs)
+
     def took(self) -> dict[str, Any]:
         """For logs and traces."""
         found: dict[str, Any] = {
@@ -48,13 +58,11 @@ class Answer:
 
 
 class Ticket(ABC):
-    """One request while it waits for its entries. `settled`: it has its outcome, or nobody wants it any more."""
+    """Whoever gets an outcome. `settled`: it has it, or nobody wants it any more."""
 
-    __slots__ = ("done", "entries", "settled")
+    __slots__ = ("settled",)
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.done: dict[int, Answer] = {}
         self.settled = False
 
     @abstractmethod
@@ -71,26 +79,43 @@ class Ticket(ABC):
         )
 
     def finish(self, index: int, answer: Answer) -> None:
-        """The answer of one entry; with the last of them, the request is answered."""
-        if self.settled:
-            return
-        if len(self.entries) > 1:
-            self.done[index] = answer
-            if len(self.done) < len(self.entries):
-                return
-            answer = together([self.done[i] for i in range(len(self.entries))])
-        self.settled = True
-        self.tell(answer)
+        """The answer of one entry; with the last of them, it is told."""
+        if not self.settled:
+            self.settled = True
+            self.tell(answer)
 
 
-class Awaited(Ticket):
-    """`future` gets the outcome."""
+class Queued(Ticket):
+    """One that has entries in the queue. `pending`: how many requests have no outcome yet."""
 
-    __slots__ = ("future",)
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+
+    @property
+    def pending(self) -> int:
+        return 0 if self.settled else 1
+
+
+class Awaited(Queued):
+    """One request; `future` gets the outcome."""
+
+    __slots__ = ("done", "future")
 
     def __init__(self, future: asyncio.Future[Answer]) -> None:
         super().__init__()
+        self.done: dict[int, Answer] = {}
         self.future = future
+
+    def finish(self, index: int, answer: Answer) -> None:
+        if self.settled or len(self.entries) == 1:
+            super().finish(index, answer)
+            return
+        self.done[index] = answer
+        if len(self.done) == len(self.entries):
+            super().finish(index, together([self.done[i] for i in range(len(self.entries))]))
 
     def tell(self, outcome: Answer | Exception) -> None:
         if self.future.done():

@@ -8,13 +8,14 @@ import re
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .express import Express, Heads
-from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, refusal
+from .express import Express
+from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, announced, refusal
+from .heads import Heads
 from .hosts import Hosts
 from .limits import ServeLimits
 from .readers import Flow, Meter, Watch
@@ -84,8 +85,18 @@ class Wire(HttpToolsProtocol):
         self._rested = math.inf
         if self._held:
             self._held += data
-        else:
+        elif self._head or self._body is not None or not self._ride(data):
             self._eat(data)
+
+    def _ride(self, data: bytes) -> bool:
+        """Whether it was one request, whole, with a known head."""
+        end = data.find(HEAD_END) + len(HEAD_END)
+        known = self.heads.get(data[:end])
+        if known is None or len(data) != end + known.length or self._busy:
+            return False
+        self._disarm()
+        self.cycle = Express(self, known, data[end:])  # type: ignore[assignment]
+        return True
 
     def _eat(self, data: bytes) -> None:
         """Feed the parser head by head and body by body."""
@@ -162,7 +173,10 @@ class Wire(HttpToolsProtocol):
         headers = dict(self.headers)
         if self.hosts is not None and not self.hosts.admit(headers.get(b"host", b"localhost")):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
-        body = self._framing(headers, version)
+        try:
+            body = announced(headers, version, self.limits)
+        except FramingError:
+            self._refuse(HTTPStatus.BAD_REQUEST)
         self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
         super().on_headers_complete()
         self._disarm()
@@ -171,18 +185,6 @@ class Wire(HttpToolsProtocol):
             self.heads.learn(self._whole, self, body, keep_alive=self.cycle.keep_alive)
         if body is not None:
             self._arm(self.limits.body_seconds + GRACE)
-
-    def _framing(self, headers: dict[bytes, bytes], version: str) -> Counted | Chunked | None:
-        length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
-        if coding is not None:
-            if length is not None or version == "1.0" or coding.lower() != b"chunked":
-                self._refuse(HTTPStatus.BAD_REQUEST)
-            return Chunked(self.limits)
-        if length is None:
-            return None
-        if not length.isdigit() or len(length) > 18:
-            self._refuse(HTTPStatus.BAD_REQUEST)
-        return Counted(int(length)) if int(length) else None
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -198,7 +200,8 @@ class Wire(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.blocked = False
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._held:
             held, self._held = self._held, b""
             self._eat(held)
@@ -253,7 +256,7 @@ class Wire(HttpToolsProtocol):
             self._timer = self.loop.call_later(LINGER, self.transport.close)
         self._reader.begin()
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus) -> NoReturn:
         self._refusal = status
         raise RefusedError(status.phrase)
 

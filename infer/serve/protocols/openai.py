@@ -13,8 +13,8 @@ from ...errors import InputError
 from .. import texts
 from ..engine import Engine
 from ..generation import Generator
-from ..infer_v2 import check_finite
 from ..openai_dialect import DIALECT, find, require_json
+from ..outputs import check_finite
 from ..routing import Call, Route
 from ..service import Service
 from ..tensors import to_json
