@@ -25,7 +25,7 @@ import numpy as np
 from serve_alone import Alone
 from serve_client import post
 from serve_overload import CAUTION, capacity, client, guess, ladder, parsed
-from serve_overload_figures import doubted, markdown, missed
+from serve_overload_figures import markdown, missed
 from serve_roles import ROOT
 from serve_traffic import served
 
@@ -88,10 +88,10 @@ def main() -> int:
     words = missed(found, slo)
     what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
     what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"
-    text = markdown(what, c, slo, found, words, doubts := doubted(found))
+    text = markdown(what, c, slo, found, words)
     table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
     table |= {"rounds": arguments.rounds}
-    write("serve-overload-lm", {**table, "rows": found, "missed": words, "not_sure": doubts}, text)
+    write("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
     return 1 if words else 0
 
 

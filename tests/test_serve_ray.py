@@ -131,6 +131,20 @@ def test_the_command_line_writes_the_config_file(tmp_path: Path) -> None:
     assert Path(args["artifacts"][0]).is_absolute()
 
 
+def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.yaml"
+    command = ["serve", "a.infer", "--ray", "--ray-config", str(file)]
+    assert main([*command, "--limit", "max_queue_requests=7", "--nonfinite", "error", "--drain", "5"]) == 0
+    limits = json.loads(file.read_text())["applications"][0]["args"]["limits"]
+    assert (limits["max_queue_requests"], limits["nonfinite_error"], limits["drain_seconds"]) == (7, True, 5.0)
+    file.unlink()
+    assert main([*command, "--lora", "a=b", "--memory", "1GiB"]) == 2
+    assert "--ray has no --lora, --memory" in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_public_address_needs_a_key_and_an_artifact_must_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no API key"):
         ray_run.check(Asked(artifacts=["a"]), Cluster(host="0.0.0.0"))  # noqa: S104

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ..errors import UsageError
 from ..serve import ray_run
 from ..serve.limits import ServeLimits
 from ..serve.ray_app import Asked
 
 
-def asked(artifacts: Sequence[Path], *, max_delay_us: int, drain: float, **options: Any) -> Asked:
+def refuse(given: Mapping[str, object]) -> None:
+    """Options that only a server without Ray has, by name; raises `UsageError` for those that were said."""
+    if said := [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"--ray has no {', '.join(said)}",
+            hint="Leave them out, or serve without --ray; certificates belong to what stands before Ray's proxy",
+        )
+
+
+def asked(
+    artifacts: Sequence[Path], *, limits: ServeLimits, max_delay_us: int, drain: float, **options: Any
+) -> Asked:
     """Paths are made absolute: they are opened on other nodes."""
-    limits = ServeLimits(max_delay_us=max_delay_us, drain_seconds=drain)
+    limits = msgspec.structs.replace(limits, max_delay_us=max_delay_us, drain_seconds=drain)
     return Asked(artifacts=[str(path.absolute()) for path in artifacts], limits=limits, **options)
 
 

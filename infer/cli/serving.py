@@ -118,6 +118,17 @@ def serve(
     if ray or ray_address or ray_config:
         from . import raying
 
+        raying.refuse(
+            {
+                "--ssl-certfile": ssl_certfile,
+                "--ssl-keyfile": ssl_keyfile,
+                "--allow-host": allow_host,
+                "--lora": lora,
+                "--memory": memory,
+                "--allow-reload": allow_reload,
+                "--timings": timings,
+            }
+        )
         asked = raying.asked(
             artifacts,
             replicas=replicas,
@@ -127,6 +138,7 @@ def serve(
             in_process=in_process,
             threads=threads,
             api_key=keys,
+            limits=serving_options.limits(limit, refuse_nonfinite=nonfinite == Nonfinite.error),
             max_delay_us=int(max_delay_ms * 1000),
             drain=drain,
             kv_memory=kv_memory,
