@@ -136,5 +136,5 @@ def markdown(what: str, c: float, slo: float, found: dict[str, Any], words: list
             f"| {refusal} | {row['unanswered']:.0f}, {row['wrong']:.0f} | {back} "
             f"| {row['sent_late_p99_ms']:.1f} |"
         )
-    bars = [f"- missed: {word}" for word in words] or ["No bar is surely missed."]
+    bars = [f"- missed: {word}" for word in words] or ["All bars are reached."]
     return "\n".join([*lines, "", *bars]) + "\n"
