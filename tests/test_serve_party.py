@@ -111,6 +111,28 @@ def test_all_that_come_in_one_turn_are_one_entry(parties: list[int], alone: list
         assert server.service.engines["double"].idle
 
 
+def test_requests_of_two_models_never_go_together_however_alike(
+    parties: list[int], alone: list[bytes]
+) -> None:
+    halves = double("halves")
+    halves.function = lambda inputs: {"y": inputs["x"] / 2, "rows": np.arange(len(inputs["x"]))}
+
+    def of_halves(request: bytes) -> bytes:
+        return request.replace(b"/models/double/", b"/models/halves/")
+
+    with live(double(), halves) as server:
+        ask(server, row(0, 0, 0, 0))
+        ask(server, of_halves(row(0, 0, 0, 0)))
+        asked = [row(n, 0, 0, 4) for n in range(6)]
+        asked = [of_halves(one) if n % 2 else one for n, one in enumerate(asked)]
+        assert asked[0] != asked[1]
+        answers = crowd(server, asked)
+        assert [doubled(one) for one in answers] == [
+            [n / 2, 0, 0, 2] if n % 2 else [2 * n, 0, 0, 8] for n in range(6)
+        ]
+        assert (sorted(parties), alone) == ([3, 3], [])
+
+
 def test_one_that_the_model_fails_on_fails_alone(parties: list[int], alone: list[bytes]) -> None:
     with live(double()) as server:
         ask(server, row(0, 0, 0, 0))
