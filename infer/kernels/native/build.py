@@ -125,7 +125,19 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) -> Path:
-    include, libraries = Path(torch.__file__).parent / "include", Path(torch.__file__).parent / "lib"
+    libraries = Path(torch.__file__).parent / "lib"
+    parts = objects(found, work, progress)
+    target = work / LIBRARY
+    named = [str(path) for path in parts.values()]
+    _run([found, "-shared", "-fopenmp", "-o", str(target), *named, f"-L{libraries}", "-ltorch_cpu"])
+    progress(len(parts) + 1, len(parts) + 1, LIBRARY)
+    return target
+
+
+def objects(found: str, work: Path, progress: Callable[[int, int, str], None]) -> dict[str, Path]:
+    """Name of each source of this architecture, without its ending → what compiler `found` made of it, kept in the
+    cache. Raises `NotUsableError` with the compiler's first message when it fails."""
+    include = Path(torch.__file__).parent / "include"
     files = sources()
     done = 0
     kept = folders.cache("kernels") / "objects"
@@ -133,7 +145,7 @@ def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) ->
 
     def compiled(path: Path) -> Path:
         nonlocal done
-        target = kept / f"{path.stem}-{_digest(_parts(path), *files[path])}.o"
+        target = kept / f"{path.stem}-{_digest(_parts(path), found, *files[path])}.o"
         if not target.exists():
             fresh = work / target.name
             _run([found, *COMMON, *files[path], f"-I{include}", "-c", str(path), "-o", str(fresh)])
@@ -143,11 +155,7 @@ def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) ->
         return target
 
     with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
-        objects = [str(path) for path in pool.map(compiled, files)]
-    target = work / LIBRARY
-    _run([found, "-shared", "-fopenmp", "-o", str(target), *objects, f"-L{libraries}", "-ltorch_cpu"])
-    progress(len(files) + 1, len(files) + 1, LIBRARY)
-    return target
+        return {path.stem: made for path, made in zip(files, pool.map(compiled, files), strict=True)}
 
 
 def _run(command: list[str]) -> None:
