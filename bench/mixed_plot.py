@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 78, 72, 56, 52
@@ -70,7 +71,7 @@ def front_svg(points: Sequence[Point], *, title: str, label: str, reference: flo
     parts += [_dot(axes, p, MIXED, RADIUS) for p in mixed]
     uniform = [p for p in shown if p.kind == "uniform"]
     parts += [_dot(axes, p, UNIFORM, RADIUS) for p in uniform]
-    parts += _labels(axes, uniform, shown)
+    parts += _labels(axes, uniform, mixed)
     body = "\n".join([*parts, *_above(above), *_legend()])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -115,10 +116,13 @@ def _dot(axes: Axes, point: Point, colour: str, radius: float) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"><title>{words}</title></circle>'
 
 
-def _labels(axes: Axes, points: Sequence[Point], dots: Sequence[Point]) -> list[str]:
-    """Beside each point, right or left, where neither another label nor a dot is in the way; a line leads to those that
-    lie further off."""
-    taken = [_box(axes.x(p.bits) - RADIUS, axes.y(p.value), 2 * RADIUS, 2 * RADIUS) for p in dots]
+def _labels(axes: Axes, points: Sequence[Point], mixed: Sequence[Point]) -> list[str]:
+    """Beside each point, right or left, where no other label, dot or piece of the front is in the way; a line leads to
+    those that lie further off."""
+    dots = [(axes.x(p.bits), axes.y(p.value)) for p in [*points, *mixed]]
+    taken = [_box(x - RADIUS, y, 2 * RADIUS, 2 * RADIUS) for x, y in dots]
+    for (x, y), (right, end) in pairwise(dots[len(points) :]):
+        taken += [_box(x + (right - x) * i / 16, y + (end - y) * i / 16, 1, 1) for i in range(16)]
     parts = []
     for point in sorted(points, key=lambda p: (-axes.y(p.value), p.bits)):
         x, y, width = axes.x(point.bits), axes.y(point.value), len(point.name) * CHARACTER
@@ -126,7 +130,7 @@ def _labels(axes: Axes, points: Sequence[Point], dots: Sequence[Point]) -> list[
         free = (at for at in places if not any(_overlap(_box(*at, width, ROW), other) for other in taken))
         left, middle = next(free, places[0])
         taken.append(_box(left, middle, width, ROW))
-        if abs(middle - y) > ROW:
+        if middle != y:
             end = left if left > x else left + width
             parts.append(
                 f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{middle:.1f}" stroke="{UNIFORM}" opacity="0.5"/>'
