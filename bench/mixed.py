@@ -4,8 +4,8 @@
 
 Effects are measured once on calibration rows; each budget is solved on them and judged, like each uniform format, on
 held-out rows: perplexity, KL and top-1 of pydoc_lm, cosine and retrieval order of MiniLM, accuracy of digits. Writes
-bench/results/mixed-DATE-CPU.json, .md and -MODEL.svg; exits 1 when a budget is overrun or when more bits than a uniform
-format's cost more KL than it does.
+bench/results/mixed-DATE-CPU.json, .md and -MODEL.svg, where other models of the same day stay; exits 1 when a budget is
+overrun or when more bits than a uniform format's cost more KL than it does.
 """
 
 from __future__ import annotations
@@ -244,6 +244,17 @@ def write(rows: list[Row], layers: list[LayerRow], notes: dict[str, str]) -> Pat
     return path
 
 
+def held(models: list[str]) -> tuple[list[Row], list[LayerRow], dict[str, str]]:
+    """What today's file has of models other than these."""
+    path = result_path("mixed")
+    if not path.exists():
+        return [], [], {}
+    data = json.loads(path.read_text())
+    rows = [row for row in msgspec.convert(data["rows"], list[Row]) if row.model not in models]
+    layers = [row for row in msgspec.convert(data["effects"], list[LayerRow]) if row.model not in models]
+    return rows, layers, {name: said for name, said in data["measured"].items() if name not in models}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -252,14 +263,13 @@ def main() -> int:
     parser.add_argument("--bits", default="3,3.6,4,4.5,5,6,7,8")
     parser.add_argument("--seconds", type=float, default=900.0)
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    layers: list[LayerRow] = []
-    notes: dict[str, str] = {}
+    models = arguments.models.split(",")
+    rows, layers, notes = held(models)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    for model in arguments.models.split(","):
+    for model in models:
         bench = Bench(model, plans()[model], arguments.seconds, say)
         notes[model] = f"Effects in {bench.measured.unit}; {bench.measured.said()}"
         layers += [

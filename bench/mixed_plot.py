@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 78, 72, 56, 52
 FAR = 1.04  # times the worst mixed value, where the float one is a reference
+RADIUS, ROW, CHARACTER = 4.5, 14, 7.5  # of dots and labels, pixels
+STEPS = (0, -1, 1, -2, 2, -3, 3, -4, 4)  # rows that a label may lie off its point
 MIXED, UNIFORM, INK, SOFT, LINE = "#1f6feb", "#b35900", "#16191d", "#57606a", "#d9dee4"
 
 
@@ -65,10 +68,10 @@ def front_svg(points: Sequence[Point], *, title: str, label: str, reference: flo
     if mixed:
         path = " ".join(f"{axes.x(p.bits):.1f},{axes.y(p.value):.1f}" for p in mixed)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{MIXED}" stroke-width="2"/>')
-    parts += [_dot(axes, p, MIXED, 4.5) for p in mixed]
+    parts += [_dot(axes, p, MIXED, RADIUS) for p in mixed]
     uniform = [p for p in shown if p.kind == "uniform"]
-    parts += [_dot(axes, p, UNIFORM, 4.5) for p in uniform]
-    parts += _labels(axes, uniform)
+    parts += [_dot(axes, p, UNIFORM, RADIUS) for p in uniform]
+    parts += _labels(axes, uniform, mixed)
     body = "\n".join([*parts, *_above(above), *_legend()])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -113,17 +116,37 @@ def _dot(axes: Axes, point: Point, colour: str, radius: float) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"><title>{words}</title></circle>'
 
 
-def _labels(axes: Axes, points: Sequence[Point]) -> list[str]:
-    """Beside each point, moved up while another label is in the way."""
-    taken: list[tuple[float, float]] = []
+def _labels(axes: Axes, points: Sequence[Point], mixed: Sequence[Point]) -> list[str]:
+    """Beside each point, right or left, where no other label, dot or piece of the front is in the way; a line leads to
+    those that lie further off."""
+    dots = [(axes.x(p.bits), axes.y(p.value)) for p in [*points, *mixed]]
+    taken = [_box(x - RADIUS, y, 2 * RADIUS, 2 * RADIUS) for x, y in dots]
+    for (x, y), (right, end) in pairwise(dots[len(points) :]):
+        taken += [_box(x + (right - x) * i / 16, y + (end - y) * i / 16, 1, 1) for i in range(16)]
     parts = []
     for point in sorted(points, key=lambda p: (-axes.y(p.value), p.bits)):
-        x, y = axes.x(point.bits) + 9, axes.y(point.value) + 4
-        while any(abs(x - a) < 64 and abs(y - b) < 14 for a, b in taken):
-            y -= 14
-        taken.append((x, y))
-        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{UNIFORM}">{escape(point.name)}</text>')
+        x, y, width = axes.x(point.bits), axes.y(point.value), len(point.name) * CHARACTER
+        places = [(left, y + ROW * step) for step in STEPS for left in (x + 9, x - 9 - width)]
+        free = (at for at in places if not any(_overlap(_box(*at, width, ROW), other) for other in taken))
+        left, middle = next(free, places[0])
+        taken.append(_box(left, middle, width, ROW))
+        if middle != y:
+            end = left if left > x else left + width
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{middle:.1f}" stroke="{UNIFORM}" opacity="0.5"/>'
+            )
+        parts.append(
+            f'<text x="{left:.1f}" y="{middle + 4:.1f}" fill="{UNIFORM}">{escape(point.name)}</text>'
+        )
     return parts
+
+
+def _box(left: float, middle: float, width: float, height: float) -> tuple[float, float, float, float]:
+    return left, middle - height / 2, left + width, middle + height / 2
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _above(points: Sequence[Point]) -> list[str]:

@@ -42,7 +42,7 @@ from infer.weights.safetensors_file import SafetensorsReader  # noqa: E402
 
 FINE = ("nf4:16", "int4:16", "fp4:16")
 QUANTS = (
-    *("int8", "int8:static", "nf4", "int4", "fp4", *FINE),
+    *("int8", "int8:static", "int8:weight", "nf4", "int4", "fp4", *FINE),
     *("cluster:2", "cluster:3", "cluster:4", "cluster:6"),
 )
 IQ4_NL = "iq4_nl, 32, float16 (GGUF)"

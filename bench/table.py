@@ -3,7 +3,8 @@
     python bench/table.py [--only 'minilm,*,int8*;digits,ort,*'] [--resume | --render]
 
 Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
-each backend is lowered once and timed, interleaved, against each quantized form. Cells are merged one by one into
+each backend is lowered once and timed, interleaved, against each quantized form. All samples judge; other real text,
+or what the model brings, calibrates. Cells are merged one by one into
 bench/results/table-DATE-CPU.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that
 are not there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a
 cell neither passes nor refuses with a reason.
@@ -31,11 +32,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "models")]
 
 from results_path import result_path  # noqa: E402
 
-from infer import capture, pipeline, plugins  # noqa: E402
+from infer import capture, pipeline, plugins, sources  # noqa: E402
 from infer import device as hardware  # noqa: E402
 from infer.errors import InferError  # noqa: E402
 from infer.pipeline import Street, Watch  # noqa: E402
 from infer.selection import Shrunk, try_backends  # noqa: E402
+from infer.sources import heldout  # noqa: E402
 from infer.spec import Finding, Plan  # noqa: E402
 from infer.trial import FloatForms, Trial  # noqa: E402
 
@@ -52,6 +54,7 @@ QUANTS = (
     "cluster:2",
     "cluster:6",
 )
+CALIBRATION = {name: f"{ROOT / 'models' / name}.py:calibration" for name in ("minilm", "pydoc_lm")}
 MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
 
 
@@ -102,6 +105,9 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
         street = Street(plan.with_(allow_slower=True), Watch())
         pipeline.resolve(street)
         loaded = pipeline.load(street)
+        if model in CALIBRATION:
+            rows, _, _ = sources.read_data(CALIBRATION[model], loaded)
+            loaded.calibration = heldout.without(rows, loaded.samples)
         original = pipeline.float_graph(loaded, street.plan)
         kept: list[Shrunk] = []
         floats = FloatForms(original, Path(work) / "float", lambda: pipeline.float_step(loaded, kept[-1]))
@@ -210,7 +216,8 @@ def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
     path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(known)}, indent=1) + "\n")
     text = markdown(known)
     note = (
-        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}\n\n"
+        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}. "
+        "Formats are calibrated on rows that judge nothing.\n\n"
     )
     path.with_suffix(".md").write_text(note + text)
     page = ROOT / "README.md"

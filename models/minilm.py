@@ -72,9 +72,14 @@ def checkpoint_folder() -> Path:
 def sentences() -> list[str]:
     """Real English for fidelity checks: the 36 of the triplets, then paragraphs of held-out documentation."""
     texts = (Path(__file__).parent / "pydoc_lm" / "samples.txt").read_text(encoding="utf-8")
-    paragraphs = [" ".join(part.split()) for part in texts.split("\n\n")]
-    prose = [text for text in paragraphs if _is_prose(text)]
-    return [sentence for row in TRIPLETS for sentence in row] + prose
+    return [sentence for row in TRIPLETS for sentence in row] + _prose(texts)
+
+
+def calibration() -> list[str]:
+    """Paragraphs of documentation that `sentences` has none of: what calibrates where those judge."""
+    import pydoc_lm
+
+    return _prose("\n\n".join(pydoc_lm.calibration()))
 
 
 def evaluate(embed: Callable[[list[str]], np.ndarray]) -> dict[str, float]:
@@ -122,6 +127,11 @@ def _folder() -> Path:
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"the package {PACKAGE} is not installed")
     return Path(spec.origin).parent / "model"
+
+
+def _prose(texts: str) -> list[str]:
+    paragraphs = (" ".join(part.split()) for part in texts.split("\n\n"))
+    return [text for text in paragraphs if _is_prose(text)]
 
 
 def _is_prose(text: str) -> bool:

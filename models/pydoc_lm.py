@@ -54,6 +54,7 @@ CHAT_TEMPLATE = """\
 """
 RECOMMENDED = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
 SAMPLE_BYTES, LONGEST_SAMPLE = 40_000, 4_000
+NUM_CALIBRATION = 24  # documents
 
 
 def checkpoint_folder() -> Path:
@@ -69,6 +70,13 @@ def corpus() -> list[Any]:
 def samples() -> list[str]:
     """The held-out documents shipped with the model: two blank lines apart in samples.txt."""
     return (FOLDER / "samples.txt").read_text(encoding="utf-8").strip("\n").split("\n\n\n")
+
+
+def calibration() -> list[str]:
+    """The beginnings of training documents, evenly over the corpus: what calibrates where samples.txt judges."""
+    documents = [doc for doc in corpus() if not doc.held_out and doc.kind != "code"]
+    step = max(len(documents) // NUM_CALIBRATION, 1)
+    return [doc.text[:LONGEST_SAMPLE] for doc in documents[::step]]
 
 
 def train_tokenizer(texts: list[str]) -> Any:

@@ -209,3 +209,15 @@ def test_minilm_sentences_are_english_of_many_lengths(minilm):
     assert len(texts) >= 60
     assert min(lengths) < 40 < 300 < max(lengths)
     assert (minilm.checkpoint_folder() / "model.safetensors").exists()
+
+
+def test_text_that_calibrates_judges_nothing(minilm, pydoc_lm, monkeypatch):
+    monkeypatch.syspath_prepend(str(MODELS))
+    keys = pydoc_lm._sibling("pydoc_corpus")._paragraph_keys
+    judging = {key for text in pydoc_lm.samples() for key in keys(text)}
+    documents = pydoc_lm.calibration()
+    assert len(documents) >= pydoc_lm.NUM_CALIBRATION
+    assert not {key for text in documents for key in keys(text)} & judging
+    sentences = minilm.calibration()
+    assert len(sentences) >= 64
+    assert not set(sentences) & set(minilm.sentences())

@@ -59,7 +59,10 @@ def test_the_library_lacks_nothing_but_torch(objects: dict[str, Path], tmp_path:
     assert {"linear_neon_dotprod", "attend_neon_dotprod", "conv_neon_dotprod"} <= set(objects)
 
 
-@pytest.mark.parametrize("twins", ["native_twins", "native_conv_twins", "native_attend_twins"])
+TWINS = ["native_twins", "native_conv_twins", "native_attend_twins", "native_rows_twins"]
+
+
+@pytest.mark.parametrize("twins", TWINS)
 def test_arm_computes_what_plain_c_computes(objects: dict[str, Path], tmp_path: Path, twins: str) -> None:
     own = [path for name, path in objects.items() if not name.startswith("torch_")]
     program = linked([compiled(Path(__file__).with_name(f"{twins}.cpp")), *own], tmp_path / twins, "-static")

@@ -91,6 +91,21 @@ def test_a_clear_difference_stops_early_and_says_how_much() -> None:
     assert latency.paired(b, a, clock=fake.clock).verdict == "slower"
 
 
+@pytest.mark.parametrize(("seconds", "pairs"), [(0.45, 5), (0.12, 8), (0.01, 11)])
+def test_long_calls_that_differ_by_far_are_believed_sooner(seconds: float, pairs: int) -> None:
+    fake = Fake()
+    a, b = fake.call("a", lambda: 0.1 * seconds), fake.call("b", lambda: seconds)
+    assert latency.paired(a, b, clock=fake.clock).pairs == pairs
+
+
+def test_one_pair_that_is_not_far_off_needs_all_of_them() -> None:
+    fake, odd = Fake(), [0.5] * 20
+    odd[6] = 0.9  # after the warm-up and the call that sets the repeats
+    falling = iter(odd)
+    a, b = fake.call("a", lambda: next(falling)), fake.call("b", lambda: 1.0)
+    assert latency.paired(a, b, clock=fake.clock).pairs == 11
+
+
 def test_noise_that_never_settles_ends_with_the_budget() -> None:
     fake = Fake()
     a, b = fake.call("a", noisy(0.05, 1.5, 3)), fake.call("b", noisy(0.05, 1.5, 4))

@@ -18,6 +18,11 @@ import numpy as np
 from .. import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
+GLANCE, LONG, FAR = (
+    5,
+    1.0,
+    0.8,
+)  # pairs, and seconds, after which a ratio that was beyond this in each is believed
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -120,7 +125,8 @@ def paired(
 ) -> Paired:
     """Time a and b in turns (a b, b a, a b, …) and stop as soon as the verdict is clear.
 
-    Undecided pairs go on until `max_seconds` (at least `min_pairs` are always made) or `max_pairs`.
+    Five pairs are enough where they took a second and one side won each by far, else at least `min_pairs` are made;
+    undecided pairs go on until `max_seconds` or `max_pairs`.
     """
     warmups = warm_up(a, device, clock), warm_up(b, device, clock)
     repeats = [min(32, max(1, math.ceil(TURN / max(_time(call, device, clock), 1e-7)))) for call in (a, b)]
@@ -135,8 +141,9 @@ def paired(
                 times[side].extend(turn)
                 medians[side] = float(np.median(turn))
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
-            spent = clock() - start >= max_seconds and len(ratios) >= min_pairs
-            if spent or len(ratios) >= max_pairs:
+            seconds = clock() - start
+            spent = seconds >= max_seconds and len(ratios) >= min_pairs
+            if spent or len(ratios) >= max_pairs or (seconds >= LONG and _clear_at_a_glance(ratios)):
                 break
             if len(ratios) >= look:
                 if decide(ratios, seed=seed)[3] != "within noise":
@@ -144,6 +151,11 @@ def paired(
                 look = math.ceil(look * 1.4)
     sides = (summarize(t, w) for t, w in zip(times, warmups, strict=True))
     return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
+
+
+def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
+    """All beyond 0.8 on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
+    return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
 def throughput(
