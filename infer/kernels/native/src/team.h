@@ -23,7 +23,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t LINE_BYTES = 64, MOST = 128 << 10;  // a fraction of any second-level cache
+  static constexpr int64_t LINE_BYTES = 64, MOST = 64 << 10;  // a fraction of any second-level cache
   const char *at_ = nullptr, *end_ = nullptr;
 };
 
