@@ -180,6 +180,10 @@ void attend(const AttendArgs& given) {
   int64_t threads = omp_get_max_threads();
   if (Plan(args, 1).work < SERIAL_WORK) threads = 1;
   std::atomic<int64_t> next{0};
+  if (threads == 1) {
+    Team alone(nullptr, 0, 1);
+    return attend_in_team(args, alone, next);
+  }
   const int64_t meeting = Barrier::bytes(threads);
   auto* const memory = static_cast<char*>(attend_scratch(meeting + attend_scratch_bytes(args, threads)));
   std::memset(memory, 0, static_cast<size_t>(meeting));
