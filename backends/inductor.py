@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 import torch._inductor
+from torch.export._tree_utils import reorder_kwargs
+from torch.utils import _pytree as pytree
 
 from infer import capture, folders, kernels
 from infer import device as hardware
@@ -104,12 +106,21 @@ class Runner:
         self._model.load_constants(
             {name: self._weights[name] for name in wanted}, check_full_update=True, user_managed=True
         )
+        self._order = self._given_order()
         self._lock = threading.Lock()
 
+    def _given_order(self) -> list[str]:
+        """Names of inputs in the package's order. Calling the model works that out anew each time: 0.1 ms."""
+        given, _ = self._model.loader.get_call_spec()
+        named = {tensor.name: tensor.name for tensor in self.inputs}
+        return list(reorder_kwargs(named, pytree.treespec_loads(given)).values())
+
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        moved = {name: value.to(self._device).contiguous() for name, value in inputs.items()}
+        moved = [inputs[name].to(self._device).contiguous() for name in self._order]
         with self._lock, torch.no_grad():
-            outputs = capture.flatten(self._model(**moved))
+            outputs = [
+                value for value in self._model.loader.boxed_run(moved) if isinstance(value, torch.Tensor)
+            ]
         return dict(zip((o.name for o in self.outputs), outputs, strict=True))
 
     def close(self) -> None:

@@ -210,3 +210,24 @@ def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> 
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_nobody_leaves_a_meeting_before_all_have_come(tmp_path: Path) -> None:
+    """Teams of 1 to 9 threads, some of whom are late by so long that the others sleep."""
+    compiler, program = build.compiler(), tmp_path / "barrier"
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    source = Path(__file__).with_name("native_barrier.cpp")
+    command = [
+        compiler,
+        "-O2",
+        "-pthread",
+        "-std=c++17",
+        f"-I{build.SOURCES}",
+        str(source),
+        "-o",
+        str(program),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import native
 from .conv_packing import ConvPacking, pack_conv
+from .large_pages import LargePages
 from .linear_int8 import row_step, to_grid
 from .linear_lut import row_blocks
 from .packing import GROUP, columns_of, decode, tables_of_rows
@@ -73,15 +74,14 @@ AnyPacking = Packing | ConvPacking
 def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The packed tensors by name. `weights` holds the portable ones, on the CPU."""
     made: dict[str, Tensor] = {}
+    memory = LargePages()
     for packing in packings:
         if isinstance(packing, ConvPacking):
             made |= pack_conv(packing, weights)
             continue
         parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
         for i, part in enumerate(PARTS[packing.kind]):
-            made[f"{packing.name}_{part}"] = (
-                parts[0][i] if len(parts) == 1 else torch.cat([p[i] for p in parts])
-            )
+            made[f"{packing.name}_{part}"] = memory.keep([p[i] for p in parts])
         made |= pack_vectors(packing, weights)
     return made
 

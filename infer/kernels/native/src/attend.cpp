@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -64,9 +65,15 @@ struct Plan {
   const AttendArgs& args;
   const AttendKernel& isa;
   int64_t group, work = 0, target = 0;
+  bool lone;  // no sequence has more than one new token, and no token is of none: who reads it writes it
 
   Plan(const AttendArgs& given, int64_t parts) : args(given), isa(kernel()), group(group_size(given)) {
-    for (int64_t b = 0; b < args.sequences; ++b) work += args.kv_heads * head_work(Span(args, b));
+    lone = args.query_start[0] == 0 && args.query_start[args.sequences] == args.tokens;
+    for (int64_t b = 0; b < args.sequences; ++b) {
+      const Span span(args, b);
+      work += args.kv_heads * head_work(span);
+      lone = lone && span.count <= 1;
+    }
     target = parts > 1 ? work / (parts * PIECES_PER_PART) + 1 : work + 1;
   }
 
@@ -87,9 +94,11 @@ struct Plan {
   }
 };
 
-constexpr int64_t COUNTER_BYTES = 64;
-
 void attend_piece(const Plan& plan, const Span& span, const Cut& cut, Piece piece, int64_t index, float* partials) {
+  if (plan.lone && index == cut.pieces - 1) {  // the last piece sees the new token, others don't
+    const int64_t item = span.first * plan.args.kv_heads + piece.head;
+    plan.isa.write(plan.args, item, item + 1);
+  }
   if (cut.tile_tokens) {
     piece.begin = (cut.pieces - 1 - index) * cut.tile_tokens;  // the last tokens see most
     piece.end = std::min(piece.begin + cut.tile_tokens, span.count);
@@ -118,27 +127,26 @@ int64_t attend_scratch_bytes(const AttendArgs& args, int64_t parts) {
   const Plan plan(args, parts);
   int64_t floats = 0;
   for (int64_t b = 0; b < args.sequences; ++b) floats += args.kv_heads * plan.cut(Span(args, b)).partials;
-  return COUNTER_BYTES + floats * static_cast<int64_t>(sizeof(float));
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
-void attend_in_team(const AttendArgs& args, int64_t part, int64_t parts) {
+void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& next) {
+  const int64_t part = team.part, parts = team.parts;
   const Plan plan(args, parts);
-  std::atomic<int64_t> own{0};
-  auto* counter = parts > 1 ? static_cast<std::atomic<int64_t>*>(args.scratch) : &own;
-  auto* const partials = reinterpret_cast<float*>(static_cast<char*>(args.scratch) + COUNTER_BYTES);
-  if (part == 0) counter->store(0, std::memory_order_relaxed);
-  const int64_t written = args.tokens * args.kv_heads;
-  plan.isa.write(args, written * part / parts, written * (part + 1) / parts);
-  if (parts > 1) {
-#pragma omp barrier
+  auto* const partials = static_cast<float*>(args.scratch);
+  if (!plan.lone) {
+    const int64_t written = args.tokens * args.kv_heads;
+    plan.isa.write(args, written * part / parts, written * (part + 1) / parts);
+    team.meet();
   }
-  int64_t ticket = counter->fetch_add(1, std::memory_order_relaxed), before = 0, offset = 0;
+  int64_t ticket = next.fetch_add(1, std::memory_order_relaxed), before = 0, offset = 0;
   bool split = false;
   for (int64_t b = 0; b < args.sequences; ++b) {
     const Span span(args, b);
     const Cut cut = plan.cut(span);
     split = split || cut.partials;
-    for (; ticket < before + cut.pieces * args.kv_heads; ticket = counter->fetch_add(1, std::memory_order_relaxed)) {
+    for (; ticket < before + cut.pieces * args.kv_heads; ticket = next.fetch_add(1, std::memory_order_relaxed)) {
+      team.ahead.fetch(Team::BURST);
       const int64_t mine = ticket - before, index = mine / args.kv_heads;
       attend_piece(plan, span, cut, Piece{b, mine % args.kv_heads, 0, 0}, index, partials + offset);
     }
@@ -146,7 +154,7 @@ void attend_in_team(const AttendArgs& args, int64_t part, int64_t parts) {
     offset += cut.partials * args.kv_heads;
   }
   if (!split) return;
-#pragma omp barrier
+  team.meet();
   int64_t item = 0;
   offset = 0;
   for (int64_t b = 0; b < args.sequences; ++b) {
@@ -171,10 +179,20 @@ void attend(const AttendArgs& given) {
   if (args.tokens == 0) return;
   int64_t threads = omp_get_max_threads();
   if (Plan(args, 1).work < SERIAL_WORK) threads = 1;
-  if (threads == 1) return attend_in_team(args, 0, 1);
-  args.scratch = attend_scratch(attend_scratch_bytes(args, threads));
+  std::atomic<int64_t> next{0};
+  if (threads == 1) {
+    Team alone(nullptr, 0, 1);
+    return attend_in_team(args, alone, next);
+  }
+  const int64_t meeting = Barrier::bytes(threads);
+  auto* const memory = static_cast<char*>(attend_scratch(meeting + attend_scratch_bytes(args, threads)));
+  std::memset(memory, 0, static_cast<size_t>(meeting));
+  args.scratch = memory + meeting;
 #pragma omp parallel num_threads(static_cast<int>(threads))
-  attend_in_team(args, omp_get_thread_num(), omp_get_num_threads());
+  {
+    Team team(memory, omp_get_thread_num(), omp_get_num_threads());
+    attend_in_team(args, team, next);
+  }
 }
 
 }  // namespace infer_native

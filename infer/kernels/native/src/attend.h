@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "team.h"
 
 namespace infer_native {
 
@@ -47,9 +48,9 @@ struct AttendArgs {
 // Opens its own parallel region; `scratch` is not read.
 void attend(const AttendArgs& args);
 
-// The same inside a region: every thread of the team calls it with its own part of 0..parts-1. It waits for the team
-// between writing and reading. The result is complete, and the scratch free again, after the caller's next barrier.
-void attend_in_team(const AttendArgs& args, int64_t part, int64_t parts);
+// The same inside a region: every thread of the team calls it; `next` is 0 and of this call alone. The team meets between
+// writing and reading where that is needed. The result is complete, and the scratch free again, when it next meets.
+void attend_in_team(const AttendArgs& args, Team& team, std::atomic<int64_t>& next);
 
 int64_t attend_scratch_bytes(const AttendArgs& args, int64_t parts);
 

@@ -47,8 +47,8 @@ class Watch {
 class Worker {
  public:
   Worker(const ChainCall& call, const Layout& layout, char* shared, char* own, int64_t part, int64_t parts)
-      : call_(call), layout_(layout), kernels_(active_isa().rows), part_(part), parts_(parts), watch_(watched && part == 0),
-        slots_(layout.count) {
+      : call_(call), layout_(layout), kernels_(active_isa().rows), team_(shared + layout.meetings, part, parts),
+        watch_(watched && part == 0), slots_(layout.count) {
     for (int64_t i = 0; i < layout.count; ++i) {
       const int64_t kind = layout.slots[3 * i];
       char* place = layout.alone && kind == ROW_SLOT ? own : shared;
@@ -56,10 +56,12 @@ class Worker {
     }
     attention_ = shared + layout.attention, counters_ = shared + layout.counters;
     activations_ = layout.alone ? own + layout.own_activations : shared + layout.shared_activations;
+    look_ahead();
   }
 
   void run() {
     for (const int64_t* op = layout_.operations; *op != END; op += chain_length(*op)) {
+      team_.ahead.fetch(Team::BURST);
       switch (*op) {
         case LINEAR: linear(op + 1); break;
         case GATHER: gather(op + 1); break;
@@ -88,10 +90,16 @@ class Worker {
 
   void meet() {
     watch_.lap(IN_ROWS);
-    if (parts_ > 1) {
-#pragma omp barrier
-    }
+    team_.meet();
     watch_.lap(IN_WAIT);
+  }
+
+  // The weights that this thread multiplies next, where it is known which.
+  void look_ahead() {
+    if (layers_ == static_cast<int64_t>(layout_.stretches.size()) || call_.rows[0] >= STRIP_ROWS) return team_.ahead.aim(nullptr, 0);
+    const Stretch& next = layout_.stretches[layers_++];
+    const int64_t begin = next.blocks * team_.part / team_.parts, end = next.blocks * (team_.part + 1) / team_.parts;
+    team_.ahead.aim(next.codes + begin * next.block_bytes, (end - begin) * next.block_bytes);
   }
 
   // This thread's rows of the domain of a slot, or all of them.
@@ -101,7 +109,7 @@ class Worker {
   Span my_rows(int64_t slot) const {
     const int64_t rows = call_.rows[layout_.slots[3 * slot + 1]];
     if (layout_.alone) return {0, rows};
-    return {rows * part_ / parts_, rows * (part_ + 1) / parts_};
+    return {rows * team_.part / team_.parts, rows * (team_.part + 1) / team_.parts};
   }
 
   void linear(const int64_t* a) {
@@ -118,7 +126,7 @@ class Worker {
     watch_.lap(IN_QUANTIZE);
     if (!layout_.alone) meet();
     const float* bias = operand<float>(a[13]);
-    const Share share{part_, parts_, &counter()};
+    const Share share{team_.part, team_.parts, &counter()};
     if (a[0] == LUT4 || a[0] == LUT4_FINE) {
       const Lut4Weight weight{operand<uint8_t>(a[9]), operand<int8_t>(a[10]), operand<int8_t>(a[11]), operand<float>(a[12]), features,
                               columns, a[0] == LUT4 ? 1 : FINE_SCALES};
@@ -128,6 +136,7 @@ class Worker {
       layer.multiply(&weight, activations_, m, bias, y, share);
     }
     watch_.lap(IN_MULTIPLY);
+    look_ahead();
     meet();
   }
 
@@ -150,7 +159,7 @@ class Worker {
     args.out = {slots_[a[12]], args.query_heads * args.head_dim, args.head_dim};
     args.scratch = attention_;
     watch_.lap(IN_ROWS);
-    attend_in_team(args, part_, parts_);
+    attend_in_team(args, team_, counter());
     watch_.lap(IN_ATTENTION);
     meet();
   }
@@ -220,18 +229,18 @@ class Worker {
   void each_row(int64_t slot, Function function) const {
     const Span mine = my_rows(slot);
     // The result belongs to all: with threads of their own row work one of them writes it.
-    if (layout_.alone && layout_.slots[3 * slot] == RESULT_SLOT && part_ != 0) return;
+    if (layout_.alone && layout_.slots[3 * slot] == RESULT_SLOT && team_.part != 0) return;
     for (int64_t r = mine.begin; r < mine.end; ++r) function(r);
   }
 
   const ChainCall& call_;
   const Layout& layout_;
   const RowKernels& kernels_;
-  const int64_t part_, parts_;
+  Team team_;
   Watch watch_;
   std::vector<float*> slots_;
   char *activations_, *attention_, *counters_;
-  int64_t shared_ = 0;
+  int64_t shared_ = 0, layers_ = 0;
 };
 
 }  // namespace
@@ -274,6 +283,7 @@ void run_chain(const ChainCall& call) {
   }
   char* shared = buffer.get();
   char* own = shared + layout.shared_bytes;
+  std::memset(shared + layout.meetings, 0, static_cast<size_t>(Barrier::bytes(threads)));
   for (int64_t i = 0; i < layout.shares; ++i) new (shared + layout.counters + LINE * i) std::atomic<int64_t>(0);
   if (threads == 1) {
     Worker(call, layout, shared, own, 0, 1).run();

@@ -8,6 +8,7 @@
 
 #include "chain.h"
 #include "isa.h"
+#include "team.h"
 
 namespace infer_native {
 namespace {
@@ -38,14 +39,26 @@ inline AttendArgs attend_args(const ChainCall& call, const int64_t* a) {
   return args;
 }
 
+// The codes of a linear layer.
+struct Stretch {
+  const char* codes;
+  int64_t blocks, block_bytes;
+};
+
+inline Stretch stretch(const ChainCall& call, const int64_t* a) {
+  const int64_t lines = a[0] == LUT4 || a[0] == LUT4_FINE ? a[8] / GROUP * 8 : (a[8] + 3) / 4;
+  return {static_cast<const char*>(call.operands[a[9]]), packed_blocks(a[7]), lines * LINE};
+}
+
 struct Layout {
   const int64_t* slots;  // (kind, domain, width)
   const int64_t* operations;
   int64_t count;
   std::vector<int64_t> offset;  // of each slot
+  std::vector<Stretch> stretches;  // of the linear layers, in order
   int64_t shared_bytes = 0, own_bytes = 0, shared_activations = 0, own_activations = 0;
   bool alone;  // every thread computes the row work for itself
-  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0;
+  int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0, meetings = 0;
 
   explicit Layout(const ChainCall& call)
       : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), offset(count), alone(call.rows[0] == 1) {
@@ -57,8 +70,9 @@ struct Layout {
       size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
     }
     for (const int64_t* op = operations; *op != END; op += chain_length(*op)) {
-      shares += *op == LINEAR || *op == ATTEND_ALL;
+      shares += *op == LINEAR || *op == ATTEND || *op == ATTEND_ALL;
       if (*op != LINEAR) continue;
+      stretches.push_back(stretch(call, op + 1));
       const int64_t rows = call.rows[slots[3 * op[5] + 1]];
       activations = std::max(activations, staged(op[1]).bytes(rows, op[9]));
       products += op[8] * op[9];
@@ -77,7 +91,8 @@ struct Layout {
       attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, a), threads)));
     });
     attention = shared_bytes;
-    shared_bytes += attention_bytes;
+    meetings = attention + attention_bytes;
+    shared_bytes = meetings + Barrier::bytes(threads);
   }
 
   int64_t threads(int64_t rows) const {

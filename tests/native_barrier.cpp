@@ -1,0 +1,50 @@
+// Teams of threads that meet: prints what is not as it should be, exits 1 when anything is not.
+#include "barrier.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+using namespace infer_native;
+
+namespace {
+
+std::atomic<int> wrong{0};
+
+// Nobody leaves a meeting before all have come to it; every `late`th one of them is late by so long that others sleep.
+void team(int64_t parts, int64_t meetings, int64_t late) {
+  void* const memory = std::aligned_alloc(64, static_cast<size_t>(Barrier::bytes(parts) + 64));
+  std::memset(memory, 0, static_cast<size_t>(Barrier::bytes(parts)));
+  std::vector<std::atomic<int64_t>> came(parts);
+  std::atomic<int64_t> idle{0};
+  std::vector<std::thread> threads;
+  for (int64_t part = 0; part < parts; ++part)
+    threads.emplace_back([&, part] {
+      Barrier barrier(memory, part, parts);
+      for (int64_t meeting = 1; meeting <= meetings; ++meeting) {
+        if (late != 0 && meeting % late == 0 && meeting % parts == part) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        came[part].store(meeting, std::memory_order_relaxed);
+        int64_t left = 3;  // of something useful to do
+        barrier.meet([&] { return left > 0 && left-- > 0; });
+        idle += 3 - left;
+        for (int64_t other = 0; other < parts; ++other)
+          if (came[other].load(std::memory_order_relaxed) < meeting) wrong = 1;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::free(memory);
+  if (wrong) std::printf("%lld threads: one left before all had come\n", static_cast<long long>(parts));
+  if (late != 0 && idle == 0) std::printf("nobody was idle\n"), wrong = 1;
+}
+
+}  // namespace
+
+int main() {
+  for (int64_t parts = 1; parts <= 9; ++parts) team(parts, 50, 0);
+  team(2, 20000, 0);
+  for (const int64_t parts : {2, 3, 5}) team(parts, 12, 4);
+  return wrong;
+}
