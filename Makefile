@@ -80,11 +80,12 @@ ray: $(STAMP)
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m chaos
 
-# Ten thousand streams that are hung up on, twice (once with a leak that must be found), and half an hour of everything.
+# Ten thousand streams that are hung up on, and again with each leak that must be found; half an hour of everything.
 endure: $(STAMP)
 	$(RUN) bench/serve_leaks.py
 	$(RUN) bench/serve_leaks.py --plant pages
 	$(RUN) bench/serve_leaks.py --plant memory
+	$(RUN) bench/serve_leaks.py --plant worker
 	$(RUN) bench/serve_slow.py
 	$(RUN) bench/serve_soak.py
 

@@ -184,7 +184,8 @@ class Speaker:
 
 if __name__ == "__main__":
     from infer.serve.limits import ServeLimits
-    from infer.serve.server import listen, serve
+    from infer.serve.port import listen
+    from infer.serve.server import serve
     from infer.serve.service import Service
 
     with listen("127.0.0.1", 0) as socket_:
