@@ -90,7 +90,7 @@ class Alphabet:
 
     def stats(self) -> SimpleNamespace:
         names = ("pages_used", "pages_total", "prefix_queries", "prefix_hits", "preemptions", "draft_tokens")
-        more = ("accepted_tokens", "prefill_tokens", "steps")
+        more = ("evictions", "accepted_tokens", "prefill_tokens", "steps")
         seconds = ("scheduling_seconds", "step_seconds", "sampling_seconds", "output_seconds")
         return SimpleNamespace(**dict.fromkeys((*names, *more, *seconds), 7))
 
