@@ -6,7 +6,7 @@ pydoc_lm (int8) in a worker of `infer serve`. A client resets its connection whi
 events. First every page of the KV cache is written once: it is reserved at the start, but resident only from then on,
 and in huge pages one more sequence at a time may make 16 MB of it resident. The first fifth of the streams warms up;
 then, at rest, front and worker are read after every eighth of the streams. Broken, and the exit code 1, when at the end
-of them: RSS of one of them grew by more than 4 MB; files, threads or tasks of the event loop are more; a page of the KV
+of them: RSS of one of them grew by more than 2 MB; files, threads or tasks of the event loop are more; a page of the KV
 cache is held, a request runs or waits, a byte of a body is kept; an answer is wrong. `--plant` leaks on purpose, a page
 of each 50th stream, or 2 KB of each in the front or the worker, and then the exit code is 0 only when that was found.
 """
@@ -40,7 +40,7 @@ from serve_traffic import (
 from serve import say
 
 READINGS = 8
-MOST_MB = 4.0
+MOST_MB = 2.0
 PROMPT, SOME_IDS, FILLS = 480, (100, 500), 2000  # tokens of a prompt that fills pages; prompts
 EMPTY = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "body_bytes")
 
