@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer import folders
 from infer.kernels import native, packing
 from infer.kernels.linear_int8 import _static, _weight_only
 from infer.kernels.linear_packed import int8_twin, lut4_twin
@@ -203,21 +201,6 @@ def test_scales_of_another_number_of_columns_are_refused(isas: list[str]) -> Non
         torch.ops.infer.linear_lut4_packed(torch.randn(1, 128), *wrong, None, 32)
 
 
-def twins_for_arm(compiler: str, source: Path, program: Path) -> None:
-    objects = []
-    for name in ("dispatch", "pack", "linear_scalar", "linear_neon_dotprod"):
-        flags = build.SUFFIXES["_neon_dotprod"][1] if name.endswith("_neon_dotprod") else ()
-        objects.append(str(program.with_name(f"{name}.o")))
-        one = str(build.SOURCES / f"{name}.cpp")
-        subprocess.run([compiler, *build.COMMON, *flags, "-c", one, "-o", objects[-1]], check=True)
-    include = f"-I{build.SOURCES}"
-    subprocess.run(
-        [compiler, "-static", "-fopenmp", "-std=c++17", include, str(source), *objects, "-o", str(program)],
-        check=True,
-        capture_output=True,
-    )
-
-
 def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> None:
     compiler, program = build.compiler(), tmp_path / "crowd"
     if compiler is None:
@@ -227,21 +210,3 @@ def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> 
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_arm_gives_the_bits_of_plain_c(tmp_path: Path) -> None:
-    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
-    if compiler is None or emulator is None:
-        pytest.skip(
-            "no aarch64-linux-gnu-g++ or no qemu-aarch64 (apt install g++-aarch64-linux-gnu qemu-user)"
-        )
-    source = Path(__file__).with_name("native_twins.cpp")
-    program = folders.cache("kernels") / f"arm-{build._digest([source], compiler, build.digest())}"
-    if not program.exists():
-        twins_for_arm(compiler, source, tmp_path / "twins")
-        shutil.copy(tmp_path / "twins", program.with_suffix(".tmp"))
-        program.with_suffix(".tmp").replace(program)
-    done = subprocess.run(
-        [emulator, "-cpu", "max", str(program)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from infer.errors import ArtifactError, InferError
 from infer.generate.requests import Output, Request
+from infer.serve.engine import Engine
 from infer.serve.worker import supervised
 from infer.serve.worker.golden import EVERY, MISSES, MOST_SHARE, PATIENCE, GoldenBatch, GoldenPrompt, near
 from infer.serve.worker.messages import Source
@@ -210,3 +211,12 @@ def test_a_probe_runs_no_model() -> None:
         for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/v2/models/double/ready"):
             assert httpx.get(f"{server.url}{path}").status_code == 200
     assert model.batches == []
+
+
+def test_a_probe_names_the_model_whose_worker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(double()) as server:
+        monkeypatch.setattr(Engine, "ready", property(lambda engine: False))
+        for path in ("/ready", "/v2/health/ready"):
+            answer = httpx.get(f"{server.url}{path}")
+            assert answer.status_code == 503
+            assert "no worker of double answers" in answer.text

@@ -140,6 +140,16 @@ class Service:
         return self.state == "ready" and all(model.ready for model in self.models.values())
 
     @property
+    def unready_because(self) -> str:
+        """Why `ready` is false."""
+        if self.state != "ready":
+            return f"the server is {self.state}"
+        if not self.healthy:
+            return "an engine died or is stuck"
+        away = [name for name, model in self.models.items() if not model.ready]
+        return f"no worker of {', '.join(away)} answers; one that died is being started again"
+
+    @property
     def healthy(self) -> bool:
         return all(model.healthy for model in self.models.values()) or self.state == "starting"
 

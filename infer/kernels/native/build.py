@@ -53,13 +53,13 @@ def compiler() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def sources() -> dict[Path, tuple[str, ...]]:
-    """Each file to compile on this architecture, with its flags."""
+def sources(machine: str = platform.machine()) -> dict[Path, tuple[str, ...]]:
+    """Each file to compile for an architecture (a name of `platform.machine`), with its flags."""
     chosen = {}
     for path in sorted(SOURCES.glob("*.cpp")):
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if path.stem.endswith(s)), None)
-        machines, flags = SUFFIXES[suffix] if suffix else ((platform.machine(),), ())
-        if platform.machine() in machines:
+        machines, flags = SUFFIXES[suffix] if suffix else ((machine,), ())
+        if machine in machines:
             chosen[path] = flags
     return chosen
 

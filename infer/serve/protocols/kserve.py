@@ -162,7 +162,7 @@ async def live(call: Call) -> Live:
 
 async def ready(call: Call) -> Ready:
     if not call.service.ready:
-        raise NotReadyError(f"the server is {call.service.state}")
+        raise NotReadyError(call.service.unready_because)
     return Ready(True)
 
 

@@ -85,9 +85,7 @@ async def health(call: Call) -> Status:
 
 async def ready(call: Call) -> Status:
     if not call.service.ready:
-        raise NotReadyError(
-            f"the server is {call.service.state}" if call.service.healthy else "an engine died or is stuck"
-        )
+        raise NotReadyError(call.service.unready_because)
     return Status("ok")
 
 

@@ -93,10 +93,9 @@ constexpr TileKernel ONE[] = {run<1, 1>, run<1, 2>, run<1, 3>};
 constexpr TileKernel TWO[] = {run<2, 1>, run<2, 2>, run<2, 3>};
 constexpr TileKernel THREE[] = {run<3, 1>, run<3, 2>, run<3, 3>};
 constexpr TileKernel FOUR[] = {run<4, 1>, run<4, 2>, run<4, 3>};
-constexpr ConvKernels KERNELS = {"avx2", {ONE, TWO, THREE, FOUR}, {3, 3, 3, 3}, conv_quantize_row, conv_max_row};
 
 }  // namespace
 
-const ConvKernels* const CONV_AVX2 = &KERNELS;
+const ConvKernels CONV_AVX2 = {{ONE, TWO, THREE, FOUR}, {3, 3, 3, 3}, conv_quantize_row, conv_max_row};
 
 }  // namespace infer_native

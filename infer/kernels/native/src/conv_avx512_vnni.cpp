@@ -85,11 +85,10 @@ constexpr auto ONE = all<1>(std::make_integer_sequence<int, 14>());
 constexpr auto TWO = all<2>(std::make_integer_sequence<int, 12>());
 constexpr auto THREE = all<3>(std::make_integer_sequence<int, 8>());
 constexpr auto FOUR = all<4>(std::make_integer_sequence<int, 6>());
-constexpr ConvKernels KERNELS = {
-    "avx512_vnni", {ONE.data(), TWO.data(), THREE.data(), FOUR.data()}, {14, 12, 8, 6}, conv_quantize_row, conv_max_row};
 
 }  // namespace
 
-const ConvKernels* const CONV_AVX512_VNNI = &KERNELS;
+const ConvKernels CONV_AVX512_VNNI = {
+    {ONE.data(), TWO.data(), THREE.data(), FOUR.data()}, {14, 12, 8, 6}, conv_quantize_row, conv_max_row};
 
 }  // namespace infer_native

@@ -1,8 +1,6 @@
 // Which kernels compute a convolution, and how its panels and pixels are shared among threads.
 #include <omp.h>
 
-#include <cstring>
-
 #include "conv_loop.h"
 #include "isa.h"
 
@@ -112,10 +110,14 @@ struct Walk {
 }  // namespace
 
 const ConvKernels& conv_kernels() {
-  const char* name = active_isa().name;
-  for (const ConvKernels* each : {CONV_AVX512_VNNI, CONV_AVX2})
-    if (each != nullptr && std::strcmp(each->name, name) == 0) return *each;
-  return *CONV_SCALAR;
+  [[maybe_unused]] const Isa* isa = &active_isa();
+#if defined(__x86_64__)
+  if (isa == &AVX512_VNNI) return CONV_AVX512_VNNI;
+  if (isa == &AVX2) return CONV_AVX2;
+#elif defined(__aarch64__)
+  if (isa == &NEON_DOTPROD) return CONV_NEON_DOTPROD;
+#endif
+  return CONV_SCALAR;
 }
 
 void conv2d(const Conv& conv) {

@@ -39,17 +39,17 @@ using TileKernel = void (*)(const Tile&);
 
 // kernels[blocks - 1][pixels - 1], with `limit[blocks - 1]` pixels at most.
 struct ConvKernels {
-  const char* name;
   const TileKernel* kernels[CONV_PANEL];
   int limit[CONV_PANEL];
   bool (*quantize_row)(const float* x, int64_t count, const Grid& grid, uint8_t* y);
   void (*max_row)(const uint8_t* x, int64_t count, uint8_t* y);
 };
 
-// Null where the build has no such instructions.
-extern const ConvKernels* const CONV_AVX512_VNNI;
-extern const ConvKernels* const CONV_AVX2;
-extern const ConvKernels* const CONV_SCALAR;
+// Each is defined where its architecture is.
+extern const ConvKernels CONV_AVX512_VNNI;
+extern const ConvKernels CONV_AVX2;
+extern const ConvKernels CONV_NEON_DOTPROD;
+extern const ConvKernels CONV_SCALAR;
 
 #define INFER_INLINE __attribute__((always_inline))
 

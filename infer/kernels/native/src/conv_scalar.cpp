@@ -32,10 +32,9 @@ void run(const Tile& tile) {
 }
 
 constexpr TileKernel ONE[] = {run<1>}, TWO[] = {run<2>}, THREE[] = {run<3>}, FOUR[] = {run<4>};
-constexpr ConvKernels KERNELS = {"scalar", {ONE, TWO, THREE, FOUR}, {1, 1, 1, 1}, conv_quantize_row, conv_max_row};
 
 }  // namespace
 
-const ConvKernels* const CONV_SCALAR = &KERNELS;
+const ConvKernels CONV_SCALAR = {{ONE, TWO, THREE, FOUR}, {1, 1, 1, 1}, conv_quantize_row, conv_max_row};
 
 }  // namespace infer_native
