@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import logging
@@ -153,6 +154,9 @@ def serve(
             service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # what is frozen is not destroyed at the end, of which torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = uvicorn.Config(
@@ -167,11 +171,8 @@ def serve(
     config.loop = loop
     server = Server(config)
     server.secure = tls is not None
-    try:
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            return runner.run(_live(service, server, listener, say or _print, notes))
-    finally:
-        gc.unfreeze()  # else a model in this process is left where it is, and libraries of torch complain of leaks
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_live(service, server, listener, say or _print, notes))
 
 
 class Server(uvicorn.Server):
