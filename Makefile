@@ -49,7 +49,7 @@ bench-serve: $(STAMP) .peers/.installed
 	touch $@
 
 # Other people's clients and load tools against a served model; those that are not installed are named. perf_analyzer is
-# a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d on the system.
+# a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d.
 serve-tools: $(STAMP) .tools/.installed
 	$(RUN) bench/serve_tools.py
 
@@ -63,6 +63,8 @@ WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps
 	for wheel in .tools/wheels/*.whl; do \
 	unzip -qqjo $$wheel '*/bin/perf_analyzer' '*/libcudart.so.12' -d .tools/perf 2> /dev/null || true; done
 	chmod +x .tools/perf/perf_analyzer
+	cd .tools/wheels && apt-get download libb64-0d && dpkg -x libb64-0d_*.deb debian && cp debian/usr/lib/*/libb64.so.0d ../perf \
+	|| echo "perf_analyzer needs libb64.so.0d, which apt-get did not give"
 	touch $@
 
 # Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch).
@@ -80,11 +82,12 @@ ray: $(STAMP)
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m chaos
 
-# Ten thousand streams that are hung up on, twice (once with a leak that must be found), and half an hour of everything.
+# Ten thousand streams that are hung up on, and again with each leak that must be found; half an hour of everything.
 endure: $(STAMP)
 	$(RUN) bench/serve_leaks.py
 	$(RUN) bench/serve_leaks.py --plant pages
 	$(RUN) bench/serve_leaks.py --plant memory
+	$(RUN) bench/serve_leaks.py --plant worker
 	$(RUN) bench/serve_slow.py
 	$(RUN) bench/serve_soak.py
 

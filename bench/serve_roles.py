@@ -90,14 +90,14 @@ def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
 def role_infer(artifact: str, *, in_process: bool = False) -> int:
     """Our server, its model in a worker process."""
     from infer import serve
-    from infer.serve import server
+    from infer.serve import port, server
     from infer.serve.service import Service
     from infer.serve.worker.messages import Source
     from infer.serve.worker.remote import Starting
 
     if artifact != NOOP:
         return serve.run([artifact], port=0, in_process=in_process)
-    with server.listen("127.0.0.1", 0) as listener:
+    with port.listen("127.0.0.1", 0) as listener:
         if in_process:
             return server.serve(Service([Noop()]), listener)
         with closing(Starting(Source(path=NOOP, opener="serve_roles:Noop"))) as starting:
@@ -114,7 +114,7 @@ def role_naive(artifact: str) -> int:
     from fastapi import FastAPI
     from pydantic import create_model
 
-    from infer.serve.server import listen
+    from infer.serve.port import listen
 
     predictor = load(artifact)
     predictor.warmup()
@@ -139,7 +139,7 @@ def role_bare(artifact: str) -> int:
     """uvicorn with an app that reads the body and sends it back: the floor of anything over HTTP."""
     import uvicorn
 
-    from infer.serve.server import listen
+    from infer.serve.port import listen
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]

@@ -175,6 +175,10 @@ def old_objects_aside() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is frozen is not destroyed at the end, of which triton's bindings complain
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For many tiny operations, which gain nothing from a team of threads and wait for it where others compute."""

@@ -18,7 +18,8 @@ from infer.errors import InputError, NotReadyError
 from infer.serve import wire
 from infer.serve.app import build
 from infer.serve.limits import ServeLimits
-from infer.serve.server import listen, serve
+from infer.serve.port import listen
+from infer.serve.server import serve
 from infer.serve.service import Service
 from infer.spec import TensorSpec
 

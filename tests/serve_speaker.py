@@ -90,7 +90,7 @@ class Alphabet:
 
     def stats(self) -> SimpleNamespace:
         names = ("pages_used", "pages_total", "prefix_queries", "prefix_hits", "preemptions", "draft_tokens")
-        more = ("accepted_tokens", "prefill_tokens", "steps")
+        more = ("evictions", "accepted_tokens", "prefill_tokens", "steps")
         seconds = ("scheduling_seconds", "step_seconds", "sampling_seconds", "output_seconds")
         return SimpleNamespace(**dict.fromkeys((*names, *more, *seconds), 7))
 
@@ -184,7 +184,8 @@ class Speaker:
 
 if __name__ == "__main__":
     from infer.serve.limits import ServeLimits
-    from infer.serve.server import listen, serve
+    from infer.serve.port import listen
+    from infer.serve.server import serve
     from infer.serve.service import Service
 
     with listen("127.0.0.1", 0) as socket_:

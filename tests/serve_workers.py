@@ -249,7 +249,7 @@ def serve(
         return Source(**{**given, "opener": f"tests.serve_workers:{opener}", "options": own})
 
     said: list[bool] = []
-    own, server.Source = options or {}, source  # type: ignore[misc,assignment]
+    own, opening.Source = options or {}, source  # type: ignore[misc,assignment]
     if text:
         opening.generates = lambda folder: True
         texts.RemoteLanguage = language  # type: ignore[misc,assignment]

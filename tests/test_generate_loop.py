@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -449,3 +451,26 @@ def test_statistics_count_what_was_done() -> None:
     assert stats.prefix_queries == 27
     assert stats.step_seconds > 0
     assert np.isfinite(stats.tokens_per_second)
+
+
+@pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
+def test_what_a_request_held_is_free_when_it_ends_without_a_collection(ending: str) -> None:
+    running = engine()
+    gc.collect()
+    gc.disable()
+    try:
+        running.submit(request("a", letters(6), n=2))
+        held = [weakref.ref(job) for job in running._in_flight.jobs.values()]
+        running.step()
+        held += [weakref.ref(job) for job in running._in_flight.jobs.values()]
+        assert [ref() is not None for ref in held] == [True, True]
+        if ending == "cancel":
+            running.cancel("a")
+        elif ending == "fail":
+            for job in list(running._in_flight.jobs.values()):
+                running._in_flight.blame(job.sequences[1], ValueError("no"))
+            del job
+        drive(running)
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()

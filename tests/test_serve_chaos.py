@@ -62,7 +62,8 @@ def test_a_server_whose_output_can_not_be_written_serves() -> None:
     code = f"""
 import sys
 from tests.serve_fakes import double
-from infer.serve.server import listen, serve
+from infer.serve.port import listen
+from infer.serve.server import serve
 from infer.serve.service import Service
 with listen("127.0.0.1", {port}) as listener:
     sys.exit(serve(Service([double()]), listener))

@@ -426,6 +426,7 @@ def test_metrics_tell_of_tokens_and_their_times(raw: httpx.Client) -> None:
         *("infer_time_to_first_token_seconds_count", "infer_inter_token_seconds_count"),
         *("infer_prompt_tokens_total", "infer_generation_tokens_total", "infer_kv_cache_usage_ratio"),
         *("infer_prefix_cache_queries_total", "infer_prefix_cache_hits_total", "infer_preemptions_total"),
+        "infer_prefix_cache_evictions_total",
         *("infer_requests_running", "infer_requests_waiting", "infer_engine_heartbeat_age_seconds"),
     ):
         assert f"{name}{label}" in text, name

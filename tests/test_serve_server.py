@@ -20,7 +20,7 @@ import pytest
 from infer.errors import BusyError, UsageError
 from infer.serve import server as serving
 from infer.serve.limits import ServeLimits
-from infer.serve.server import greeting, listen
+from infer.serve.port import greeting, listen
 from infer.serve.service import Service
 from tests.serve_fakes import double, embedder
 from tests.serve_load import GONE, until_refused

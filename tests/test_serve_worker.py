@@ -325,6 +325,20 @@ def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
     assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, None]
 
 
+def test_full_collections_of_a_worker_leave_its_model_alone(run_python) -> None:
+    """Of torch alone there are so many objects that one of them would hold up a step for a third of a second."""
+    code = """
+import gc
+from infer.serve.worker import __main__ as worker
+from infer.serve.worker.messages import Open, Source
+predictor, _ = worker._open(Open(Source(path="x", opener="tests.serve_workers:Hazards")), {})
+import numpy
+assert predictor.predict({"x": numpy.ones((1, 4), "float32")})
+print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)
+"""
+    assert run_python(code).strip() == "True True True"
+
+
 def test_a_server_of_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys

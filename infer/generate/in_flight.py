@@ -112,6 +112,8 @@ class InFlight:
         self._scheduler.remove(sequence)
 
     def _forget(self, job: Job) -> None:
+        """Let go of it; its sequences refer back, and would stay until a full collection."""
         del self.jobs[job.request.id]
+        job.sequences.clear()
         if self._adapters is not None and job.request.adapter is not None:
             self._adapters.release(job.request.adapter)

@@ -15,17 +15,17 @@ from .batching import Batcher
 from .entries import Entry
 from .executors import Local
 from .forms import Form, Forms
-from .lane import Lane
+from .lanes import Lanes
 from .layout import BATCH, Layout
 from .limits import ServeLimits
 from .metrics import ModelMetrics
-from .near import Near, NearLane
 from .quarantine import Quarantine, digest_of
 from .ran import Ran, count_batch
 from .tickets import Answer, Awaited, Hop, Queued
 
 if TYPE_CHECKING:
     from .express import Express
+    from .lane import Lane
     from .party import Party
 
 NORMAL = 2  # priority of a request that names none; smaller goes first
@@ -51,18 +51,14 @@ class Engine:
         self.quarantine = Quarantine()
         self.forms: Forms = {}
         self.lock, self.stopping = threading.Lock(), False
-        self.lanes = [
-            (NearLane if isinstance(executor, Near) else Lane)(self, executor, number)
-            for number, executor in enumerate(executors)
-        ]
+        self.lanes = Lanes(self, executors)
         self._home: asyncio.AbstractEventLoop | None = None
         self.batcher.speed.seed(getattr(predictor, "speeds", ()))
 
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Answers go to `home`; call once."""
         self._home = home
-        for lane in self.lanes:
-            lane.start()
+        self.lanes.start()
 
     async def infer(self, arrays: Arrays, *, timeout: float, priority: int = NORMAL) -> Answer:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
@@ -116,30 +112,26 @@ class Engine:
     @property
     def running(self) -> int:
         """Rows of the batches that run."""
-        return sum([lane.running for lane in self.lanes])
+        return self.lanes.running
 
     @property
     def beat(self) -> float:
         """When the lane that is longest away last looked."""
-        return min(lane.beat for lane in self.lanes)
+        return self.lanes.beat
 
     @property
     def failure(self) -> BaseException | None:
-        return next((lane.failure for lane in self.lanes if lane.failure is not None), None)
+        return self.lanes.failure
 
     @property
     def healthy(self) -> bool:
         """The threads live, and no batch in this process is stuck; workers are watched by their lanes."""
-        now, limit = self.clock(), self.limits.wedged_seconds
-        return self.failure is None and all(
-            lane.thread.is_alive() and not (lane.running and lane.unwatched and now - lane.beat > limit)
-            for lane in self.lanes
-        )
+        return self.lanes.alive(self.clock(), self.limits.wedged_seconds)
 
     @property
     def ready(self) -> bool:
         """A request would be run now: one lane at least can."""
-        return self.healthy and any(lane.executor.answering for lane in self.lanes)
+        return self.healthy and self.lanes.answering
 
     @property
     def idle(self) -> bool:
@@ -149,23 +141,19 @@ class Engine:
         """Admit nothing more; what is queued still runs."""
         with self.lock:
             self.batcher.draining = True
-        for lane in self.lanes:
-            lane.ring()
+        self.lanes.ring()
 
     def stop(self, error: InferError) -> None:
         """Fail what is queued and what runs, and end the threads. To be called on the loop's thread."""
         with self.lock:
             self.stopping = self.batcher.draining = True
             entries = [*self.batcher.clear(), *(entry for lane in self.lanes for entry in lane.current)]
-        for lane in self.lanes:
-            lane.stop()
+        self.lanes.stop()
         for entry in entries:
             entry.ticket.fail(error)
 
     def join(self, seconds: float) -> None:
-        for lane in self.lanes:
-            if lane.thread.ident is not None:
-                lane.thread.join(seconds)
+        self.lanes.join(seconds)
 
     def _submit(self, ticket: Queued, arrays: Arrays, deadline: float, priority: int) -> None:
         sizes, key, rows, elements, _ = self.layout.piece(arrays)
@@ -181,7 +169,7 @@ class Engine:
                 self.quarantine.refuse(digest_of(entry.inputs))
         with self.lock, self._counting():
             self.batcher.admit(ticket.entries, deadline)
-            lane = self.sleeper()
+            lane = self.lanes.sleeper()
         self._wake(lane)
 
     def enter(self, party: Party, arrays: Arrays, form: Form, timeout: float) -> bool:
@@ -199,7 +187,7 @@ class Engine:
         party.entries = [entry]
         with self.lock:
             entered = self.batcher.admit_together(entry, deadline)
-            lane = self.sleeper() if entered else None
+            lane = self.lanes.sleeper() if entered else None
         self._wake(lane)
         return entered
 
@@ -214,14 +202,6 @@ class Engine:
         if lane is not None and self._home is not None:
             # One turn of the loop later, so that all requests that came in together ring once and run together.
             self._home.call_soon(lane.look)
-
-    def sleeper(self) -> Lane | None:
-        """A lane that sleeps and is to be rung by the caller, who holds the lock."""
-        for lane in self.lanes:
-            if lane.asleep:
-                lane.asleep = False
-                return lane
-        return None
 
     def withdraw(self, ticket: Queued) -> None:
         """Nobody wants it any more."""

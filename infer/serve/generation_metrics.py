@@ -99,6 +99,7 @@ class EngineCollector:
     COUNTERS = {
         "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
         "prefix_cache_hits": ("Prompt tokens found there", "prefix_hits"),
+        "prefix_cache_evictions": ("Pages of the prefix cache that were taken for others", "evictions"),
         "preemptions": ("Sequences that gave their pages back and were computed again", "preemptions"),
         "spec_draft_tokens": ("Tokens proposed by speculation", "draft_tokens"),
         "spec_accepted_tokens": ("Proposed tokens that were kept", "accepted_tokens"),

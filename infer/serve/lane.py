@@ -107,7 +107,7 @@ class Lane:
         self.running = sum([entry.rows for entry in taken.entries])
         if taken.entries or taken.expired:
             self.asleep = False
-            if engine.batcher.requests and (other := engine.sleeper()) is not None:
+            if engine.batcher.requests and (other := engine.lanes.sleeper()) is not None:
                 other.ring()
         return taken
 

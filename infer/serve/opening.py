@@ -6,11 +6,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .repository import Found
 from .worker.messages import Source, rename
 from .worker.remote import Starting
 from .worker.supervised import WatchLimits
@@ -47,6 +49,43 @@ def begin(source: Source, replicas: int, *, watchdog: float) -> Starting:
     """Start its workers."""
     text, watch = generates(Path(source.path)), WatchLimits(batch=watchdog, idle=watchdog)
     return Starting(source, 1 if text else replicas, text=text, watch=watch)
+
+
+@dataclass(frozen=True)
+class Opener:
+    """How this server opens what it finds: the ones it starts with, and those that are loaded later.
+
+    `options`: of `Predictor.load`; `caches`: by folder the bytes a KV cache may take, which outrank what `options`
+    say; `watchdog`: seconds.
+    """
+
+    options: Mapping[str, Any]
+    replicas: int = 1
+    in_process: bool = False
+    watchdog: float = 30.0
+    caches: dict[Path, int | None] = field(default_factory=dict)
+
+    def source(self, found: Found) -> Source:
+        """What to open it from."""
+        cache = self.caches.get(found.path, self.options.get("kv_memory"))
+        own = {**self.options, "kv_memory": cache}
+        return Source(path=str(found.path), name=found.name, version=found.version, options=own)
+
+    def open(self, chosen: Sequence[Found], stack: contextlib.ExitStack) -> list[Opened]:
+        """All of them; see `open_models`."""
+        return open_models(
+            [self.source(found) for found in chosen],
+            stack,
+            in_process=self.in_process,
+            replicas=self.replicas,
+            watchdog=self.watchdog,
+        )
+
+    def begin(self, found: Found) -> Starting | Here:
+        """Start to open one more; `remote()` of it waits until that is done."""
+        if self.in_process:
+            return Here(self.source(found))
+        return begin(self.source(found), self.replicas, watchdog=self.watchdog)
 
 
 class Here:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from ..errors import BusyError, NotUsableError, UsageError
+from ..errors import UsageError
 from ..spec import parse_size
 from . import descriptors, opening, wire
 from .admin import Admin, check_all
@@ -26,10 +26,10 @@ from .app import build
 from .hosts import Hosts, guard
 from .limits import LOOPBACK, ServeLimits
 from .observing import Observing, attach
-from .repository import Found, Repository
+from .port import greeting, listen, port_errors
+from .repository import Repository
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
-from .worker.messages import Source
 from .worker.process import age
 
 log = logging.getLogger("infer.serve")
@@ -96,36 +96,25 @@ def run(
         repository, budget = Repository(paths), parse_size(memory, "--memory")
         chosen = repository.latest()
         if lora:
-            if len(chosen) != 1:
-                raise UsageError(
-                    f"adapters belong to one model, and {len(chosen)} are served", where="--lora"
-                )
-            options["adapters"] = {name: os.fspath(folder) for name, folder in lora.items()}
+            options["adapters"] = _adapters(lora, len(chosen))
         bounds, said = descriptors.fit(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
         if said is not None:
             log.warning("%s", said)
         cache = parse_size(kv_memory, "--kv-memory")
         caches = check_all(chosen, replicas, budget, cache)
-
-        def source(found: Found) -> Source:
-            own = {**options, "kv_memory": caches.get(found.path, kv_memory)}
-            return Source(path=str(found.path), name=found.name, version=found.version, options=own)
-
-        sources = [source(found) for found in chosen]
-        opened = opening.open_models(
-            sources, stack, in_process=in_process, replicas=replicas, watchdog=bounds.watchdog_seconds
-        )
+        opener = opening.Opener(options, replicas, in_process, bounds.watchdog_seconds, caches)
+        opened = opener.open(chosen, stack)
         service = Service([predictor for predictor, _ in opened], bounds, api_key=api_key)
         attach(service, observing or Observing())
         if allow_reload:
-
-            def opener(found: Found) -> Any:
-                if in_process:
-                    return opening.Here(source(found))
-                return opening.begin(source(found), replicas, watchdog=bounds.watchdog_seconds)
-
             service.admin = Admin(
-                service, repository, opener, replicas=replicas, memory=budget, kv_memory=cache, caches=caches
+                service,
+                repository,
+                opener.begin,
+                replicas=replicas,
+                memory=budget,
+                kv_memory=cache,
+                caches=caches,
             )
             stack.callback(service.admin.close)
         for predictor, phases in opened:
@@ -137,40 +126,10 @@ def run(
     return 0
 
 
-@contextlib.contextmanager
-def listen(
-    host: str, port: int, *, api_key: str | Sequence[str] | None = None, anonymous: bool = False
-) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet: until the model is warm, connections are refused."""
-    if host not in LOOPBACK and not api_key and not anonymous:
-        raise UsageError(
-            f"{host} can be reached from other machines, and no API key is set",
-            hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
-        )
-    if not 0 <= port < 65536:
-        raise UsageError(f"a port is 0 to 65535, got {port}")
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise UsageError(f"there is no address named {host!r}") from error
-    with socket.socket(family, kind, proto) as listener:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with _port_errors(host, port):
-            listener.bind(address)
-        yield listener
-
-
-@contextlib.contextmanager
-def _port_errors(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise BusyError(
-                f"port {port} of {host} is taken", hint="Choose another --port, or 0 for any"
-            ) from error
-        raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
+def _adapters(lora: Mapping[str, str | os.PathLike[str]], models: int) -> dict[str, str]:
+    if models != 1:
+        raise UsageError(f"adapters belong to one model, and {models} are served", where="--lora")
+    return {name: os.fspath(folder) for name, folder in lora.items()}
 
 
 def serve(
@@ -182,8 +141,8 @@ def serve(
     say: Callable[[str], None] | None = None,
     notes: Sequence[str] = (),
 ) -> int:
-    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `listen` gives it; `hosts`:
-    what requests may call the server, None: anything.
+    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `port.listen` gives it;
+    `hosts`: what requests may call the server, None: anything.
 
     `notes` are said after the line that says that requests are answered.
     """
@@ -195,6 +154,9 @@ def serve(
             service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # what is frozen is not destroyed at the end, of which torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = uvicorn.Config(
@@ -203,7 +165,7 @@ def serve(
         **wire.options(service.limits, service.refused, tls, hosts),
     )
     host, port = listener.getsockname()[:2]
-    with _port_errors(host, port):
+    with port_errors(host, port):
         listener.listen(service.limits.max_connections)
     loop = "asyncio" if sys.platform == "win32" else "uvloop"
     config.loop = loop
@@ -263,18 +225,6 @@ async def _drain(service: Service, signals: Signals) -> None:
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-def greeting(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
-    """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
-    host, port = listener.getsockname()[:2]
-    what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
-    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
-        what.append("embeddings at /v1/embeddings")
-    if service.generators:
-        what.append("OpenAI clients at /v1")
-    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"
 
 
 def _print(line: str) -> None:

@@ -1,4 +1,4 @@
-"""What uvicorn leaves open: heads, bodies and readers bounded in bytes, number and time; refusals in JSON."""
+"""What uvicorn leaves open of messages: heads and bodies bounded in bytes and number, and read one after another."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import asyncio
 import math
 import re
 import ssl
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .connection import GRACE, Connection, Refused
 from .express import Express
-from .framing import HEAD_END, Chunked, Counted, FramingError, Seam, announced, refusal
+from .framing import HEAD_END, FramingError, Seam, announced
 from .heads import Heads
 from .hosts import Hosts
 from .limits import ServeLimits
-from .readers import Flow, Meter, Watch
 from .tls import Gate
 
-Refused = Callable[[int], None]
-LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
-GRACE = 1.0  # seconds after which a late body is refused here, should nobody have said so in its dialect
 ONCE = frozenset(
     (
         *(b"host", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"),
@@ -37,47 +32,19 @@ ONCE = frozenset(
 UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
-class RefusedError(Exception):
-    """Raised inside the parser's callbacks; the parser makes its own error of it, and that is answered."""
-
-
-class Wire(HttpToolsProtocol):
+class Wire(Connection):
     """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
 
-    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that. `_whole` is the
-    head that is being parsed, if it came in one piece. `_rested`: since when nothing is asked, infinite while something
-    is. `heads`: those that any connection of this server has seen.
+    `_whole` is the head that is being parsed, if it came in one piece. `heads`: those that any connection of this
+    server has seen.
     """
 
-    limits = ServeLimits()
     heads = Heads()
     hosts: Hosts | None = None  # None: any
-    refused: Refused = staticmethod(lambda status: None)
-    flow: Flow  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        meter = Meter(transport)
-        super().connection_made(meter)  # type: ignore[arg-type]
-        self.flow = Flow(transport)
-        self._reader = Watch(self.loop, meter, self.limits)
-        self._body: Counted | Chunked | None = None
-        self._head, self._held, self._seam = 0, b"", Seam()
-        self._whole, self._rested = b"", math.inf
-        self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
-        self._timer: asyncio.TimerHandle | None = None
-        self._arm(self.limits.header_seconds)
-        crowd = len(self.connections) - self.limits.max_connections
-        self.over = crowd > 0
-        if crowd > self.limits.spare_connections:
-            self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
-            transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._unset_keepalive_if_required()
-        self._reader.end()
-        super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]  # it refers back: who is freed at once needs no collector
+        self._seam, self._whole = Seam(), b""
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
@@ -137,15 +104,14 @@ class Wire(HttpToolsProtocol):
                     self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             at = end
 
-    @property
-    def _busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._give_up(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        self._give_up(self._refusal)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -207,73 +173,6 @@ class Wire(HttpToolsProtocol):
             self._eat(held)
         else:
             self._rest()
-
-    def _rest(self) -> None:
-        self._rested = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._wait_for_more(self.timeout_keep_alive)
-
-    def _wait_for_more(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """One timer looks at many rests: when the last of them began."""
-        self.timeout_keep_alive_task = None
-        left = self._rested + self.timeout_keep_alive - self.loop.time()
-        if math.isinf(left):
-            return  # not at rest: the next one starts a timer
-        if left > 0.001:
-            self._wait_for_more(left)
-            return
-        super().timeout_keep_alive_handler()
-        self._reader.begin()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._reader.begin()
-
-    def send_400_response(self, msg: str) -> None:
-        self._give_up(self._refusal)
-
-    def _give_up(self, status: HTTPStatus) -> None:
-        """Refuse in JSON what has no answer yet, and close the connection."""
-        if self._lingering or self.transport.is_closing():
-            return
-        self._disarm()
-        self._lingering, self._held = True, b""
-        answered = self._body is not None and not self._busy
-        if self._busy:
-            answered = self.cycle.response_started
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if not answered:
-            self.refused(status)
-            self.transport.write(refusal(status))
-        if answered or not self.transport.can_write_eof():
-            self.transport.close()
-        else:
-            self.transport.write_eof()
-            self._timer = self.loop.call_later(LINGER, self.transport.close)
-        self._reader.begin()
-
-    def _refuse(self, status: HTTPStatus) -> NoReturn:
-        self._refusal = status
-        raise RefusedError(status.phrase)
-
-    def _arm(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._late)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _late(self) -> None:
-        self._timer = None
-        if self._head or self._body is not None:
-            self._give_up(HTTPStatus.REQUEST_TIMEOUT)
-        else:
-            self.transport.close()
 
 
 def protocol(limits: ServeLimits, refused: Refused | None = None, hosts: Hosts | None = None) -> type[Wire]:

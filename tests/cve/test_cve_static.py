@@ -72,7 +72,7 @@ def test_cve_2025_32444_only_the_server_binds_an_address() -> None:
     binding = [
         p.relative_to(ROOT).as_posix() for p in FILES if re.search(r"\.bind\(|create_server\(", p.read_text())
     ]
-    assert [name for name in binding if name not in ("infer/serve/server.py", "infer/serve/ray_app.py")] == []
+    assert [name for name in binding if name not in ("infer/serve/port.py", "infer/serve/ray_app.py")] == []
 
 
 def test_cve_2026_41523_no_check_is_an_assert() -> None:
