@@ -87,9 +87,11 @@ class Door:
         busy, (before, waiting) = self._busy(), queue.ahead(priority)
         wait = busy + queue.speed.seconds(waiting, self._batches(before, waiting)) / queue.lanes
         enough, most = self._bounds(busy, before, waiting)
-        if wait > (enough if self.crowded else most):
+        allowed = enough if self.crowded else most
+        if wait > allowed:
             self._note(wait > enough)
-            raise OverloadedError(f"work that arrives now would start in {wait:.2f} s", retry_after=wait)
+            words = f"would start in {wait:.2f} s, the queue lets {allowed:.2f} be waited"
+            raise OverloadedError(f"work that arrives now {words}", retry_after=wait)
         left = deadline - queue.clock()
         share = _share(left / queue.speed.caution, busy, enough)
         if self._done(busy, before, waiting, rows, work) <= left and (wait <= share or not self.crowded):
@@ -101,10 +103,10 @@ class Door:
         if not (crowded or done > left) or not self._sure():
             return
         self._note(mine > share and share + own <= left)
-        words = f"would start in {mine:.2f} s" if crowded else f"would be done in {done:.2f} s"
-        raise OverloadedError(
-            f"work that arrives now {words}, the request allows {left:.2f}", retry_after=max(wait, own)
-        )
+        words = f"would be done in {done:.2f} s, the request allows {left:.2f}"
+        if crowded:
+            words = f"would start in {mine:.2f} s, a crowded queue lets it wait {share:.2f} of its {left:.2f}"
+        raise OverloadedError(f"work that arrives now {words}", retry_after=max(wait, own))
 
     def late(self, entry: Entry) -> None:
         """It was let in, and its time ran out; that counts if it would not have with less before it."""
