@@ -50,9 +50,10 @@ struct ChainCall {
   int64_t tokens = 0;  // of each sequence, where the rows are those of several
 };
 
-// function(arguments of the operation) for each ATTEND of a program.
+// Of an operation in a program, its code included; 0: there is no such code.
 int64_t chain_length(int64_t code);
 
+// function(arguments of the operation) for each ATTEND of a program.
 template <class Function>
 void each_attention(const int64_t* program, Function function) {
   for (const int64_t* op = program + 3 + 3 * program[2]; *op != END; op += chain_length(*op))
