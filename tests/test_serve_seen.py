@@ -278,6 +278,21 @@ def test_a_request_is_a_span_with_its_queue_and_its_model_inside(
 
 
 @needs_otel
+def test_no_part_of_a_request_reaches_beyond_it(
+    client: httpx.Client, spans: Callable[[int], list[Any]]
+) -> None:
+    """Milliseconds that were measured become nanoseconds since 1970, each rounded for itself."""
+    for _ in range(40):
+        client.post(TENSORS, json=DATA)
+    found = {span.context.span_id: span for span in spans(3 * 40)}
+    parts = [span for span in found.values() if span.kind.name != "SERVER"]
+    assert len(parts) == 2 * 40
+    for part in parts:
+        whole = found[part.parent.span_id]
+        assert whole.start_time <= part.start_time <= part.end_time <= whole.end_time
+
+
+@needs_otel
 def test_a_stream_has_a_span_of_its_own_and_new_traces_differ(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:

@@ -76,17 +76,19 @@ class Spans:
         if status >= 500:
             span.set_status(api.StatusCode.ERROR)
         parts, pid = parts_of(measured), measured.get("worker")
-        self._inside(span, parts, end - int(sum(p.after + p.takes for p in parts) * PER_MILLISECOND), pid)
+        began = end - int(sum(p.after + p.takes for p in parts) * PER_MILLISECOND)
+        self._inside(span, parts, began, end, pid)
         span.end(end)
 
-    def _inside(self, parent: Any, parts: Sequence[Part], at: int, pid: int | None) -> None:
+    def _inside(self, parent: Any, parts: Sequence[Part], at: int, end: int, pid: int | None) -> None:
+        """Its parts one after the other, from `at`; roundings of milliseconds don't reach beyond `end`."""
         context = self._api.set_span_in_context(parent)
         for part in parts:
-            begin = at + int(part.after * PER_MILLISECOND)
+            begin = min(at + int(part.after * PER_MILLISECOND), end)
             named = {"process.pid": pid} if part.there and pid is not None else None
             span = self._tracer.start_span(part.name, context=context, start_time=begin, attributes=named)
-            self._inside(span, part.inside, begin, pid)
-            at = begin + int(part.takes * PER_MILLISECOND)
+            at = min(begin + int(part.takes * PER_MILLISECOND), end)
+            self._inside(span, part.inside, begin, at, pid)
             span.end(at)
 
     def _parent(self, trace: Trace) -> Any:
