@@ -154,9 +154,7 @@ def serve(
             service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
-    atexit.register(
-        gc.unfreeze
-    )  # what is frozen is not destroyed at the end, of which torch's libraries complain
+    atexit.register(gc.unfreeze)  # else it is not destroyed at the end, of which torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = uvicorn.Config(
