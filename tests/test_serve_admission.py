@@ -441,25 +441,35 @@ def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
 
 def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -> None:
     foretold = Foretold()
-    assert foretold.caution == 1
+    assert foretold.caution(1.0) == 0
     foretold.observe(0.0, 5.0)
-    assert foretold.caution == 1, "nothing was foretold"
+    assert foretold.caution(1.0) == 0, "nothing was foretold"
     for _ in range(64):
         foretold.observe(1.0, 1.5)
-    assert foretold.caution == pytest.approx(2.5)
+    assert foretold.caution(1.0) == pytest.approx(1.5)
+    assert foretold.caution(2.0) == pytest.approx(3.0)
     for _ in range(8):
         foretold.observe(0.001, 0.1)
-    assert foretold.caution == pytest.approx(2.5, rel=0.02), "short waits hardly count"
+    assert foretold.caution(1.0) == pytest.approx(1.5, rel=0.02), "short waits hardly count"
     for _ in range(200):
         foretold.observe(1.0, 1.0)
-    assert foretold.caution == pytest.approx(1.0, rel=0.01)
+    assert foretold.caution(1.0) == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
+    foretold = Foretold()
+    for _ in range(32):
+        foretold.observe(0.01, 0.02)
+        foretold.observe(0.04, 0.05)
+    assert foretold.caution(0.5) == pytest.approx(3 * 0.01, rel=0.1), "a step of 10 ms, however long the wait"
+    assert foretold.caution(0.0) == 0, "who finds nobody waiting is let in"
 
 
 def test_the_few_prompts_that_others_overtake_are_in_time_too() -> None:
     foretold, waits = Foretold(), [0.4] * 19 + [2.4]
     for wait in waits * 20:
         foretold.observe(1.0, wait)
-    assert foretold.caution >= 2.4
+    assert foretold.caution(1.0) >= 1.4
 
 
 MODEL = "/v2/models/double/infer"

@@ -111,14 +111,15 @@ class Generator:
         limits = self.limits
         if self.draining:
             raise NotReadyError("the server is stopping")
-        wait = self.start_seconds(priority)
+        wait, allowed = self.start_seconds(priority), min(timeout, limits.max_start_seconds)
+        cautious = wait + self.foretold.caution(wait)
         if (
             self.waiting_requests + requests > limits.max_queue_requests
             or self.waiting_tokens + tokens > limits.max_queue_tokens
         ):
             full = "the queue is full"
-        elif wait * self.foretold.caution > min(timeout, limits.max_start_seconds):
-            full = f"a first token would take about {wait:.1f} s"
+        elif cautious > allowed:
+            full = f"a first token would take {wait:.2f} to {cautious:.2f} s, {allowed:.2f} is allowed"
         else:
             return
         self.metrics.rejected("overloaded")

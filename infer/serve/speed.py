@@ -116,21 +116,29 @@ class Rate:
 
 
 class Foretold:
-    """How far off the waits were that were foretold: as a mean over seconds, so that long ones count for more."""
+    """How far off the waits were that were foretold: in proportion to them, or a + b·wait by least squares where that
+    is less, for much of the error of a short wait is the step that was under way. A wait of nothing is not doubted.
+    """
 
     def __init__(self) -> None:
-        self._seen, self._told, self._off = 0, 0.0, 0.0
+        self._seen = 0
+        self._means = [0.0] * 4  # of the waits foretold, seconds off, wait², wait x seconds off
 
     def observe(self, told: float, seconds: float) -> None:
         """Seconds foretold (0: nothing was), and how many it took."""
         if told <= 0:
             return
         self._seen += 1
-        weight = max(1 / self._seen, 1 / MEMORY)
-        self._told += weight * (told - self._told)
-        self._off += weight * (min(abs(seconds - told), STRANGE * told) - self._off)
+        weight, off = max(1 / self._seen, 1 / MEMORY), min(abs(seconds - told), STRANGE * told)
+        now = told, off, told * told, told * off
+        self._means = [mean + weight * (one - mean) for mean, one in zip(self._means, now, strict=True)]
 
-    @property
-    def caution(self) -> float:
-        """What foretold seconds are multiplied with where being late costs."""
-        return 1 + TAIL * self._off / self._told if self._told else 1.0
+    def caution(self, told: float) -> float:
+        """Seconds that are added to a wait where being late costs."""
+        mean, off, square, product = self._means
+        if not mean:
+            return 0.0
+        share, variance = off / mean, square - mean * mean
+        each = (product - mean * off) / variance if variance > 1e-6 * square else share
+        each = min(max(each, 0.0), share)
+        return TAIL * min(share * told, off + each * (told - mean))
