@@ -118,9 +118,7 @@ class Runner:
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = [inputs[name].to(self._device).contiguous() for name in self._order]
         with self._lock, torch.no_grad():
-            outputs = [
-                value for value in self._model.loader.boxed_run(moved) if isinstance(value, torch.Tensor)
-            ]
+            outputs = capture.flatten(self._model.loader.boxed_run(moved))
         return dict(zip((o.name for o in self.outputs), outputs, strict=True))
 
     def close(self) -> None:

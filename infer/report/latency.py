@@ -18,11 +18,8 @@ import numpy as np
 from .. import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
-GLANCE, LONG, FAR = (
-    5,
-    1.0,
-    0.8,
-)  # pairs, and seconds, after which a ratio that was beyond this in each is believed
+GLANCE, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+FAR = 0.8  # beyond this, or its inverse, in each of them
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -154,7 +151,7 @@ def paired(
 
 
 def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
-    """All beyond 0.8 on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
+    """All far off on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
     return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
