@@ -1,8 +1,8 @@
 """Our packed products as sides of the comparison, and the slow twin that they are checked against.
 
-Rivals run the copies of a weight as one graph. Ours are called one by one from Python, except where a product is so
-small that this would be most of its time: there they are layers that follow each other (in llama.cpp's graph too),
-compiled as `infer optimize` compiles a model.
+Rivals run the copies of a weight as one graph. Copies of a square 4-bit weight are layers that follow each other, in
+llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours are
+called one by one from Python.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from kernels_timing import Side
 from torch import Tensor, nn
 
 from infer import kernels, plugins
-from infer.kernels import linear_packed, native, packing
+from infer.kernels import chain_build, linear_packed, native, packing
 from infer.quiet import quiet
 from infer.spec import Plan
 
-SMALL = 1 << 20  # weights; a call from Python takes as long as a product of half of them
 EXACT = 1e-5  # relative: what the order of float32 additions may change
 
 
@@ -47,7 +46,7 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     packed = [native.pack_lut4(*portable) for _ in range(copies)]
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
     twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
-    if weight.numel() < SMALL:
+    if copies > 1 and weight.shape[0] == weight.shape[1]:
         graph = _compiled(_Layers(packed, features), x)
         return Ours(
             Side("ours", lambda: graph(x), lambda: op(x, *packed[0], None, features), copies), twin, num_bytes
@@ -78,8 +77,8 @@ class _Layers(nn.Module):
 
 
 def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """By AOTInductor, whose code calls the kernels' C functions."""
-    program = torch.export.export(module, (x,))
+    """Layers on a chain, by AOTInductor, whose code calls the kernels' C functions."""
+    program = chain_build.fused(torch.export.export(module, (x,)))
     settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = str(Path(folder) / "copies.pt2")

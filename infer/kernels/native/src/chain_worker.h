@@ -109,12 +109,11 @@ class Worker {
     const int64_t features = a[7], columns = a[8], m = call_.rows[layout_.slots[3 * a[4] + 1]];
     if (m == 0) return;
     const Staged& layer = staged(a[0]);
-    const Span mine = my_rows(a[4]);
     InputGrid grid;
     if (a[0] == INT8) grid.step = operand<float>(a[12]);
     if (a[0] == INT8_BALANCED) grid.multiplier = operand<float>(a[12]);
     watch_.lap(IN_ROWS);
-    layer.quantize(x.data, x.stride, m, columns, grid, mine.begin, mine.end, activations_);
+    layer.quantize(x.data, x.stride, m, columns, grid, layout_.alone ? 0 : team_.part, layout_.alone ? 1 : team_.parts, activations_);
     watch_.lap(IN_QUANTIZE);
     if (!layout_.alone) meet();
     const float* bias = operand<float>(a[13]);

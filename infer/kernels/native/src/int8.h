@@ -113,11 +113,11 @@ inline Int8Activations int8_activations(const void* memory, int64_t m) {
           reinterpret_cast<int32_t*>(place + padded * 8)};
 }
 
-void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t begin,
-                   int64_t end, void* memory) {
+void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t part,
+                   int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   const Int8Activations to = int8_activations(memory, m);
-  each_row(Tiles(m, Vector::TILE_ROWS), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
+  each_row(Tiles(m, Vector::TILE_ROWS), share(m, part, parts), [&](int64_t row, int64_t start, int64_t height) {
     const float* values = x + row * stride;
     const int64_t stride_of_quads = height * Vector::QUAD_BYTES;
     int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
@@ -150,8 +150,8 @@ void run_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid giv
   void* memory = scratch(int8_bytes(m, weight.columns));
   const Int8Activations activations = int8_activations(memory, m);
   const Tiles tiles(m, Vector::TILE_ROWS);
-  const auto quantize = [&](Range rows) {
-    quantize_int8(x, weight.columns, m, weight.columns, given, rows.begin, rows.end, memory);
+  const auto quantize = [&](int64_t part, int64_t parts) {
+    quantize_int8(x, weight.columns, m, weight.columns, given, part, parts, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     int8_rows(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t PART_QUADS = 16;
 
-// Columns of a row of a tile as [column][row of the tile], zeros beyond the last.
-inline void interleave(const float* x, int64_t columns, int64_t quads, int64_t height, float* out) {
-  for (int64_t k = 0; k < quads * 4; ++k) out[k * height] = k < columns ? x[k] : 0;
+// Quads of a row of a tile as [column][row of the tile], zeros beyond the last column.
+inline void interleave(const float* x, int64_t columns, Range quads, int64_t height, float* out) {
+  for (int64_t k = quads.begin * 4; k < quads.end * 4; ++k) out[k * height] = k < columns ? x[k] : 0;
 }
 
 template <int HEIGHT, int BLOCKS>
@@ -69,12 +69,13 @@ inline int64_t int8_weight_bytes(int64_t m, int64_t columns) {
   return m * ((columns + 3) / 4) * 4 * static_cast<int64_t>(sizeof(float)) + 64;
 }
 
-void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t begin,
-                         int64_t end, void* memory) {
+void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t part,
+                         int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   float* interleaved = static_cast<float*>(memory);
-  each_row(Tiles(m, Vector::TILE_ROWS), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
-    interleave(x + row * stride, columns, quads, height, interleaved + start * quads * 4 + row - start);
+  each_slice(Tiles(m, Vector::TILE_ROWS), quads, part, parts, [&](int64_t start, int64_t height, Range mine) {
+    for (int64_t row = 0; row < height; ++row)
+      interleave(x + (start + row) * stride, columns, mine, height, interleaved + start * quads * 4 + row);
   });
 }
 
@@ -98,8 +99,8 @@ void run_int8_weight(const float* x, int64_t m, const Int8Weight& weight, const 
   if (m == 0 || weight.rows == 0) return;
   const Tiles tiles(m, Vector::TILE_ROWS);
   void* memory = scratch(int8_weight_bytes(m, weight.columns));
-  const auto arrange = [&](Range rows) {
-    arrange_int8_weight(x, weight.columns, m, weight.columns, {}, rows.begin, rows.end, memory);
+  const auto arrange = [&](int64_t part, int64_t parts) {
+    arrange_int8_weight(x, weight.columns, m, weight.columns, {}, part, parts, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), arrange, [&](Range my_tiles, Range my_blocks) {
     int8_weight_rows(weight, static_cast<const float*>(memory), tiles, my_tiles, my_blocks, bias, {y, weight.rows});

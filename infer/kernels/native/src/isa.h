@@ -26,8 +26,8 @@ struct Share {
 // of 64. Between the steps every row must have been quantized.
 struct Staged {
   int64_t (*bytes)(int64_t m, int64_t columns);
-  // Rows begin..end of x [m, columns], `stride` floats apart.
-  void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t begin, int64_t end,
+  // A thread's part of x [m, columns], its rows `stride` floats apart.
+  void (*quantize)(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid given, int64_t part, int64_t parts,
                    void* memory);
   // The part of y [m, rows] that is this thread's.
   void (*multiply)(const void* weight, const void* memory, int64_t m, const float* bias, Rows y, Share mine);

@@ -41,14 +41,16 @@ Lut4Activations lut4_activations(const void* memory, int64_t m, int64_t columns)
 }
 
 template <int SCALES>
-void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t begin, int64_t end,
+void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, InputGrid, int64_t part, int64_t parts,
                    void* memory) {
   const int64_t groups = columns / GROUP;
   const Lut4Activations to = lut4_activations<SCALES>(memory, m, columns);
-  each_row(lut4_tiles(m), {begin, end}, [&](int64_t row, int64_t start, int64_t height) {
-    const int64_t place = start * groups, inside = row - start;
-    quantize_groups<SCALES>(x + row * stride, groups, height, to.q + (place * 16 + inside) * Vector::QUAD_BYTES,
-                            to.step + place + inside, to.offset + place * SCALES + inside);
+  each_slice(lut4_tiles(m), groups, part, parts, [&](int64_t start, int64_t height, Range mine) {
+    const int64_t place = start * groups + mine.begin * height, count = mine.end - mine.begin;
+    for (int64_t row = 0; row < height; ++row)
+      quantize_groups<SCALES>(x + (start + row) * stride + mine.begin * GROUP, count, height,
+                              to.q + (place * 16 + row) * Vector::QUAD_BYTES, to.step + place + row,
+                              to.offset + place * SCALES + row);
   });
 }
 
@@ -67,8 +69,8 @@ void run_lut4_of(const float* x, int64_t m, const Lut4Weight& weight, const floa
   void* memory = scratch(lut4_bytes<SCALES>(m, weight.columns));
   const Lut4Activations activations = lut4_activations<SCALES>(memory, m, weight.columns);
   const Tiles tiles = lut4_tiles(m);
-  const auto quantize = [&](Range rows) {
-    quantize_lut4<SCALES>(x, weight.columns, m, weight.columns, {}, rows.begin, rows.end, memory);
+  const auto quantize = [&](int64_t part, int64_t parts) {
+    quantize_lut4<SCALES>(x, weight.columns, m, weight.columns, {}, part, parts, memory);
   };
   parallel(tiles, weight.columns, packed_blocks(weight.rows), quantize, [&](Range my_tiles, Range my_blocks) {
     lut4_rows<SCALES>(weight, activations, tiles, my_tiles, my_blocks, bias, {y, weight.rows});

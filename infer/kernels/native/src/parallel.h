@@ -49,7 +49,19 @@ inline void each_row(const Tiles& tiles, Range rows, Function function) {
   }
 }
 
-// quantize(rows) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
+// The rows of a tile lie side by side in every cache line, so threads that took rows would wait for each other's lines.
+// They take columns instead, in pieces: function(first row, height, pieces) for every tile that has some of this part.
+template <class Function>
+inline void each_slice(const Tiles& tiles, int64_t pieces, int64_t part, int64_t parts, Function function) {
+  const Range mine = share(tiles.count * pieces, part, parts);
+  for (int64_t at = mine.begin; at < mine.end;) {
+    const int64_t tile = at / pieces, first = at % pieces, left = mine.end - tile * pieces;
+    function(tiles.start(tile), tiles.height(tile), Range{first, left < pieces ? left : pieces});
+    at = (tile + 1) * pieces;
+  }
+}
+
+// quantize(part, parts) and multiply(tiles, blocks) are called on disjoint ranges that together are everything.
 template <class Quantize, class Multiply>
 inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quantize quantize, Multiply multiply) {
   const int64_t products = (tiles.rows + WEIGHT_PRODUCTS) * columns * blocks * BLOCK_ROWS;
@@ -59,17 +71,17 @@ inline void parallel(const Tiles& tiles, int64_t columns, int64_t blocks, Quanti
   if (threads > omp_get_max_threads()) threads = omp_get_max_threads();
   if (threads > products / SERIAL_PRODUCTS) threads = products / SERIAL_PRODUCTS;
   if (threads <= 1) {
-    quantize(Range{0, tiles.rows});
+    quantize(0, 1);
     multiply(Range{0, tiles.count}, Range{0, blocks});
     return;
   }
   const bool quantize_first = tiles.rows * columns < SERIAL_QUANTIZE;
-  if (quantize_first) quantize(Range{0, tiles.rows});
+  if (quantize_first) quantize(0, 1);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
     if (!quantize_first) {
-      quantize(share(tiles.rows, part, parts));
+      quantize(part, parts);
 #pragma omp barrier
     }
     multiply_part(tiles, blocks, {part, parts, &next}, multiply);
