@@ -2,7 +2,7 @@
 
 Rivals run the copies of a weight as one graph. Copies of a square 4-bit weight are layers that follow each other, in
 llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours are
-called one by one from Python.
+called one by one from Python. Packed weights lie where opening an artifact puts them, in large pages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from infer import kernels, plugins
 from infer.kernels import chain_build, linear_packed, native, packing
+from infer.kernels.large_pages import LargePages
 from infer.quiet import quiet
 from infer.spec import Plan
 
@@ -43,7 +44,7 @@ def missing() -> str | None:
 def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     """nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
     portable = _nf4(weight)
-    packed = [native.pack_lut4(*portable) for _ in range(copies)]
+    packed = _laid(native.pack_lut4(*portable), copies)
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
     twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
     if copies > 1 and weight.shape[0] == weight.shape[1]:
@@ -57,6 +58,12 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
             op(x, *one, None, features)
 
     return Ours(Side("ours", run, lambda: op(x, *packed[0], None, features), copies), twin, num_bytes)
+
+
+def _laid(packed: tuple[Tensor, ...], copies: int) -> list[tuple[Tensor, ...]]:
+    """Copies of a packed weight as `packed.pack` lays the layers of a model."""
+    memory = LargePages()
+    return [tuple(memory.keep([part.clone()]) for part in packed) for _ in range(copies)]
 
 
 class _Layers(nn.Module):
@@ -97,7 +104,7 @@ def int8(weight: Tensor, x: Tensor, copies: int) -> Ours:
     """W8A8: a scale per output, an asymmetric grid per row of x."""
     scale = weight.abs().amax(1) / packing.LEVELS
     codes = (weight / scale[:, None]).round().to(torch.int8)
-    packed = [native.pack_int8(codes, scale) for _ in range(copies)]
+    packed = _laid(native.pack_int8(codes, scale), copies)
     op, (features, columns) = torch.ops.infer.linear_int8_packed.default, weight.shape
 
     def run() -> None:
