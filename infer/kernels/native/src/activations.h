@@ -165,28 +165,32 @@ inline RowGrid row_grid(Row x, int64_t columns) {
   return {step, static_cast<int32_t>(zero < LEVELS ? (zero > -LEVELS ? zero : -LEVELS) : LEVELS)};
 }
 
-// One row; quads go `stride` bytes apart. `offset` is what an accumulator starts with: -128 * sum(q) where weights are
-// stored as code + 128.
+// One row, of which 16 columns at a time are stored where `mine` has them; quads go `stride` bytes apart. The result is
+// what an accumulator starts with: -128 * sum(q) where weights are stored as code + 128.
 template <Values VALUES, class Row>
-inline void quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, int8_t* q, int32_t* offset) {
+inline int32_t quantize_row(Row x, int64_t columns, RowGrid row, int64_t stride, Range mine, int8_t* q) {
   const Grid<VALUES> grid(row.step, row.zero);
   Vector::Sums total = Vector::broadcast(int32_t{0});
-  int64_t k = 0;
-  for (; k + 16 <= columns; k += 16) {
-    const Vector::Sums codes = grid(x.at(k));
+  const int64_t whole = columns / 16, begin = mine.begin < whole ? mine.begin : whole, end = mine.end < whole ? mine.end : whole;
+  if (Vector::UNSIGNED)
+    for (int64_t i = 0; i < begin; ++i) total = Vector::add(total, grid(x.at(16 * i)));
+  for (int64_t i = begin; i < end; ++i) {
+    const Vector::Sums codes = grid(x.at(16 * i));
     total = Vector::add(total, codes);
-    Vector::store_quads(q + k / 4 * stride, stride, codes);
+    Vector::store_quads(q + 4 * i * stride, stride, codes);
   }
+  if (Vector::UNSIGNED)
+    for (int64_t i = end; i < whole; ++i) total = Vector::add(total, grid(x.at(16 * i)));
   int32_t sum = Vector::reduce_add(total);
-  if (k < columns) {
+  if (16 * whole < columns) {
     alignas(64) int8_t tail[4 * Vector::QUAD_BYTES];
-    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(x.tail(k, columns - k)));
-    for (int64_t quad = 0; k + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
-      std::memcpy(q + (k / 4 + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
+    Vector::store_quads(tail, Vector::QUAD_BYTES, grid(x.tail(16 * whole, columns - 16 * whole)));
+    for (int64_t quad = 0; 16 * whole + 4 * quad < columns; ++quad) {  // padded weights are 0: any padding of q will do
+      if (mine.end > whole) std::memcpy(q + (4 * whole + quad) * stride, tail + quad * Vector::QUAD_BYTES, Vector::QUAD_BYTES);
       for (int i = 0; i < 4; ++i) sum += tail[quad * Vector::QUAD_BYTES + i];
     }
   }
-  *offset = Vector::UNSIGNED ? -128 * sum : 0;
+  return Vector::UNSIGNED ? -128 * sum : 0;
 }
 
 // One row in groups of 64 columns, each with its own step; `step` advances by `height` per group, `offset` for each of its

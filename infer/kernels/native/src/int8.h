@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t CHUNK_QUADS = 1024;
 constexpr int64_t CHUNK_ROWS = 192;
 
+// Few rows are one tile, which meets every weight once.
+inline Tiles int8_tiles(int64_t m) { return {m, m <= Vector::STREAM_ROWS ? Vector::STREAM_ROWS : Vector::TILE_ROWS}; }
+
 struct Int8Activations {
   int8_t* q;
   RowGrid* grid;
@@ -73,7 +76,7 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
       if (last)
         for (int64_t row = start; row < start + height; ++row)
           for (int b = 0; b < BLOCKS; ++b) __builtin_prefetch(y.row(row) + (block + b) * BLOCK_ROWS, 1);
-      with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
+      with_height<(BLOCKS == 1 ? Vector::STREAM_ROWS : Vector::TILE_ROWS)>(tiles.height(tile), [&](auto rows) {
         if (one)
           int8_tile<rows, BLOCKS, true, Weights::ONCE>(codes, stride, count, q, x.offset + start, sum);
         else if (quad == 0)
@@ -92,9 +95,10 @@ void int8_rows(const Int8Weight& weight, const Int8Activations& x, const Tiles& 
   for (int64_t tile = mine.begin; tile < mine.end; tile += STEP) {
     const Range chunk{tile, tile + STEP < mine.end ? tile + STEP : mine.end};
     int64_t block = blocks.begin;
-    for (; block + Vector::TILE_BLOCKS <= blocks.end; block += Vector::TILE_BLOCKS)
+    // A single tile reads one stream from memory, which is faster than several.
+    for (; tiles.count > 1 && block + Vector::TILE_BLOCKS <= blocks.end; block += Vector::TILE_BLOCKS)
       int8_strip<Vector::TILE_BLOCKS>(weight, x, tiles, chunk, block, bias, y);
-    if (Vector::TILE_BLOCKS > 2 && block + 2 <= blocks.end) {
+    if (tiles.count > 1 && Vector::TILE_BLOCKS > 2 && block + 2 <= blocks.end) {
       int8_strip<(Vector::TILE_BLOCKS > 2 ? 2 : 1)>(weight, x, tiles, chunk, block, bias, y);
       block += 2;
     }
@@ -117,21 +121,26 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, I
                    int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   const Int8Activations to = int8_activations(memory, m);
-  each_row(Tiles(m, Vector::TILE_ROWS), share(m, part, parts), [&](int64_t row, int64_t start, int64_t height) {
-    const float* values = x + row * stride;
-    const int64_t stride_of_quads = height * Vector::QUAD_BYTES;
+  const auto one = [&](auto values, auto x, RowGrid grid, int64_t row, int64_t start, int64_t height, Range mine) {
     int8_t* q = to.q + (start * quads + row - start) * Vector::QUAD_BYTES;
-    const auto by_its_range = [&](auto x) {
-      const RowGrid grid = to.grid[row] = row_grid(x, columns);
-      quantize_row<Values::WITHIN>(x, columns, grid, stride_of_quads, q, to.offset + row);
-    };
-    if (given.multiplier != nullptr) {
-      by_its_range(BalancedRow{values, given.multiplier});
-    } else if (given.step == nullptr) {
-      by_its_range(PlainRow{values});
-    } else {
-      const RowGrid grid = to.grid[row] = static_grid(values, columns, *given.step);
-      quantize_row<Values::ANY>(PlainRow{values}, columns, grid, stride_of_quads, q, to.offset + row);
+    const int32_t offset = quantize_row<values>(x, columns, grid, height * Vector::QUAD_BYTES, mine, q);
+    if (mine.begin == 0) to.grid[row] = grid, to.offset[row] = offset;
+  };
+  // Who has some columns of a row looks at all of them: the range and the sum of a row are of all.
+  each_slice(int8_tiles(m), quads > 4 ? (quads + 3) / 4 : 1, part, parts, [&](int64_t start, int64_t height, Range mine) {
+    for (int64_t row = start; row < start + height; ++row) {
+      const float* values = x + row * stride;
+      const auto by_its_range = [&](auto x) {
+        one(std::integral_constant<Values, Values::WITHIN>(), x, row_grid(x, columns), row, start, height, mine);
+      };
+      if (given.multiplier != nullptr) {
+        by_its_range(BalancedRow{values, given.multiplier});
+      } else if (given.step == nullptr) {
+        by_its_range(PlainRow{values});
+      } else {
+        one(std::integral_constant<Values, Values::ANY>(), PlainRow{values}, static_grid(values, columns, *given.step), row, start,
+            height, mine);
+      }
     }
   });
 }
@@ -139,7 +148,7 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, I
 void multiply_int8(const void* packed, const void* memory, int64_t m, const float* bias, Rows y, Share mine) {
   const Int8Weight& weight = *static_cast<const Int8Weight*>(packed);
   const Int8Activations x = int8_activations(memory, m);
-  const Tiles tiles(m, Vector::TILE_ROWS);
+  const Tiles tiles = int8_tiles(m);
   multiply_part(tiles, packed_blocks(weight.rows), mine, [&](Range my_tiles, Range my_blocks) {
     int8_rows(weight, x, tiles, my_tiles, my_blocks, bias, y);
   });
@@ -149,7 +158,7 @@ void run_int8(const float* x, int64_t m, const Int8Weight& weight, InputGrid giv
   if (m == 0 || weight.rows == 0) return;
   void* memory = scratch(int8_bytes(m, weight.columns));
   const Int8Activations activations = int8_activations(memory, m);
-  const Tiles tiles(m, Vector::TILE_ROWS);
+  const Tiles tiles = int8_tiles(m);
   const auto quantize = [&](int64_t part, int64_t parts) {
     quantize_int8(x, weight.columns, m, weight.columns, given, part, parts, memory);
   };

@@ -24,8 +24,10 @@ inline void float_tile(const Int8Weight& weight, int64_t block, const float* x, 
     unroll<BLOCKS>([&](auto b) { total[row][b] = part[row][b] = Vector::broadcast(0.0f); });
   });
   for (int64_t quad = 0; quad < quads; ++quad, codes += 64, x += 4 * HEIGHT) {
+    // Beyond its end, a block is followed by the one that this stream reads next.
+    const int64_t skip = quad + Vector::PREFETCH / 64 >= quads ? (BLOCKS - 1) * stride : 0;
     unroll<BLOCKS>([&](auto b) {
-      __builtin_prefetch(codes + b * stride + Vector::PREFETCH);
+      __builtin_prefetch(codes + b * stride + Vector::PREFETCH + skip);
       Vector::Floats column[4];
       Vector::columns_of(codes + b * stride, column);
       unroll<4>([&](auto i) {
@@ -82,7 +84,8 @@ void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t colu
 inline void int8_weight_rows(const Int8Weight& weight, const float* interleaved, const Tiles& tiles, Range mine,
                              Range blocks, const float* bias, Rows y) {
   constexpr int PAIR = Vector::TILE_BLOCKS >= 2 ? 2 : 1;
-  const int64_t pairs = blocks.begin + (blocks.end - blocks.begin) / PAIR * PAIR;
+  // One or two rows wait for memory, and that is read fastest in one stream.
+  const int64_t pairs = tiles.rows <= 2 ? blocks.begin : blocks.begin + (blocks.end - blocks.begin) / PAIR * PAIR;
   float_blocks<PAIR>(weight, {blocks.begin, pairs}, interleaved, tiles, mine, bias, y);
   float_blocks<1>(weight, {pairs, blocks.end}, interleaved, tiles, mine, bias, y);
 }

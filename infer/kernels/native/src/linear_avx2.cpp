@@ -18,8 +18,10 @@ struct Vector {
     __m256i a, b;
   };
   using Table = __m256i;
-  static constexpr bool UNSIGNED = false;
-  static constexpr int QUAD_BYTES = 8, TILE_ROWS = 5, TILE_BLOCKS = 1, DIRECT_ROWS = 4, DIRECT_BLOCKS = 1, DOT_CHAINS = 1, PREFETCH = 1024;
+  static constexpr bool UNSIGNED = false, PANELS = true;
+  static constexpr int QUAD_BYTES = 8, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, DOT_CHAINS = 1, PREFETCH = 1024;
+  static constexpr int DIRECT_ROWS = 4, DIRECT_TILE_ROWS = 4, DIRECT_BLOCKS = 1;
+  static constexpr int direct_blocks(int) { return DIRECT_BLOCKS; }
 
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }

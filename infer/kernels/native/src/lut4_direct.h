@@ -23,6 +23,16 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
   write_row(y + n, count, total);
 }
 
+// One vector of each block meets every row.
+template <int HEIGHT, int BLOCKS, class Sum>
+inline __attribute__((always_inline)) void dot_rows(const Vector::Quads (&codes)[BLOCKS], const int8_t* quads, Sum sum) {
+  unroll<HEIGHT>([&](auto row) {
+    unroll<BLOCKS>([&](auto b) {
+      sum(row, b) = dot_shared<BLOCKS>(sum(row, b), codes[b], quads + row * Vector::QUAD_BYTES);
+    });
+  });
+}
+
 // BLOCKS neighbours at a time: several streams from memory and independent sums, which hide the latency of `dot`.
 template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
@@ -52,18 +62,14 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
       for (int j = 0; j < 8; ++j) {
         const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
         const int8_t* high_quads = low_quads + 8 * HEIGHT * Vector::QUAD_BYTES;
+        Vector::Quads low[BLOCKS], high[BLOCKS];
         unroll<BLOCKS>([&](auto b) {
           const uint8_t* place = codes + b * stride + j * 64;
           __builtin_prefetch(place + ahead);
-          Vector::Quads low, high;
-          Vector::decode(place, table[b], low, high);
-          unroll<HEIGHT>([&](auto row) {
-            Vector::Sums& first = sum[b][row][0];
-            first = Vector::dot_once(first, low, low_quads + row * Vector::QUAD_BYTES);
-            Vector::Sums& second = sum[b][row][SPLIT - 1];
-            second = Vector::dot_once(second, high, high_quads + row * Vector::QUAD_BYTES);
-          });
+          Vector::decode(place, table[b], low[b], high[b]);
         });
+        dot_rows<HEIGHT, BLOCKS>(low, low_quads, [&](auto row, auto b) -> Vector::Sums& { return sum[b][row][0]; });
+        dot_rows<HEIGHT, BLOCKS>(high, high_quads, [&](auto row, auto b) -> Vector::Sums& { return sum[b][row][SPLIT - 1]; });
       }
       unroll<BLOCKS>([&](auto b) {
         const Vector::Floats factor = Vector::load_scale(scale + b * groups * 16);

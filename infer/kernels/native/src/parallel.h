@@ -38,17 +38,6 @@ inline void multiply_part(const Tiles& tiles, int64_t blocks, Share mine, Multip
   }
 }
 
-// function(row, first row of its tile, height of the tile) for each of `rows`.
-template <class Function>
-inline void each_row(const Tiles& tiles, Range rows, Function function) {
-  for (int64_t tile = 0; tile < tiles.count; ++tile) {
-    const int64_t start = tiles.start(tile), height = tiles.height(tile);
-    if (start >= rows.end) return;
-    for (int64_t row = start > rows.begin ? start : rows.begin; row < start + height && row < rows.end; ++row)
-      function(row, start, height);
-  }
-}
-
 // The rows of a tile lie side by side in every cache line, so threads that took rows would wait for each other's lines.
 // They take columns instead, in pieces: function(first row, height, pieces) for every tile that has some of this part.
 template <class Function>

@@ -6,6 +6,12 @@
 namespace infer_native {
 namespace {
 
+// A quad that several blocks share is worth a register.
+template <int BLOCKS>
+inline __attribute__((always_inline)) Vector::Sums dot_shared(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
+  return BLOCKS > 1 ? Vector::dot(sum, weights, quad) : Vector::dot_once(sum, weights, quad);
+}
+
 template <int HEIGHT, int BLOCKS>
 using Accumulators = Vector::Sums[HEIGHT][BLOCKS];
 
@@ -16,22 +22,24 @@ enum class Weights {
   ONCE,    // memory: no other rows meet them
 };
 
+constexpr int SHARED_AHEAD = 2048;  // bytes; farther ahead, what the next tile of rows reads again would be pushed out
+
 // acc[row][b] += weights of block b times activations of a row, over `quads` quads. Quads of one block follow each
 // other, blocks are `stride` bytes apart. Read ONCE, the quads end where their blocks do, and after a block each stream
 // goes on with the one that follows all of them.
 template <int HEIGHT, int BLOCKS, Weights WEIGHTS>
 inline __attribute__((always_inline)) void accumulate(const char* weights, int64_t stride, int64_t quads,
                                                       const int8_t* q, Accumulators<HEIGHT, BLOCKS>& acc) {
-  constexpr int64_t AHEAD = Vector::PREFETCH / 64;
+  constexpr int AHEAD = WEIGHTS == Weights::SHARED && Vector::PREFETCH > SHARED_AHEAD ? SHARED_AHEAD : Vector::PREFETCH;
   for (int64_t quad = 0; quad < quads; ++quad, weights += 64, q += HEIGHT * Vector::QUAD_BYTES) {
     Vector::Quads codes[BLOCKS];
-    const int64_t skip = WEIGHTS == Weights::ONCE && quad + AHEAD >= quads ? (BLOCKS - 1) * stride : 0;
+    const int64_t skip = WEIGHTS == Weights::ONCE && quad + AHEAD / 64 >= quads ? (BLOCKS - 1) * stride : 0;
     unroll<BLOCKS>([&](auto b) {
-      if (WEIGHTS != Weights::CACHED) __builtin_prefetch(weights + b * stride + Vector::PREFETCH + skip);
+      if (WEIGHTS != Weights::CACHED) __builtin_prefetch(weights + b * stride + AHEAD + skip);
       codes[b] = Vector::load_quads(weights + b * stride);
     });
     unroll<HEIGHT>([&](auto row) {
-      unroll<BLOCKS>([&](auto b) { acc[row][b] = Vector::dot(acc[row][b], codes[b], q + row * Vector::QUAD_BYTES); });
+      unroll<BLOCKS>([&](auto b) { acc[row][b] = dot_shared<BLOCKS>(acc[row][b], codes[b], q + row * Vector::QUAD_BYTES); });
     });
   }
 }
