@@ -23,6 +23,10 @@ inline void finish_lut4(Vector::Floats total, const Lut4Weight& weight, int64_t 
   write_row(y + n, count, total);
 }
 
+// Bytes ahead of each of BLOCKS streams that memory is asked.
+template <int BLOCKS>
+constexpr int64_t AHEAD = BLOCKS > 1 ? Vector::PREFETCH / 2 : Vector::PREFETCH;
+
 // One vector of each block meets every row.
 template <int HEIGHT, int BLOCKS, class Sum>
 inline __attribute__((always_inline)) void dot_rows(const Vector::Quads (&codes)[BLOCKS], const int8_t* quads, Sum sum) {
@@ -33,7 +37,7 @@ inline __attribute__((always_inline)) void dot_rows(const Vector::Quads (&codes)
   });
 }
 
-// BLOCKS neighbours at a time: several streams from memory and independent sums, which hide the latency of `dot`.
+// BLOCKS neighbours at a time, which share the quads of the activations.
 template <int HEIGHT, int BLOCKS>
 void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range blocks, const float* bias, Rows y) {
   constexpr int SPLIT = HEIGHT * BLOCKS < Vector::DOT_CHAINS ? 2 : 1;
@@ -57,7 +61,7 @@ void lut4_direct(const Lut4Weight& weight, const Lut4Activations& x, Range block
         });
       });
       // Beyond its end, a block is followed by the one that this stream reads next.
-      const int64_t ahead = group * 512 + Vector::PREFETCH < stride ? Vector::PREFETCH : Vector::PREFETCH + (BLOCKS - 1) * stride;
+      const int64_t ahead = group * 512 + AHEAD<BLOCKS> < stride ? AHEAD<BLOCKS> : AHEAD<BLOCKS> + (BLOCKS - 1) * stride;
 #pragma GCC unroll 1
       for (int j = 0; j < 8; ++j) {
         const int8_t* low_quads = q + j * HEIGHT * Vector::QUAD_BYTES;
@@ -104,7 +108,7 @@ void lut4_direct_fine(const Lut4Weight& weight, const Lut4Activations& x, Range 
     });
     for (int64_t part = 0; part < 2 * groups; ++part, codes += 256) {
       const int64_t group = part / 2;
-      const int64_t ahead = group * 512 + Vector::PREFETCH < stride ? Vector::PREFETCH : Vector::PREFETCH + (BLOCKS - 1) * stride;
+      const int64_t ahead = group * 512 + AHEAD<BLOCKS> < stride ? AHEAD<BLOCKS> : AHEAD<BLOCKS> + (BLOCKS - 1) * stride;
       Vector::Sums low_sum[BLOCKS][HEIGHT], high_sum[BLOCKS][HEIGHT];
       unroll<HEIGHT>([&](auto row) {
         unroll<BLOCKS>([&](auto b) {

@@ -6,6 +6,11 @@
 namespace infer_native {
 namespace {
 
+// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many rows; up to STREAM_ROWS are one tile of one block, which
+// reads weights in a single stream, asking PREFETCH bytes ahead. Of 4-bit weights, up to DIRECT_ROWS go through in one pass of
+// decoding, direct_blocks(rows) blocks side by side; more either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS
+// of decoded weights. DOT_CHAINS independent sums hide the latency of `dot`.
+
 // A quad that several blocks share is worth a register.
 template <int BLOCKS>
 inline __attribute__((always_inline)) Vector::Sums dot_shared(Vector::Sums sum, Vector::Quads weights, const int8_t* quad) {
