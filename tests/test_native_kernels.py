@@ -16,7 +16,7 @@ from infer.kernels.linear_packed import int8_twin, lut4_twin
 from infer.kernels.native import build
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
-HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 40)  # every path: in registers, one tile, several
+HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 40)  # every path: one pass, one tile, several
 NAN, INFINITY = float("nan"), float("inf")
 
 
