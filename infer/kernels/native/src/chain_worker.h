@@ -112,8 +112,8 @@ class Worker {
     InputGrid grid;
     if (a[0] == INT8) grid.step = operand<float>(a[12]);
     if (a[0] == INT8_BALANCED) grid.multiplier = operand<float>(a[12]);
-    // Threads work on rows, but quantize columns of all rows.
-    if (!layout_.alone && a[1] >= 0 && layout_.slots[3 * a[1]] != TEAM_SLOT) meet();
+    // Threads work on rows, but quantize columns of all rows where these are few.
+    if (!layout_.alone && !by_rows(m, team_.parts) && a[1] >= 0 && layout_.slots[3 * a[1]] != TEAM_SLOT) meet();
     watch_.lap(IN_ROWS);
     layer.quantize(x.data, x.stride, m, columns, grid, layout_.alone ? 0 : team_.part, layout_.alone ? 1 : team_.parts, activations_);
     watch_.lap(IN_QUANTIZE);

@@ -127,8 +127,8 @@ void quantize_int8(const float* x, int64_t stride, int64_t m, int64_t columns, I
     if (mine.begin == 0) to.grid[row] = grid, to.offset[row] = offset;
   };
   // Who has some columns of a row looks at all of them: the range and the sum of a row are of all.
-  each_slice(int8_tiles(m), quads > 4 ? (quads + 3) / 4 : 1, part, parts, [&](int64_t start, int64_t height, Range mine) {
-    for (int64_t row = start; row < start + height; ++row) {
+  each_slice(int8_tiles(m), quads > 4 ? (quads + 3) / 4 : 1, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
+    for (int64_t row = start + rows.begin; row < start + rows.end; ++row) {
       const float* values = x + row * stride;
       const auto by_its_range = [&](auto x) {
         one(std::integral_constant<Values, Values::WITHIN>(), x, row_grid(x, columns), row, start, height, mine);

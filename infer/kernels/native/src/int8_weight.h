@@ -75,8 +75,8 @@ void arrange_int8_weight(const float* x, int64_t stride, int64_t m, int64_t colu
                          int64_t parts, void* memory) {
   const int64_t quads = (columns + 3) / 4;
   float* interleaved = static_cast<float*>(memory);
-  each_slice(Tiles(m, Vector::TILE_ROWS), quads, part, parts, [&](int64_t start, int64_t height, Range mine) {
-    for (int64_t row = 0; row < height; ++row)
+  each_slice(Tiles(m, Vector::TILE_ROWS), quads, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
+    for (int64_t row = rows.begin; row < rows.end; ++row)
       interleave(x + (start + row) * stride, columns, mine, height, interleaved + start * quads * 4 + row);
   });
 }

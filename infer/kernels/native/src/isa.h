@@ -22,6 +22,9 @@ struct Share {
   std::atomic<int64_t>* next;
 };
 
+// Whether threads quantize whole rows, `share(m, part, parts)`, rather than columns of all rows.
+inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= 16 * parts; }
+
 // A linear layer as two steps that the threads of one region share. `memory` has `bytes(m, columns)` bytes at a multiple
 // of 64. Between the steps every row must have been quantized.
 struct Staged {

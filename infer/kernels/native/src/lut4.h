@@ -75,9 +75,9 @@ void quantize_lut4(const float* x, int64_t stride, int64_t m, int64_t columns, I
                    void* memory) {
   const int64_t groups = columns / GROUP;
   const Lut4Activations to = lut4_activations<SCALES>(memory, m, columns);
-  each_slice(lut4_tiles<SCALES>(m), groups, part, parts, [&](int64_t start, int64_t height, Range mine) {
+  each_slice(lut4_tiles<SCALES>(m), groups, part, parts, [&](int64_t start, int64_t height, Range rows, Range mine) {
     const int64_t place = start * groups + mine.begin * height, count = mine.end - mine.begin;
-    for (int64_t row = 0; row < height; ++row)
+    for (int64_t row = rows.begin; row < rows.end; ++row)
       quantize_groups<SCALES>(x + (start + row) * stride + mine.begin * GROUP, count, height,
                               to.q + (place * 16 + row) * Vector::QUAD_BYTES, to.step + place + row,
                               to.offset + place * SCALES + row);

@@ -38,14 +38,24 @@ inline void multiply_part(const Tiles& tiles, int64_t blocks, Share mine, Multip
   }
 }
 
-// The rows of a tile lie side by side in every cache line, so threads that took rows would wait for each other's lines.
-// They take columns instead, in pieces: function(first row, height, pieces) for every tile that has some of this part.
+// What a thread quantizes: function(first row of a tile, its height, rows of it, pieces of their columns), for every tile that
+// has some of this part. The rows of a tile lie side by side in every cache line, so threads that shared few tiles by rows
+// would wait for each other's lines: they take columns of all rows.
 template <class Function>
 inline void each_slice(const Tiles& tiles, int64_t pieces, int64_t part, int64_t parts, Function function) {
+  if (by_rows(tiles.rows, parts)) {
+    const Range mine = share(tiles.rows, part, parts);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile), height = tiles.height(tile);
+      const Range rows{mine.begin > start ? mine.begin - start : 0, mine.end < start + height ? mine.end - start : height};
+      if (rows.begin < rows.end) function(start, height, rows, Range{0, pieces});
+    }
+    return;
+  }
   const Range mine = share(tiles.count * pieces, part, parts);
   for (int64_t at = mine.begin; at < mine.end;) {
-    const int64_t tile = at / pieces, first = at % pieces, left = mine.end - tile * pieces;
-    function(tiles.start(tile), tiles.height(tile), Range{first, left < pieces ? left : pieces});
+    const int64_t tile = at / pieces, left = mine.end - tile * pieces, height = tiles.height(tile);
+    function(tiles.start(tile), height, Range{0, height}, Range{at % pieces, left < pieces ? left : pieces});
     at = (tile + 1) * pieces;
   }
 }
