@@ -12,8 +12,7 @@ namespace {
 constexpr int64_t CHUNK_QUADS = 1024;
 constexpr int64_t CHUNK_ROWS = 192;
 
-// Few rows are one tile, which meets every weight once.
-inline Tiles int8_tiles(int64_t m) { return {m, m <= Vector::STREAM_ROWS ? Vector::STREAM_ROWS : Vector::TILE_ROWS}; }
+inline Tiles int8_tiles(int64_t m) { return {m, m <= Vector::STREAM_ROWS ? Vector::STREAM_TILE_ROWS : Vector::TILE_ROWS}; }
 
 struct Int8Activations {
   int8_t* q;
@@ -76,7 +75,7 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
       if (last)
         for (int64_t row = start; row < start + height; ++row)
           for (int b = 0; b < BLOCKS; ++b) __builtin_prefetch(y.row(row) + (block + b) * BLOCK_ROWS, 1);
-      with_height<(BLOCKS == 1 ? Vector::STREAM_ROWS : Vector::TILE_ROWS)>(tiles.height(tile), [&](auto rows) {
+      with_height<Vector::TILE_ROWS>(tiles.height(tile), [&](auto rows) {
         if (one)
           int8_tile<rows, BLOCKS, true, Weights::ONCE>(codes, stride, count, q, x.offset + start, sum);
         else if (quad == 0)
@@ -89,16 +88,39 @@ void int8_strip(const Int8Weight& weight, const Int8Activations& x, const Tiles&
   }
 }
 
+// All rows in one pass over the weights: one stream from memory, which is faster than several, and none waits for a tile.
+template <int HEIGHT>
+__attribute__((noinline)) void int8_stream(const Int8Weight& weight, const int8_t* q, const int32_t* offset, const RowGrid* grid,
+                                           Range blocks, const float* bias, Rows y) {
+  constexpr int FIRST = HEIGHT > Vector::STREAM_TILE_ROWS ? (HEIGHT + 1) / 2 : HEIGHT;
+  const int64_t quads = (weight.columns + 3) / 4, stride = quads * 64;
+  alignas(64) int32_t sum[HEIGHT][Vector::TILE_BLOCKS * 16];
+  for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+    Accumulators<HEIGHT, 1> acc;
+    unroll<HEIGHT>([&](auto row) { acc[row][0] = Vector::broadcast(offset[row]); });
+    const char* codes = reinterpret_cast<const char*>(weight.codes) + block * stride;
+    accumulate<HEIGHT, 1, Weights::ONCE, FIRST>(codes, stride, quads, q, acc, q + FIRST * quads * Vector::QUAD_BYTES);
+    unroll<HEIGHT>([&](auto row) { Vector::store_sums(sum[row], acc[row][0]); });
+    finish_int8<1>(sum[0], grid, HEIGHT, weight, block, bias, y);
+  }
+}
+
 void int8_rows(const Int8Weight& weight, const Int8Activations& x, const Tiles& tiles, Range mine, Range blocks,
                const float* bias, Rows y) {
+  if (mine.begin == mine.end) return;
+  if (tiles.rows <= Vector::STREAM_ROWS) {
+    const int64_t start = tiles.start(mine.begin), quads = (weight.columns + 3) / 4;
+    return with_height<Vector::STREAM_ROWS>(static_cast<int>(tiles.start(mine.end) - start), [&](auto rows) {
+      int8_stream<rows>(weight, x.q + start * quads * Vector::QUAD_BYTES, x.offset + start, x.grid + start, blocks, bias, y.from(start));
+    });
+  }
   constexpr int64_t STEP = CHUNK_ROWS / Vector::TILE_ROWS;
   for (int64_t tile = mine.begin; tile < mine.end; tile += STEP) {
     const Range chunk{tile, tile + STEP < mine.end ? tile + STEP : mine.end};
     int64_t block = blocks.begin;
-    // A single tile reads one stream from memory, which is faster than several.
-    for (; tiles.count > 1 && block + Vector::TILE_BLOCKS <= blocks.end; block += Vector::TILE_BLOCKS)
+    for (; block + Vector::TILE_BLOCKS <= blocks.end; block += Vector::TILE_BLOCKS)
       int8_strip<Vector::TILE_BLOCKS>(weight, x, tiles, chunk, block, bias, y);
-    if (tiles.count > 1 && Vector::TILE_BLOCKS > 2 && block + 2 <= blocks.end) {
+    if (Vector::TILE_BLOCKS > 2 && block + 2 <= blocks.end) {
       int8_strip<(Vector::TILE_BLOCKS > 2 ? 2 : 1)>(weight, x, tiles, chunk, block, bias, y);
       block += 2;
     }

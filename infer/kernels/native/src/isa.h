@@ -23,7 +23,7 @@ struct Share {
 };
 
 // Whether threads quantize whole rows, `share(m, part, parts)`, rather than columns of all rows.
-inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= 16 * parts; }
+inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= 8 * parts; }
 
 // A linear layer as two steps that the threads of one region share. `memory` has `bytes(m, columns)` bytes at a multiple
 // of 64. Between the steps every row must have been quantized.

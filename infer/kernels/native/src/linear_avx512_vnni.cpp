@@ -12,7 +12,7 @@ struct Vector {
   using Quads = __m512i;
   using Table = __m512i;
   static constexpr bool UNSIGNED = true, PANELS = false;
-  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, STREAM_ROWS = 16, DOT_CHAINS = 8, PREFETCH = 8192;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, STREAM_ROWS = 16, STREAM_TILE_ROWS = 8, DOT_CHAINS = 8, PREFETCH = 8192;
   static constexpr int DIRECT_ROWS = 12, DIRECT_TILE_ROWS = 8, DIRECT_BLOCKS = 2;
   static constexpr int direct_blocks(int rows) { return rows > 6 ? DIRECT_BLOCKS : 1; }
 

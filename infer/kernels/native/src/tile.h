@@ -6,8 +6,8 @@
 namespace infer_native {
 namespace {
 
-// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many rows; up to STREAM_ROWS are one tile of one block, which
-// reads weights in a single stream, asking PREFETCH bytes ahead. Of 4-bit weights, up to DIRECT_ROWS go through in one pass of
+// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many rows; up to STREAM_ROWS, in tiles of STREAM_TILE_ROWS, go
+// through in one pass by one block, which reads weights in a single stream, asking PREFETCH bytes ahead. Of 4-bit weights, up to DIRECT_ROWS go through in one pass of
 // decoding, direct_blocks(rows) blocks side by side; more either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS
 // of decoded weights. DOT_CHAINS independent sums hide the latency of `dot`.
 
@@ -31,12 +31,12 @@ constexpr int SHARED_AHEAD = 2048;  // bytes; farther ahead, what the next tile 
 
 // acc[row][b] += weights of block b times activations of a row, over `quads` quads. Quads of one block follow each
 // other, blocks are `stride` bytes apart. Read ONCE, the quads end where their blocks do, and after a block each stream
-// goes on with the one that follows all of them.
-template <int HEIGHT, int BLOCKS, Weights WEIGHTS>
-inline __attribute__((always_inline)) void accumulate(const char* weights, int64_t stride, int64_t quads,
-                                                      const int8_t* q, Accumulators<HEIGHT, BLOCKS>& acc) {
+// goes on with the one that follows all of them. Of two tiles in one pass, the FIRST rows are at q, the others at `second`.
+template <int HEIGHT, int BLOCKS, Weights WEIGHTS, int FIRST = HEIGHT>
+inline __attribute__((always_inline)) void accumulate(const char* weights, int64_t stride, int64_t quads, const int8_t* q,
+                                                      Accumulators<HEIGHT, BLOCKS>& acc, const int8_t* second = nullptr) {
   constexpr int AHEAD = WEIGHTS == Weights::SHARED && Vector::PREFETCH > SHARED_AHEAD ? SHARED_AHEAD : Vector::PREFETCH;
-  for (int64_t quad = 0; quad < quads; ++quad, weights += 64, q += HEIGHT * Vector::QUAD_BYTES) {
+  for (int64_t quad = 0; quad < quads; ++quad, weights += 64, q += FIRST * Vector::QUAD_BYTES) {
     Vector::Quads codes[BLOCKS];
     const int64_t skip = WEIGHTS == Weights::ONCE && quad + AHEAD / 64 >= quads ? (BLOCKS - 1) * stride : 0;
     unroll<BLOCKS>([&](auto b) {
@@ -44,8 +44,10 @@ inline __attribute__((always_inline)) void accumulate(const char* weights, int64
       codes[b] = Vector::load_quads(weights + b * stride);
     });
     unroll<HEIGHT>([&](auto row) {
-      unroll<BLOCKS>([&](auto b) { acc[row][b] = dot_shared<BLOCKS>(acc[row][b], codes[b], q + row * Vector::QUAD_BYTES); });
+      const int8_t* quad_of_row = row < FIRST ? q + row * Vector::QUAD_BYTES : second + (row - FIRST) * Vector::QUAD_BYTES;
+      unroll<BLOCKS>([&](auto b) { acc[row][b] = dot_shared<BLOCKS>(acc[row][b], codes[b], quad_of_row); });
     });
+    if (FIRST < HEIGHT) second += (HEIGHT - FIRST) * Vector::QUAD_BYTES;
   }
 }
 
