@@ -1,8 +1,8 @@
 """Our packed products as sides of the comparison, and the slow twin that they are checked against.
 
 Rivals run the copies of a weight as one graph. Copies of a square 4-bit weight are layers that follow each other, in
-llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours are
-called one by one from Python. Packed weights lie where opening an artifact puts them, in large pages.
+llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours
+are called one by one from Python. Packed weights lie where opening an artifact puts them, in large pages.
 """
 
 from __future__ import annotations
