@@ -22,8 +22,9 @@ struct Share {
   std::atomic<int64_t>* next;
 };
 
-// Whether threads quantize whole rows, `share(m, part, parts)`, rather than columns of all rows.
-inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= 8 * parts; }
+// Whether threads quantize whole rows, the ones whose row work is theirs, rather than columns of all rows.
+constexpr int64_t ROWS_A_THREAD = 8;
+inline bool by_rows(int64_t m, int64_t parts) { return parts == 1 || m >= ROWS_A_THREAD * parts; }
 
 // A linear layer as two steps that the threads of one region share. `memory` has `bytes(m, columns)` bytes at a multiple
 // of 64. Between the steps every row must have been quantized.

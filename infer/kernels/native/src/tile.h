@@ -6,10 +6,11 @@
 namespace infer_native {
 namespace {
 
-// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many rows; up to STREAM_ROWS, in tiles of STREAM_TILE_ROWS, go
-// through in one pass by one block, which reads weights in a single stream, asking PREFETCH bytes ahead. Of 4-bit weights, up to DIRECT_ROWS go through in one pass of
-// decoding, direct_blocks(rows) blocks side by side; more either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS
-// of decoded weights. DOT_CHAINS independent sums hide the latency of `dot`.
+// Of a `Vector`: TILE_ROWS by TILE_BLOCKS is the register tile of many int8 rows; up to STREAM_ROWS, in tiles of
+// STREAM_TILE_ROWS, go through in one pass by one block, which reads weights in a single stream, asking PREFETCH bytes ahead.
+// Of 4-bit weights, up to DIRECT_ROWS go through in one pass of decoding, direct_blocks(rows) blocks side by side; more
+// either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS of decoded weights. DOT_CHAINS independent sums hide
+// the latency of `dot`.
 
 // A quad that several blocks share is worth a register.
 template <int BLOCKS>
