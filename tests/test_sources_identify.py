@@ -6,6 +6,7 @@ import gzip
 import os
 import pickle
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +141,83 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "config only": (folder("config.json"), "config.json but no"),
     "no config": (folder("model.safetensors"), "safetensors but no config.json"),
 }
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    """One protobuf field: a varint or bytes."""
+
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def packed(*names: str, compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with zipfile.ZipFile(path, "w", compression) as file:
+            for name in names:
+                file.writestr(name, "x" * 100)
+
+    return make
+
+
+NODE = field(1, field(1, b"input") + field(2, b"Placeholder"))
+IR = b'<?xml version="1.0"?>\n<!-- made --><!-- by -->\n<net name="m" version="11"><layers/></net>'
+WRONG |= {
+    "openvino": (text(IR), r"an OpenVINO model \(IR XML\).*Give the original model"),
+    "openvino without declaration": (text(IR[IR.index(b"<net") :]), r"an OpenVINO model \(IR XML\)"),
+    "html in xml": (text(b'<?xml version="1.0"?><!DOCTYPE html><html>'), r"a web page \(HTML\)"),
+    "comments only": (text(b"<?xml version='1.0'?>" + b"<!---->" * 3000), "an XML file"),
+    "refused download": (text(b'<?xml version="1.0"?><Error><Code>AccessDenied'), "of a file store"),
+    "xml": (text(b'<?xml version="1.0"?><plist/>'), "an XML file"),
+    "svg": (text(b"<svg xmlns='http://www.w3.org/2000/svg'>"), r"a picture \(SVG\)"),
+    "json": (text(b'{"a": 1}'), "a JSON file"),
+    "config.json": (text(b'{"model_type": "llama"}'), "configuration of a model.*the folder it lies in"),
+    "index.json": (text(b'{"metadata": {}, "weight_map": {}}'), "index of a sharded checkpoint"),
+    "prototxt": (text(b'name: "LeNet"\nlayer {\n'), r"a Caffe network \(prototxt\)"),
+    "png": (text(b"\x89PNG\r\n\x1a\n"), r"a picture \(PNG\)"),
+    "tflite": (text(b"\x1c\0\0\0TFL3" + b"\0" * 20), r"a TensorFlow Lite model \(.tflite\)"),
+    "ort": (text(b"\x1c\0\0\0ORTM" + b"\0" * 20), r"an ONNX Runtime model \(.ort\).*Give the .onnx"),
+    "pte": (text(b"\x1c\0\0\0ET12" + b"\0" * 20), "an ExecuTorch program"),
+    "hdf5": (text(b"\x89HDF\r\n\x1a\n"), r"an HDF5 file \(Keras\)"),
+    "engine": (text(b"ftrt\0\0\0\0" + bytes(range(200, 250))), "a TensorRT engine"),
+    "mxnet": (text(b"\x12\x01" + b"\0" * 14 + b"\1"), "MXNet parameters"),
+    "tar": (text(b"a" * 257 + b"ustar\0" + b"0" * 300), "a tar archive"),
+    "joblib packed": (text(b"x\x9c" + bytes(range(200, 250))), "joblib writes such pickles"),
+    "sklearn": (text(b"\x80\x04\x95\0csklearn.svm._classes\nSVC\n\xff"), "a pickled sklearn model.*ONNX"),
+    "core ml": (text(field(1, 5) + field(2, b"\x0a\0") + field(500, b"\0")), "a Core ML model"),
+    "saved_model.pb": (text(field(1, 1) + field(2, NODE)), "a TensorFlow SavedModel"),
+    "frozen graph": (text(NODE * 3 + field(4, b"\x08\x01")), r"a TensorFlow graph \(frozen .pb\)"),
+    "caffemodel": (text(field(1, b"LeNet") + field(100, b"\0")), r"a Caffe model \(.caffemodel\)"),
+    "keras": (packed("metadata.json", "config.json", "model.weights.h5"), r"a Keras model \(.keras\)"),
+    "mar": (packed("MAR-INF/MANIFEST.json", "m.pt", compression=zipfile.ZIP_DEFLATED), r"TorchServe.*\(.mar\)"),
+    "zipped model": (packed("model.pt", compression=zipfile.ZIP_DEFLATED), "a zip that holds model.pt.*Unpack"),
+    "saved model folder": (folder("saved_model.pb"), "a TensorFlow SavedModel"),
+    "onnx folder": (folder("config.json", "model.onnx"), "Give the .onnx file itself"),
+    "lora folder": (folder("adapter_config.json", "adapter_model.safetensors"), "a LoRA adapter"),
+}  # fmt: skip
+NAMED: dict[str, tuple[str, str]] = {
+    "model.plan": ("a TensorRT engine", "the model it was built from"),
+    "model.pdiparams": ("Paddle parameters", "paddle2onnx"),
+    "model.msgpack": ("Flax weights", "safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_suffix_names_what_the_bytes_do_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes(range(200, 256)) * 20)
+    says, hint = NAMED[name]
+    with pytest.raises(SourceError, match=f"{says}.*{hint}"):
+        identify(tmp_path / name)
+
+
+def test_weights_beside_an_openvino_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(bytes(range(200, 256)) * 20)
+    (tmp_path / "model.xml").write_bytes(IR)
+    with pytest.raises(SourceError, match="the weights of an OpenVINO model"):
+        identify(tmp_path / "model.bin")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

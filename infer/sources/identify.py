@@ -10,29 +10,25 @@ from pathlib import Path
 from ..errors import SourceError, UsageError
 from ..weights.pickles import MAX_PICKLE, code_among, globals_of
 from ..weights.safetensors_file import read_header
-from ..weights.zips import TorchZip
+from ..weights.zips import TorchZip, zip_names
+from .foreign import (
+    Named,
+    foreign_binary,
+    foreign_by_name,
+    foreign_folder,
+    foreign_pickle,
+    foreign_text,
+    foreign_zip,
+)
 from .protobuf import looks_like_onnx
 
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-HEAD = 1024
+HEAD = 4096
+# Ends of names in every zip that torch writes, and in those of NumPy.
+TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
 # Eight bytes of text, read as the header length of safetensors, are far above this.
 MAX_LENGTH = 1 << 48
-WRONG: tuple[tuple[bytes, str, str], ...] = (
-    (
-        b"version https://git-lfs",
-        "a git-LFS pointer, not the file it points to",
-        "Run 'git lfs pull' in its repository",
-    ),
-    (b"\x1f\x8b", "a gzip file", "Unpack it first"),
-    (b"BZh", "a bzip2 file", "Unpack it first"),
-    (b"\xfd7zXZ\x00", "an xz file", "Unpack it first"),
-    (b"\x93NUMPY", "one NumPy array (.npy), which is data, not a model", "Did you mean --data?"),
-    (b"\x89HDF", "an HDF5 file (Keras)", "Save the model from PyTorch, or export it to ONNX"),
-    (b"GGUF", "a GGUF file", "Give the Hugging Face folder it was made from"),
-    (b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
-    (b"ustar", "a tar archive", "Unpack it first"),
-)
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,11 @@ def _folder(path: Path) -> Identified:
     if config and weights:
         return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
     held = ", ".join(sorted(item.name for item in path.iterdir())[:6]) or "nothing"
+    if (path / "manifest.json").is_file():
+        hint = "It is an artifact already: infer serve, infer inspect"
+        raise SourceError(f"a folder without config.json: it holds {held}", where=str(path), hint=hint)
+    if foreign := foreign_folder(path):
+        raise _wrong(path, foreign)
     if config and (any(path.glob("pytorch_model*.bin")) or any(path.glob("*.bin"))):
         raise SourceError(
             "a Hugging Face folder whose weights are only pytorch_model.bin (pickle)",
@@ -93,13 +94,10 @@ def _folder(path: Path) -> Identified:
             where=str(path),
             hint="Give the .safetensors file itself with --model file.py:factory",
         )
-    hint = (
-        "It is an artifact already: infer serve, infer inspect" if (path / "manifest.json").is_file() else ""
-    )
     raise SourceError(
         f"a folder without config.json: it holds {held}",
         where=str(path),
-        hint=hint or "A Hugging Face folder holds config.json and model.safetensors",
+        hint="A Hugging Face folder holds config.json and model.safetensors",
     )
 
 
@@ -110,9 +108,8 @@ def _file(path: Path, head: bytes) -> Identified:
         )
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
-    for magic, says, hint in WRONG:
-        if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
-            raise SourceError(f"expected a model, got {says}", where=str(path), hint=hint)
+    if foreign := foreign_binary(head):
+        raise _wrong(path, foreign)
     if head[:1] == b"\x80":
         return _pickle(path, head)
     if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
@@ -123,7 +120,18 @@ def _file(path: Path, head: bytes) -> Identified:
     raise _text_or_unknown(path, head)
 
 
+def _wrong(path: Path, found: Named) -> SourceError:
+    says, hint = found
+    return SourceError(f"expected a model, got {says}", where=str(path), hint=hint)
+
+
 def _zip(path: Path) -> Identified:
+    names = zip_names(path)
+    if foreign := foreign_zip(names):
+        raise _wrong(path, foreign)
+    if not any(name.endswith(TORCH_OR_NUMPY) for name in names):
+        some = ", ".join(names[:4]) or "nothing"
+        raise _wrong(path, (f"a zip that holds {some}", "Unpack it first"))
     file = TorchZip(path, allow_compressed=("code/", "extra/"))
     if any(name.endswith(".npy") for name in file.names()):
         raise SourceError(
@@ -140,8 +148,7 @@ def _zip(path: Path) -> Identified:
         raise SourceError(
             f"expected a model, got a zip that holds {some}", where=str(path), hint="Unpack it first"
         )
-    names = globals_of(io.BytesIO(file.read("data.pkl", MAX_PICKLE)), str(path))
-    code = code_among(names)
+    code = code_among(globals_of(io.BytesIO(file.read("data.pkl", MAX_PICKLE)), str(path)))
     if code:
         return Identified("module", "pickled objects, not only tensors", True, tuple(code))
     return Identified("state-dict", "a state dict written by torch.save")
@@ -149,6 +156,9 @@ def _zip(path: Path) -> Identified:
 
 def _pickle(path: Path, head: bytes) -> Identified:
     if LEGACY_MAGIC not in head[:32]:
+        # joblib writes arrays between the opcodes, so that its pickles can't be listed whole.
+        if foreign := foreign_pickle(head):
+            raise _wrong(path, foreign)
         with path.open("rb") as file:
             names = globals_of(file, str(path))
         named = f" that names {', '.join(names[:8])}" if names else ""
@@ -168,28 +178,33 @@ def _pickle(path: Path, head: bytes) -> Identified:
 
 
 def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
-    try:
-        # Not final: the head may end inside a character.
-        text = codecs.getincrementaldecoder("utf-8")().decode(head).strip()
-    except UnicodeDecodeError:
-        text = "\0"
-    if any(ord(char) < 32 and char not in "\t\r\n\f" for char in text):
+    if foreign := foreign_by_name(path):
+        return _wrong(path, foreign)
+    text = _text(head)
+    if text is None:
         return SourceError(
             f"not a model in any format known here; it begins with {head[:8].hex(' ')}",
             where=str(path),
             hint="Known: .pt (state dict), .pt2, safetensors, ONNX, a Hugging Face folder",
         )
-    if text[:200].lower().startswith(("<!doctype", "<html", "<?xml")):
-        return SourceError(
-            "expected a model, got a web page (HTML)",
-            where=str(path),
-            hint="The download saved an error or login page: fetch the raw file",
-        )
     if path.suffix == ".py":
         return UsageError(
             f"{path.name} is a Python file", hint=f"Name the function that builds the model: {path}:build"
         )
+    if foreign := foreign_text(text):
+        return _wrong(path, foreign)
     line = text.splitlines()[0][:40] if text else ""
     return SourceError(
         f"expected a model, got text that begins {line!r}", where=str(path), hint="Is it the right file?"
     )
+
+
+def _text(head: bytes) -> str | None:
+    """The beginning of a text file; None for bytes that are no text. Windows tools write UTF-16 with a mark."""
+    encoding = "utf-16" if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    try:
+        # Not final: the head may end inside a character.
+        text = codecs.getincrementaldecoder(encoding)().decode(head).strip()
+    except UnicodeDecodeError:
+        return None
+    return None if any(ord(char) < 32 and char not in "\t\r\n\f" for char in text) else text

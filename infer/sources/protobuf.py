@@ -1,7 +1,8 @@
-"""Is it an ONNX ModelProto? Its outermost fields, walked without a protobuf library or reading tensors."""
+"""ONNX models, and protobufs of other tools, told by their outermost fields without a library or reading tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -10,6 +11,9 @@ from ..errors import SourceError
 IR_VERSION, GRAPH = 1, 7
 # Field number → wire type, of onnx.proto3's ModelProto.
 FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # wire types
+CORE_ML_MODEL = range(200, 4000)  # fields of Core ML's `oneof Type`
+CAFFE_LAYERS = {2, 100}
 MAX_VARINT = 10
 MAX_FIELDS = 100_000
 
@@ -35,6 +39,54 @@ def looks_like_onnx(path: Path) -> bool:
                     return _cut(path, seen, end, size)
                 file.seek(end)
     return {IR_VERSION, GRAPH} <= seen
+
+
+def foreign_protobuf(path: Path) -> tuple[str, str] | None:
+    """A model of Core ML, TensorFlow or Caffe, told by its outermost fields: its name and a hint; None for others."""
+    kinds = dict(_fields(path))
+    if kinds.get(1) == VARINT and kinds.get(2) == BYTES and any(f in CORE_ML_MODEL for f in kinds):
+        return "a Core ML model (.mlmodel)", "Give the PyTorch model it was converted from"
+    if kinds == {1: VARINT, 2: BYTES}:
+        return "a TensorFlow SavedModel (saved_model.pb)", "Convert its folder to ONNX with tf2onnx"
+    if kinds.get(1) == BYTES and set(kinds) <= {1, 2, 3, 4} and _first_is_a_node(path):
+        return "a TensorFlow graph (frozen .pb)", "Convert it to ONNX with tf2onnx"
+    if kinds.get(1) == BYTES and any(kinds.get(f) == BYTES for f in CAFFE_LAYERS):
+        return "a Caffe model (.caffemodel)", "Convert it to ONNX, or give a PyTorch model"
+    return None
+
+
+def _fields(path: Path) -> Iterator[tuple[int, int]]:
+    """Field number and wire type of each outermost field; nothing for bytes that are no whole protobuf message."""
+    size, found = path.stat().st_size, list[tuple[int, int]]()
+    with path.open("rb") as file:
+        for _ in range(MAX_FIELDS):
+            if file.tell() == size:
+                yield from found
+                return
+            tag = _varint(file)
+            if tag is None or tag >> 3 == 0 or tag & 7 not in (VARINT, BYTES, *FIXED):
+                return
+            found.append((tag >> 3, tag & 7))
+            if tag & 7 in FIXED:
+                file.seek(FIXED[tag & 7], 1)
+            elif (value := _varint(file)) is None:
+                return
+            elif tag & 7 == BYTES:
+                file.seek(value, 1)
+            if file.tell() > size:
+                return
+
+
+def _first_is_a_node(path: Path) -> bool:
+    """Does field 1 begin like a NodeDef: a name (field 1) and an operator (field 2), both printable?"""
+    with path.open("rb") as file:
+        if _varint(file) is None or _varint(file) is None:
+            return False
+        for field in (1, 2):
+            length = _varint(file) if _varint(file) == field << 3 | BYTES else None
+            if length is None or not 0 < length < 1000 or not file.read(length).isascii():
+                return False
+    return True
 
 
 def _cut(path: Path, seen: set[int], end: int, size: int) -> bool:

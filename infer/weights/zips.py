@@ -108,6 +108,11 @@ class TorchZip:
         return Member(info.filename, offset, info.file_size, info.CRC)
 
 
+def zip_names(path: Path) -> list[str]:
+    """Names of all members, compressed or not; raises `SourceError` for a zip that is cut off."""
+    return [info.filename for info in _contents(path)]
+
+
 def _contents(path: Path) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(path) as file:
