@@ -16,7 +16,7 @@ from . import capture, fidelity, plugins
 from .generate import cuda_graphs
 from .generate.step import StepShape
 from .generate.windows import Windows
-from .report import anatomy, latency
+from .report import anatomy, latency, roofline
 from .spec import Finding, Plan, limits, precision
 
 GOLDEN_TOKENS = 16
@@ -40,6 +40,7 @@ class Trial:
     fidelity: list[Finding]
     golden: dict[str, dict[str, Tensor]]
     size: int  # bytes that the artifact would hold of it
+    reads: int  # bytes of weights that one call reads
     changed: bool  # quantized or in another dtype: then being slower than the baseline counts
     latency: list[Timing] = field(default_factory=list)
     baseline: str = ""
@@ -121,12 +122,14 @@ def run_trial(
     runner = opened(backend.open(ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     compared, golden = _compare(floats.reference(plan), runner, original)
+    size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
         folder=ours,
         fidelity=compared,
         golden=golden,
-        size=published_size(backend, folder, ours),
+        size=size,
+        reads=size if small.program is None else roofline.bytes_read(small.program),
         changed=plan.quant != "none" or plan.dtype != "float32",
         findings=[*findings, *compared],
         runner=runner,

@@ -234,6 +234,10 @@ def test_resident_memory_splits_into_anonymous_and_mapped(
 def test_speeds_are_positive_and_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.read_bandwidth("cpu") > 1e8
     assert device.peak_flops("cpu", "float32") > 1e7
+    assert (
+        device.bandwidth_for(1 << 20) == device.bandwidth_for((1 << 20) - 5) >= device.read_bandwidth("cpu")
+    )
+    assert device.bandwidth_for(1 << 40) == device.read_bandwidth("cpu")
     monkeypatch.setattr(speed, "_best", lambda *_, **__: pytest.fail("measured twice"))
     assert device.read_bandwidth("cpu") == device.read_bandwidth("cpu")
     assert device.peak_flops("cpu", "float32") > 0

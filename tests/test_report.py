@@ -215,6 +215,15 @@ def test_latency_rows_know_their_share_of_the_ceiling() -> None:
     assert sample().baseline == "inductor float32"
 
 
+def test_a_share_of_the_ceiling_never_reads_above_all_of_it() -> None:
+    assert wording.of_ceiling(10.996) == "≥ 100 %"
+    assert wording.of_ceiling(0.63, in_cache=True) == "63.0 % (in cache)"
+    why = "memory-bound: 23.4 MB in cache at 90.0 GB/s, 680.1 MFLOP"
+    found = tuple(msgspec.structs.replace(f, why=why) if f.what == "floor batch 1" else f for f in FINDINGS)
+    assert sample(findings=found).latency[0].in_cache
+    assert "a call at batch 1, memory-bound, in cache" in printed(sample(findings=found))
+
+
 def test_chosen_tried_and_refused_backends_stand_in_that_order() -> None:
     assert [(t.name, t.outcome) for t in sample().tried] == [
         ("inductor", "chosen"),

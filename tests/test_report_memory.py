@@ -121,6 +121,7 @@ def test_a_graph_of_fixed_size_is_counted_as_it_is() -> None:
 
 def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr(hardware, "bandwidth_for", lambda *_: 1e9)
     monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e6)
     plan = Plan(source="m", device="cpu", dtype="float32", batches=(1, 8))
     found = roofline.probe(tiny_graph(), 272, plan)
@@ -130,6 +131,40 @@ def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: p
     assert floors[8].value == pytest.approx(8 * 128e-6)
     assert floors[8].why.startswith("compute-bound")
     assert roofline.floors([Finding("load", "floor batch 1", 3)]) == {}
+
+
+class Looked(nn.Module):
+    """A table that is looked up, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(1000, 16), nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids))
+
+
+def test_bytes_read_leave_out_tables_that_are_looked_up() -> None:
+    graph = capture.capture(
+        Looked().eval(),
+        (TensorSpec("ids", "int64", ("batch", 3)),),
+        {"ids": torch.ones(2, 3, dtype=torch.int64)},
+    )
+    assert roofline.bytes_read(graph.exported) == 4 * (16 * 4 + 4)
+
+
+def test_a_model_in_the_cache_is_judged_by_the_caches_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr(hardware, "bandwidth_for", lambda num_bytes, _: 8e9 if num_bytes < 1e6 else 1e9)
+    monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e12)
+    plan = Plan(source="m", device="cpu", dtype="float32", batches=(1,))
+    (small,), (large,) = (
+        [f for f in roofline.probe(tiny_graph(), size, plan) if f.what == "floor batch 1"]
+        for size in (800_000, 8_000_000)
+    )
+    assert (small.value, large.value) == (pytest.approx(1e-4), pytest.approx(8e-3))
+    assert "0.8 MB in cache at 8.0 GB/s" in small.why
+    assert "in cache" not in large.why
 
 
 @pytest.mark.parametrize(("vnni", "factor"), [(True, 4.0), (False, 4 / 3)])

@@ -72,7 +72,7 @@ def run(
             same_answers(ours, other, golden, label)
         manifest = ours.manifest
         weight_bytes = sum(memory.stored_weights(path).values()) or artifact.size(path)
-        bandwidth = hardware.read_bandwidth(manifest.device)
+        bandwidth = hardware.bandwidth_for(weight_bytes, manifest.device)
         rows = []
         for batch in batches:
             inputs = {s.name: s.with_rows(golden[s.name], batch) for s in ours.inputs}

@@ -107,7 +107,8 @@ def run(
             for batch in batches:
                 kv = int(batch * (context + tokens / 2) * per_token)
                 row = _row(ours, other, batch, context, tokens, seconds)
-                row.kv_bytes, row.floor = kv, (weights + kv) / bandwidth
+                row.kv_bytes = kv
+                row.floor = (weights + kv) / hardware.bandwidth_for(weights + kv, manifest.device)
                 rows.append(row)
         engine = ours.language.engine
         return LanguageBench(

@@ -96,7 +96,7 @@ def _tokens(result: language.LanguageBench) -> Table:
         cells = [str(row.batch), str(row.context), f"{1e3 * row.first_token.p50:.1f}"]
         cells += [f"{row.prefill_per_second:,.0f}", *times, f"{row.decode_per_second:,.1f}"]
         first = [f"{row.first_pair.ratio:.2f}"] if row.first_pair else []
-        table.add_row(*cells, wording.share(row.of_floor), *_pair(row.pair), *first)
+        table.add_row(*cells, wording.of_ceiling(row.of_floor), *_pair(row.pair), *first)
     return table
 
 

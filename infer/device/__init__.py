@@ -17,7 +17,7 @@ from ..errors import NotUsableError, unknown
 from ..spec import Choice
 from .cores import fit_threads, quota
 from .memory import memory_available, peak_rss, reset_peak, resident_split, rss, without_holes
-from .speed import last_level_cache, peak_flops, read_bandwidth, sync
+from .speed import bandwidth_for, last_level_cache, peak_flops, read_bandwidth, sync
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -193,6 +193,7 @@ def _cuda_lacks(name: str, capability: tuple[int, int]) -> str | None:
 
 
 __all__ = [
+    "bandwidth_for",
     "can",
     "cpu_name",
     "fingerprint",

@@ -25,7 +25,10 @@ class Timed(Protocol):
 
 
 class LatencyRow(msgspec.Struct, frozen=True):
-    """One batch size. `floor` is the least time possible, in seconds; `of_ceiling` is floor / p50."""
+    """One batch size. `floor` is the least time possible, in seconds; `of_ceiling` is floor / p50.
+
+    `in_cache`: what a call reads stays in the processor's caches, whose bandwidth the floor takes.
+    """
 
     batch: int
     pair: Paired
@@ -33,6 +36,7 @@ class LatencyRow(msgspec.Struct, frozen=True):
     floor: float | None = None
     of_ceiling: float | None = None
     bound: str = ""
+    in_cache: bool = False
 
     @property
     def ours(self) -> Latency:
@@ -196,7 +200,8 @@ def _latency_row(timed: Timed, findings: Sequence[Finding]) -> LatencyRow:
         return LatencyRow(timed.batch, timed.pair, per_second)
     floor = float(least.value)
     bound = least.why.partition("-bound")[0]
-    return LatencyRow(timed.batch, timed.pair, per_second, floor, floor / timed.pair.a.p50, bound)
+    in_cache = bound == "memory" and roofline.IN_CACHE_WORDS in least.why
+    return LatencyRow(timed.batch, timed.pair, per_second, floor, floor / timed.pair.a.p50, bound, in_cache)
 
 
 def _compared(findings: Sequence[Finding]) -> list[Finding]:

@@ -1,7 +1,8 @@
 """The least time that a call can take here: its bytes over the bandwidth, or its operations over the peak.
 
-Williams et al. 2009, "Roofline". Weights are read once a call, whatever the batch; activations are left out,
-so the floor is a little too low and a share of it a little too modest.
+Williams et al. 2009, "Roofline". Weights are read once a call, whatever the batch; tables that are looked up, and
+activations, are left out, so the floor is a little too low and a share of it a little too modest. The bandwidth is the
+caches' for a model that stays in them from one call to the next.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
+from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
@@ -17,6 +19,9 @@ from ..capture import Graph
 from ..generate import StepShape
 from ..generate.windows import CONTEXT
 from ..spec import Finding, Plan, precision_class
+
+IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cache
+IN_CACHE_WORDS = "in cache"
 
 
 class Floor(msgspec.Struct, frozen=True):
@@ -31,6 +36,22 @@ def floor(num_bytes: int, flops: int | None, bandwidth: float, peak: float) -> F
     reading = num_bytes / bandwidth
     computing = (flops or 0) / peak
     return Floor(max(reading, computing), "memory" if reading >= computing else "compute")
+
+
+def bytes_read(program: ExportedProgram) -> int:
+    """Bytes of the weights that each call reads whole: all but the tables of embeddings, of which it reads few rows."""
+    signature, read = program.graph_signature, 0
+    names = signature.inputs_to_parameters | signature.inputs_to_buffers
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in names or not node.users:
+            continue
+        name = names[node.name]
+        tensor = program.state_dict.get(name, program.constants.get(name))
+        if isinstance(tensor, torch.Tensor) and not all(
+            "embedding" in str(user.target) for user in node.users
+        ):
+            read += tensor.numel() * tensor.element_size()
+    return read
 
 
 def count_flops(call: Callable[[], object]) -> int | None:
@@ -85,23 +106,26 @@ def probe(
     `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
     what counts is a decode step: the operations of one token of each sequence, and its cache read besides.
     """
-    bandwidth = hardware.read_bandwidth(plan.device)
+    memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
     findings = [
         Finding("ceiling", "weight bytes", weight_bytes, "B", "read once a call"),
-        Finding("ceiling", "read bandwidth", bandwidth, "B/s", "measured, all threads"),
+        Finding("ceiling", "read bandwidth", memory_speed, "B/s", "measured, all threads"),
         Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
     ]
     once = _one_call(graph)
     if shape is not None and once is not None:
         once //= next(iter(graph.samples.values())).shape[1]
-    cached = 0 if shape is None else CONTEXT * shape.layers * shape.page_bytes // shape.page
+    kv_bytes = 0 if shape is None else CONTEXT * shape.layers * shape.page_bytes // shape.page
     for batch in batches or plan.batches:
         flops = None if once is None else once * (batch if _batched(graph) else 1)
-        reads = weight_bytes + batch * cached
+        reads = weight_bytes + batch * kv_bytes
+        bandwidth = hardware.bandwidth_for(reads, plan.device)
         least = floor(reads, flops, bandwidth, peak)
         work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
-        why = f"{least.bound}-bound: {reads / 1e6:.1f} MB{work}"
+        cached = bandwidth > IN_CACHE * memory_speed
+        where = f" {IN_CACHE_WORDS} at {bandwidth / 1e9:.1f} GB/s" if cached else ""
+        why = f"{least.bound}-bound: {reads / 1e6:.1f} MB{where}{work}"
         findings.append(Finding("ceiling", f"floor batch {batch}", least.seconds, "s", why))
     return findings
 

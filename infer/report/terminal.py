@@ -122,6 +122,7 @@ def card(report: Report) -> list[tuple[str, str]]:
         if row.floor is not None:
             what = "decode step" if report.decodes else "call"
             text = f"{wording.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
+            text += ", in cache" if row.in_cache else ""
             rows.append(("ceiling", text))
     for batch, text in anatomy.shares(report.findings).items():
         rows.append(("goes into", f"{text} of a {anatomy.STAGE} at batch {batch}"))
@@ -137,7 +138,7 @@ def latency_cells(row: LatencyRow) -> tuple[str, ...]:
         wording.seconds(ours.p90),
         wording.seconds(ours.p99),
         f"{row.per_second:,.0f}" if row.per_second >= 10 else f"{row.per_second:.2f}",
-        wording.share(row.of_ceiling),
+        wording.of_ceiling(row.of_ceiling, in_cache=row.in_cache),
         wording.seconds(row.baseline.p50),
         f"{pair.ratio:.3f} [{pair.low:.3f}, {pair.high:.3f}]",
         wording.speed(pair),

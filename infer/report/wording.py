@@ -56,6 +56,12 @@ def share(value: float | None) -> str:
     return f"{percent:.1f} %"
 
 
+def of_ceiling(value: float | None, *, in_cache: bool = False) -> str:
+    """`63.0 %`, `63.0 % (in cache)`; a ceiling that a call was faster than was measured too low: `≥ 100 %`."""
+    text = "≥ 100 %" if value is not None and value >= 1 else share(value)
+    return f"{text} (in cache)" if in_cache else text
+
+
 def number(value: float | int | str | bool | None, unit: str = "") -> str:
     """A finding's value with its unit."""
     if value is None:
