@@ -3,6 +3,7 @@
 InferError                    1  500   a bug of ours, or the base class
 ├── UsageError                2  400   an option or a name is wrong
 │   └── InputError            2  400   a tensor does not match its spec
+│       └── GrammarError      2  422   a grammar that can't be enforced
 ├── SourceError               3  400   the file is not what it should be
 │   ├── UnsafeSourceError     3  400   the file holds code and nobody said to trust it
 │   └── ArtifactError         3  500   the artifact is damaged, foreign or wrong
@@ -49,6 +50,12 @@ class UsageError(InferError):
 
 class InputError(UsageError):
     code = "invalid_input"
+
+
+class GrammarError(InputError):
+    """A grammar of a request that is well formed but can't be compiled, or became too complex while it was used."""
+
+    status, code = 422, "invalid_schema"
 
 
 class SourceError(InferError):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InferError
 from .adapters import Adapters
 from .batch import Batch
-from .endings import take, take_next
+from .endings import take, take_next, told
 from .hooks import Speculation
 from .in_flight import InFlight
 from .requests import TokenLogprob
@@ -203,7 +203,7 @@ class Calls:
                 self._run([item])
             return
         self._statistics.failed += 1
-        self._in_flight.close_all(work[0].sequence, "error", f"{type(error).__name__}: {error}")
+        self._in_flight.close_all(work[0].sequence, "error", *told(error))
 
 
 def _cut(scores: Scores, share: slice) -> Scores:

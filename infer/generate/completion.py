@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .. import errors
 from ..errors import InferError, InputError
 from .requests import FinishReason, Output, TokenLogprob
 from .tool_reader import Call
@@ -120,7 +121,15 @@ class Collected:
 
 def raise_error(output: Output) -> None:
     if output.finish == "error":
-        raise InferError(str(output.stopped_by or "the engine failed"))
+        raise error_of(output)
+
+
+def error_of(output: Output) -> InferError:
+    """The error of an output whose `finish` is "error"."""
+    if output.error:
+        found: InferError = getattr(errors, output.error)(str(output.stopped_by))
+        return found
+    return InferError(f"the model failed: {output.stopped_by or 'the engine gave no reason'}")
 
 
 def piece(output: Output) -> Piece:

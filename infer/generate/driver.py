@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import InferError, InputError, NotReadyError, OverloadedError
+from .endings import told
 from .requests import Output, Request
 
 log = logging.getLogger("infer.generate")
@@ -161,7 +162,7 @@ class Driver:
                 except OverloadedError:
                     break
                 except InferError as error:  # what `check` could not know
-                    ended += _endings(self._late[0], "error", str(error))
+                    ended += _endings(self._late[0], "error", *told(error))
             self._late.popleft()
         return ended
 
@@ -205,6 +206,8 @@ class Driver:
         self._send([o for ticket in self._running.values() for o in _endings(ticket, finish, why)])
 
 
-def _endings(ticket: _Ticket, finish: Any, why: str | None) -> list[Output]:
+def _endings(ticket: _Ticket, finish: Any, why: str | None, error: str = "") -> list[Output]:
     id = ticket.request.id
-    return [Output(id=id, index=i, finish=finish, stopped_by=why) for i in sorted(ticket.unfinished)]
+    return [
+        Output(id=id, index=i, finish=finish, stopped_by=why, error=error) for i in sorted(ticket.unfinished)
+    ]

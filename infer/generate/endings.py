@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import structs
+
+from ..errors import GrammarError, InputError
 from .requests import FinishReason, Output, TokenLogprob
 from .sequence import Sequence as Completion
 
@@ -38,10 +41,7 @@ def take(
     text, draft = "", completion.draft
     for place, token in enumerate(drawn):
         if token < 0:
-            reason = "the logits are not finite"
-            if completion.grammar is not None:
-                reason = "no token fits the grammar, or the logits are not finite"
-            return _output(completion, tokens, logprobs, text, "error", reason)
+            return _output(completion, tokens, logprobs, text, "error", "the logits are not finite")
         completion.tokens.append(token)
         completion.outputs += 1
         tokens.append(token)
@@ -56,9 +56,17 @@ def take(
     return _output(completion, tokens, logprobs, text)
 
 
-def ended(completion: Completion, finish: FinishReason, by: str | None = None) -> Output:
+def ended(completion: Completion, finish: FinishReason, by: str | None = None, error: str = "") -> Output:
     """Without a new token."""
-    return _output(completion, [], [], "", finish, by)
+    output = _output(completion, [], [], "", finish, by)
+    return structs.replace(output, error=error) if error else output
+
+
+def told(error: Exception) -> tuple[str, str]:
+    """`stopped_by` and `error` of an output for a request that ends with this exception."""
+    if isinstance(error, InputError):
+        return str(error), type(error).__name__
+    return f"{type(error).__name__}: {error}", ""
 
 
 def _add(
@@ -70,7 +78,7 @@ def _add(
         completion.counts.add(token)
     grammar = completion.grammar
     if grammar is not None and not grammar.accept(token):
-        return "", "error", f"the grammar refuses token {token}, which it had allowed"
+        raise GrammarError(f"the grammar refuses token {token}, which it had allowed")
     free = completion.outputs > sampling.min_tokens or not sampling.min_tokens
     is_eos = token in eos_ids and not sampling.ignore_eos
     stream = completion.text

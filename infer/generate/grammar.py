@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..errors import InputError, NotUsableError, OverloadedError
+from ..errors import GrammarError, InputError, NotUsableError, OverloadedError
 from .constraints import Calls, GrammarLimits, read
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
@@ -57,7 +57,7 @@ class Matcher:
         return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Raises `InputError` when the grammar becomes too complex here; the completion can't go on then."""
+        """Raises `GrammarError` when the grammar becomes too complex here; the completion can't go on then."""
         target, words = bitmask[row], self._owner.words
         if target.numel() == words:
             self._matcher.unsafe_compute_mask_ptr(target.data_ptr(), 4 * words)
@@ -67,17 +67,18 @@ class Matcher:
             shared = min(words, target.numel())
             target.zero_()
             target[:shared] = whole[:shared]
-        if self._broken():  # the library would allow nothing but the end token from here on
-            reason = _brief(self._matcher.get_error())
-            raise InputError(f"the grammar became too complex: {reason}", where="grammar")
+        self._check()  # the library would allow nothing but the end token from here on
 
     def accept(self, token: int) -> bool:
+        """False for a token that may not come; raises `GrammarError` as `fill` does."""
         if self._ended or not 0 <= token < self._owner.vocab_size:
             return False
         if token in self._owner.eos_ids:
             self._ended = self.complete
             return self._ended
-        return bool(self._matcher.try_consume_tokens([token])) and not self._broken()
+        taken = bool(self._matcher.try_consume_tokens([token]))
+        self._check()
+        return taken
 
     def rollback(self, count: int) -> None:
         if count and self._ended:
@@ -85,12 +86,12 @@ class Matcher:
         if count:
             self._matcher.rollback(count)
 
-    def _broken(self) -> bool:
-        """Whether a limit was hit; then no other completion starts from what this one shares."""
+    def _check(self) -> None:
+        """Raise `GrammarError` once a limit is hit; no other completion starts from what this one shares then."""
         if self._matcher.is_error():
             self._owner.forget(self._compiled.key)
-            return True
-        return False
+            reason = _brief(self._matcher.get_error())
+            raise GrammarError(f"the grammar became too complex: {reason}", where="grammar")
 
 
 class Grammars:

@@ -6,7 +6,7 @@ import msgspec
 
 from .adapters import Adapters
 from .detokenize import Pieces
-from .endings import ended
+from .endings import ended, told
 from .hooks import Grammars, Speculation
 from .requests import FinishReason, Output, Request
 from .scheduler import Scheduler
@@ -78,30 +78,32 @@ class InFlight:
             self._forget(sequence.job)
             self._statistics.finished += 1
 
-    def close_all(self, sequence: Sequence, finish: FinishReason, by: str | None = None) -> None:
+    def close_all(
+        self, sequence: Sequence, finish: FinishReason, by: str | None = None, error: str = ""
+    ) -> None:
         """Without a token; with those completions that were to be forked from it."""
-        job, output = sequence.job, ended(sequence, finish, by)
+        job, output = sequence.job, ended(sequence, finish, by, error)
         if not job.forked:
             job.unfinished = 1
             self.outputs += [msgspec.structs.replace(output, index=i) for i in range(1, job.sampling.n)]
         self.close(sequence, output)
 
-    def drop(self, job: Job, finish: FinishReason, by: str | None = None) -> None:
+    def drop(self, job: Job, finish: FinishReason, by: str | None = None, error: str = "") -> None:
         """End all its completions that are not over, without a token; their pages are free at once."""
         id = job.request.id
         for index in range(job.sampling.n):
             if index >= len(job.sequences):
-                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by))
+                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, error=error))
             elif not job.sequences[index].finished:
                 self._end(job.sequences[index])
-                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by))
+                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, error=error))
         self._forget(job)
 
     def blame(self, sequence: Sequence, error: Exception) -> None:
         """What followed the model raised on account of this sequence: its request ends, the others go on."""
         self._statistics.failed += 1
         if sequence.job.request.id in self.jobs:
-            self.drop(sequence.job, "error", f"{type(error).__name__}: {error}")
+            self.drop(sequence.job, "error", *told(error))
 
     def live(self) -> list[Sequence]:
         return [s for job in self.jobs.values() for s in job.sequences if not s.finished]

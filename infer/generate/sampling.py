@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import GrammarError
 from ..kernels import native
 from .draws import draw
 from .logprobs import score
@@ -143,6 +144,12 @@ class Sampler:
             bits = np.unpackbits(
                 self._bitmask[0].numpy().view(np.uint8), count=self.vocab_size, bitorder="little"
             )
+            if sequence.outputs + pick.ahead < sequence.job.sampling.min_tokens:
+                bits[[*self.ends, *sequence.job.sampling.stop_token_ids]] = 0
+            if not bits.any():
+                raise GrammarError(
+                    "no token of this model fits the grammar, or its end comes before min_tokens"
+                )
             rows[i][torch.from_numpy(bits == 0) if isinstance(rows, Tensor) else bits == 0] = -torch.inf
         if accepted:
             grammar.rollback(accepted)

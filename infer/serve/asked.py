@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..errors import InputError, NotUsableError, UsageError
+from ..errors import GrammarError, InputError, NotUsableError, UsageError
 from ..generate.requests import Sampling
 from . import strict
 from .generation import Generator
-from .openai_dialect import ContextLengthError, SchemaError, require_json
+from .openai_dialect import ContextLengthError, require_json
 from .openai_types import Common, Message, Structured, Tool
 from .routing import Call
 
@@ -203,7 +203,7 @@ def _structured(given: Structured) -> dict[str, Any]:
 
 
 async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] | None, where: str) -> None:
-    """Compile the grammar, in a thread, so that the engine finds it ready; raises `SchemaError` if it can't be."""
+    """Compile the grammar, in a thread, so that the engine finds it ready; raises `GrammarError` if it can't be."""
     if constraint is None:
         return
     check = generator.language.check_grammar
@@ -212,4 +212,4 @@ async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] 
     except NotUsableError as error:
         raise InputError(error.message, where=where, hint=error.hint) from error
     except UsageError as error:
-        raise SchemaError(error.message, where=where, hint=error.hint) from error
+        raise GrammarError(error.message, where=where, hint=error.hint) from error

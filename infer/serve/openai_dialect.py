@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InferError, InputError, NotFoundError, OverloadedError, ServeError, UnsupportedMediaError
+from ..errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
 from .generation import Generator
 from .routing import Call, Dialect
 from .words import error_text, plain
@@ -29,12 +29,6 @@ class ModelNotFoundError(NotFoundError):
 
 class ContextLengthError(InputError):
     code = "context_length_exceeded"
-
-
-class SchemaError(ServeError):
-    """422: the request is well formed, but its grammar can't be made."""
-
-    status, code = 422, "invalid_schema"
 
 
 def _status(error: InferError) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, InferError, NotReadyError
+from ..generate.completion import error_of
 from ..generate.requests import Output, Request
 from .worker.suspects import Again, Refusal
 
@@ -67,8 +68,7 @@ class Stream:
             return
         if output.finish in ("error", "cancelled"):
             stopping = output.finish == "cancelled"
-            reason = "the server is stopping" if stopping else f"the model failed: {output.stopped_by}"
-            self.fail(NotReadyError(reason) if stopping else InferError(reason))
+            self.fail(NotReadyError("the server is stopping") if stopping else error_of(output))
             return
         if key in self._waiting:
             self._waiting.remove(key)
