@@ -179,6 +179,7 @@ def shrink(
         module = module_of(copy)
         if original.program is not None:
             street.found(quant.fold_batch_norms(module_of(loaded), original.program, into=module))
+        pins = quant.resolve_pins(plan.layers, quant.layer_names(module))
         found = quant.quantize_model(
             module,
             plan,
@@ -186,11 +187,14 @@ def shrink(
             renames=copy.renames,
             stats=mix.stats,
             progress=street.watch.progress,
-            formats=quant.resolve_pins(plan.layers, quant.layer_names(module)) | mix.formats,
+            formats=pins | mix.formats,
             shelf=mix.shelf,
         )
         street.found(found)
         mix.layers = mix.choices(module, found)
+        covered = quant.cover(module, mix.reasons(found), mix.asked_float(pins))
+        street.found(covered.findings())
+        quant.enforce(covered, plan)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     return _form(street, copy)
 

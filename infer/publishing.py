@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from safetensors.torch import save_file
 
-from . import __version__, artifact, capture, mixed, plugins, sources
+from . import __version__, artifact, capture, mixed, plugins, quant, sources
 from . import device as hardware
 from .report import document, html, memory
 from .street import Street
@@ -81,6 +81,7 @@ def _manifest(
     """The plan in it pins the format of every layer, so that it makes the same artifact again."""
     pins = {layer.name: layer.format for layer in mix.layers}
     backend = plugins.get("backends", best.backend)
+    share = quant.verdict_of(street.findings)
     meta = dict(loaded.meta)
     if best.shape is not None:
         meta["generation"] = msgspec.to_builtins(best.shape)
@@ -98,7 +99,7 @@ def _manifest(
         target=backend.target(street.plan.device),
         versions=hardware.versions(),
         meta=meta,
-        verdict=tuple(best.verdicts(street.plan)),
+        verdict=(*best.verdicts(street.plan), *([share] if share else [])),
         findings=tuple(street.findings),
         layers=mix.layers,
     )

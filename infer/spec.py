@@ -175,6 +175,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     load: str = "auto"
     trust_code: bool = False
     allow_slower: bool = False
+    allow_partial: bool = False  # less than a tenth of the weights quantized is enough
     max_error: float | None = None
     max_batch: int = 64
     max_length: int = 512

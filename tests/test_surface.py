@@ -34,9 +34,9 @@ def test_flags_of_optimize() -> None:
     command = typer.main.get_command(app).commands["optimize"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--adapters", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate", "--chat-template",
-        "--data", "--device", "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer", "--load",
-        "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--output", "--plan",
+        "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
+        "--chat-template", "--data", "--device", "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer",
+        "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--output", "--plan",
         "--profile", "--quant", "--threads", "--trust-code",
     ]  # fmt: skip
 

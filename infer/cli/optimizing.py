@@ -86,6 +86,9 @@ def optimize(
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)] = None,
     trust_code: Trust = False,
     allow_slower: Annotated[bool, typer.Option(help="keep a slower result: memory was the point")] = False,
+    allow_partial: Annotated[
+        bool, typer.Option(help="keep a result of which less than a tenth of the weights is quantized")
+    ] = False,
     force: Annotated[bool, typer.Option(help="replace an existing artifact")] = False,
     plan: Annotated[
         Path | None, typer.Option(help="take everything from this manifest.json or plan file")
@@ -123,6 +126,7 @@ def optimize(
         threads=threads,
         trust_code=trust_code,
         allow_slower=allow_slower,
+        allow_partial=allow_partial,
     )
     made: Plan = options.read_plan(plan, source) if plan else asked
     target = output or options.default_output(source)

@@ -24,6 +24,7 @@ from .replay import Replay
 
 STAGE = "layers"
 FLOAT = "float"
+BY_BUDGET = "by --"  # how the reason of a layer begins that --bits or --max-drop decided
 ROWS = 8  # of a calibration batch
 
 
@@ -204,6 +205,17 @@ class Mix:
 
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))
+
+    def reasons(self, findings: Sequence[Finding]) -> dict[str, str]:
+        """Why layers stay float, by layer name: what was decided here, else the refusals among `findings`."""
+        kept = {f.what.removeprefix("refused "): f.why for f in findings if f.what.startswith("refused ")}
+        return kept | {name: why for name, why in self.why.items() if self.formats[name] == FLOAT}
+
+    def asked_float(self, pins: Mapping[str, str]) -> frozenset[str]:
+        """Layers that are float because the user pinned them, or gave a budget that chose float."""
+        pinned = {name for name, format in pins.items() if format == FLOAT}
+        by_budget = {name for name, why in self.why.items() if why.startswith(BY_BUDGET)}
+        return frozenset(pinned | {name for name in by_budget if self.formats[name] == FLOAT})
 
     def choices(self, module: nn.Module, findings: Sequence[Finding]) -> tuple[LayerChoice, ...]:
         """One row for each layer of the quantized `module` that a format could take, in order."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ._fold import fold_batch_norms
     from ._formats import check_pins, layer_names, resolve_pins
     from ._layers import formats_of
+    from ._share import Coverage, cover, enforce, verdict_of
     from ._sites import Weight
     from ._walk import Shelf, quantize_model
 
@@ -144,16 +145,20 @@ def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
 
 _LAZY = {
     "Candidates": "_candidates",
+    "Coverage": "_share",
     "Shelf": "_walk",
     "Weight": "_sites",
     "calibrate": "_calibrate",
     "check_pins": "_formats",
+    "cover": "_share",
     "coverage": "_coverage",
+    "enforce": "_share",
     "fold_batch_norms": "_fold",
     "formats_of": "_layers",
     "layer_names": "_formats",
     "quantize_model": "_walk",
     "resolve_pins": "_formats",
+    "verdict_of": "_share",
 }
 
 
@@ -165,6 +170,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Candidates",
+    "Coverage",
     "Quantizer",
     "Shelf",
     "Stats",
@@ -173,7 +179,9 @@ __all__ = [
     "calibrate",
     "check_option",
     "check_pins",
+    "cover",
     "coverage",
+    "enforce",
     "fold_batch_norms",
     "formats_of",
     "get",
@@ -182,4 +190,5 @@ __all__ = [
     "needs_stats",
     "quantize_model",
     "resolve_pins",
+    "verdict_of",
 ]

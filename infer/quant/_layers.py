@@ -46,7 +46,9 @@ class Packed(nn.Module):
         return self
 
 
-class _Layer(nn.Module):
+class PackedLayer(nn.Module):
+    """A layer whose weight, of so many values, is packed."""
+
     def __init__(self, packed: Packed, num_weights: int) -> None:
         super().__init__()
         self.packed, self.num_weights = packed, num_weights
@@ -57,7 +59,7 @@ class _Layer(nn.Module):
         return self.packed.decode(self.packed.tensors()).to(self.packed.dtype)
 
 
-class QuantizedLinear(_Layer):
+class QuantizedLinear(PackedLayer):
     """`nn.Linear` on a packed weight: x [..., in_features] → [..., out_features] in x's dtype."""
 
     def __init__(self, layer: nn.Linear, packed: Packed, quantizer: Quantizer) -> None:
@@ -74,7 +76,7 @@ class QuantizedLinear(_Layer):
         )
 
 
-class QuantizedEmbedding(_Layer):
+class QuantizedEmbedding(PackedLayer):
     """`nn.Embedding` on a packed weight: ids of any shape → [*ids.shape, embedding_dim]."""
 
     def __init__(self, layer: nn.Embedding, packed: Packed, quantizer: Quantizer) -> None:
@@ -89,7 +91,7 @@ class QuantizedEmbedding(_Layer):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-class QuantizedConv2d(_Layer):
+class QuantizedConv2d(PackedLayer):
     """`nn.Conv2d` on a packed weight: x [B, I, H, W] or [I, H, W]."""
 
     def __init__(self, layer: nn.Conv2d, packed: Packed, quantizer: Quantizer) -> None:
@@ -138,7 +140,7 @@ def formats_of(model: nn.Module) -> list[tuple[str, str, float]]:
     """(layer, format, bits per weight) of every Linear, Embedding and Conv2d, packed or float, in order."""
     rows = []
     for name, module in model.named_modules():
-        if isinstance(module, _Layer):
+        if isinstance(module, PackedLayer):
             held = sum(tensor.nbytes for tensor in module.packed.tensors().values())
             rows.append((name, module.packed.format, held * 8 / module.num_weights))
         elif isinstance(module, LAYERS) and (weight := module._parameters.get("weight")) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..spec import Finding, Plan
 from .latency import Paired
 
-_FLAGS = ("trust_code", "allow_slower")
+_FLAGS = ("trust_code", "allow_slower", "allow_partial")
 _OPTIONS: dict[str, object] = {
     "backend": "auto",
     "quant": "none",
