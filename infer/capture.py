@@ -111,6 +111,7 @@ def capture(
                 f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",
                 hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
             ) from error
+    program._example_inputs = _zeros(program)  # of shapes alone: no row of anybody's data stays in a program
     graph = Graph(inputs, (), samples, {d: bounds[d] for d in used}, program=program, task=task)
     return replace(graph, outputs=_outputs(program, inputs, outputs))
 
@@ -210,14 +211,15 @@ def save(graph: Graph, folder: Path) -> None:
     (folder / "weights").mkdir(exist_ok=True)
     tensors, aliases = _unique({**program.state_dict, **program.constants})
     save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
-    state, constants = program._state_dict, program._constants
+    state, constants, examples = program._state_dict, program._constants, program._example_inputs
     program._state_dict = {name: _hollow(value) for name, value in state.items()}
     program._constants = {n: _hollow(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
+    program._example_inputs = _hollow_examples(examples)
     try:
         with quiet():
             torch.export.save(program, folder / PROGRAM)
     finally:
-        program._state_dict, program._constants = state, constants
+        program._state_dict, program._constants, program._example_inputs = state, constants, examples
 
 
 def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -238,10 +240,19 @@ def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
     return unique, aliases
 
 
+def _zeros(program: ExportedProgram) -> Any:
+    """Example inputs of the same shapes and strides, of which compilers look at nothing else."""
+    return pytree.tree_map_only(Tensor, torch.zeros_like, program.example_inputs)
+
+
 def _hollow(tensor: Tensor) -> Tensor:
     """Same shape and dtype over a single stored element, so that the file holds no weights."""
     hollow = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
     return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
+
+
+def _hollow_examples(examples: Any) -> Any:
+    return pytree.tree_map_only(Tensor, _hollow, examples)
 
 
 def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
@@ -277,6 +288,7 @@ def load(folder: Path, device: str = "cpu") -> Graph:
         for name, value in program._state_dict.items()
     }
     program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
+    program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
     return Graph(
         signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task
     )

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from packaging.requirements import Requirement
 
-from . import artifact, plugins, sources
+from . import artifact, golden, plugins, sources
 from . import device as hardware
 from .errors import ArtifactError
 from .kernels import native
@@ -34,6 +34,7 @@ def inspect(path: Path) -> dict[str, Any]:
             "inputs": [str(spec) for spec in manifest.inputs],
             "outputs": [str(spec) for spec in manifest.outputs],
             "sizes": {name: f"{low}…{high}" for name, (low, high) in manifest.sizes.items()},
+            "data": golden.data_held(path, manifest),
             "bytes": artifact.size(path),
             "files": len(manifest.files),
             "signed by this user": artifact.signed_here(path),

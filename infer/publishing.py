@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from safetensors.torch import save_file
 
-from . import __version__, artifact, capture, mixed, plugins, quant, sources
+from . import __version__, artifact, capture, golden, mixed, plugins, quant, sources
 from . import device as hardware
 from .report import document, html, memory
 from .street import Street
@@ -43,6 +43,7 @@ def publish(
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():
         save_file(tensors, folder / "golden" / f"{name}.safetensors")
+    street.found([golden.finding(street.plan, best.golden, loaded.samples_from)])
     for name, path in loaded.files.items():
         shutil.copyfile(path, folder / name)
     best.close()

@@ -172,6 +172,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     model: str | None = None
     data: str | None = None
+    golden: bool = True  # the artifact keeps two rows of `data` for its self-test, else synthetic ones
     load: str = "auto"
     trust_code: bool = False
     allow_slower: bool = False

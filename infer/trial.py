@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import capture, fidelity, plugins
+from . import capture, fidelity, golden, plugins
 from .generate import cuda_graphs
 from .generate.step import StepShape
 from .generate.windows import Windows
 from .report import anatomy, latency, roofline
 from .spec import Finding, Plan, limits, precision
 
-GOLDEN_TOKENS = 16
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 
 
@@ -121,13 +120,13 @@ def run_trial(
     findings = backend.lower(small, plan, ours)
     runner = opened(backend.open(ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
-    compared, golden = _compare(floats.reference(plan), runner, original)
+    compared, kept = _compare(plan, floats.reference(plan), runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
         folder=ours,
         fidelity=compared,
-        golden=golden,
+        golden=kept,
         size=size,
         reads=size if small.program is None else roofline.bytes_read(small.program),
         changed=plan.quant != "none" or plan.dtype != "float32",
@@ -237,33 +236,36 @@ def _batches(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _compare(
-    reference: Any, runner: Any, graph: capture.Graph
+    plan: Plan, reference: Any, runner: Any, graph: capture.Graph
 ) -> tuple[list[Finding], dict[str, dict[str, Tensor]]]:
     """Both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
-    golden: dict[str, dict[str, Tensor]] = {}
+    kept: dict[str, dict[str, Tensor]] = {}
     for inputs in _batches(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
         expected, got = reference.run(inputs), runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
         got = {name: value.cpu() for name, value in got.items()}
         comparison.add(expected, got, inputs)
-        if not golden:
-            golden = _golden(reference, runner, graph, inputs)
-    return comparison.findings(), golden
+        if not kept:
+            kept = _golden(plan, reference, runner, graph, inputs)
+    return comparison.findings(), kept
 
 
 def _golden(
-    reference: Any, runner: Any, graph: capture.Graph, inputs: Mapping[str, Tensor]
+    plan: Plan, reference: Any, runner: Any, graph: capture.Graph, inputs: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    batched = all(s.batched for s in graph.inputs)
-    few = {name: value[:2].contiguous() if batched else value for name, value in inputs.items()}
-    if graph.task == "text-generation":  # logits of whole windows would outweigh the model
-        few = {name: value[:, :GOLDEN_TOKENS].contiguous() for name, value in few.items()}
-    outputs = {"float_outputs": reference.run(few), "outputs": runner.run(few)}
-    dense = {
-        key: {n: v.detach().cpu().contiguous() for n, v in value.items()} for key, value in outputs.items()
-    }
-    return {"inputs": few, **dense}
+    """Two rows to keep, with their outputs; synthetic ones where the plan allows no real ones."""
+    width = graph.outputs[0].shape[-1] if graph.task == "text-generation" and graph.outputs else 2
+    return golden.record(
+        reference,
+        runner,
+        graph.inputs,
+        inputs,
+        task=graph.task,
+        synthetic=not plan.golden,
+        vocabulary=width if isinstance(width, int) else 2,
+        seed=plan.seed,
+    )
 
 
 def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:

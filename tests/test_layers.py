@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
     "errors", "quiet", "spec", "folders", "plugins", "device", "kernels", "weights", "quant", "attention",
-    "sources", "capture", "onnx", "fidelity", "artifact", "text", "generate", "report", "predict", "trial", "mixed",
-    "street", "selection", "publishing",
+    "sources", "capture", "onnx", "fidelity", "artifact", "golden", "text", "generate", "report", "predict", "trial",
+    "mixed", "street", "selection", "publishing",
     "pipeline", "bench", "inspection", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))

@@ -36,7 +36,8 @@ def test_flags_of_optimize() -> None:
     assert flags == [
         "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
         "--chat-template", "--data", "--device", "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer",
-        "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--output", "--plan",
+        "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--no-golden", "--output",
+        "--plan",
         "--profile", "--quant", "--threads", "--trust-code",
     ]  # fmt: skip
 

@@ -69,6 +69,13 @@ def optimize(
     data: Annotated[
         str | None, typer.Option(help="real inputs: .npz, .npy, .pt, text, folder, FILE.py:FN, random")
     ] = None,
+    no_golden: Annotated[
+        bool,
+        typer.Option(
+            "--no-golden",
+            help="store no row of --data in the artifact; its self-test runs on synthetic inputs instead of two rows",
+        ),
+    ] = False,
     calibrate: Annotated[
         str,
         typer.Option(
@@ -118,6 +125,7 @@ def optimize(
         inputs=tuple(inputs or ()),
         model=model,
         data=data,
+        golden=not no_golden,
         load=load,
         batches=batch,
         max_batch=max_batch,

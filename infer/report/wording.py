@@ -144,6 +144,7 @@ def command(plan: Plan, output: str) -> str:
     if plan.batches != (1, 8):
         words += ["--batch", ",".join(map(str, plan.batches))]
     words += [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(plan, name)]
+    words += [] if plan.golden else ["--no-golden"]
     return shlex.join(words)
 
 
