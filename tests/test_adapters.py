@@ -336,7 +336,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_slots_stay_as_they_were(
         ({f"{key}A.weight": torch.ones(2, size[0])}, "lora_A alone"),
         ({f"{key}embedding_A": torch.ones(2, size[0])}, "not a LoRA weight"),
         (
-            {f"{key}A.weight": torch.full((2, size[0]), torch.inf), f"{key}B.weight": torch.ones(size[1], 2)},
+            {f"{key}A.weight": torch.full((3, size[0]), torch.inf), f"{key}B.weight": torch.ones(size[1], 3)},
             "finite",
         ),
         ({}, "no LoRA weights"),

@@ -6,39 +6,22 @@ while nobody uses it, so loading needs no pause of the engine.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import BusyError, InputError, SourceError, unknown
+from .adapter_config import LoraConfig, read_config
 from .lora import INDEX, WEIGHTS, AdapterShape, Site
 
-CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
-MAX_CONFIG = 1 << 20  # bytes
+MODEL = "adapter_model.safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight")
-# Parts of PEFT's configuration that would change the computation → the values with which they don't.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "lora_bias": (False, None),
-    "trainable_token_indices": (None, []),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    "use_qalora": (False, None),
-}
 
 
 class Adapters:
@@ -121,7 +104,7 @@ class Adapters:
 
 def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
     """By layer: A [rank, inputs] and B [outputs, rank], float32, the scale in B."""
-    config = _config(folder)
+    config = read_config(folder)
     path = folder / MODEL
     if not path.is_file():
         raise SourceError(f"no {MODEL}", where=str(folder), hint="Save the adapter as safetensors")
@@ -131,6 +114,7 @@ def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
     except SafetensorError as error:
         raise SourceError(f"not a safetensors file: {error}", where=str(path)) from error
     sites = {site.name: site for site in shape.sites}
+    config.check_time(list(sites))
     halves: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
@@ -140,14 +124,18 @@ def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
             raise SourceError(
                 f"this model takes no adapter at {match[1]!r}", where=str(path), hint=_known(sites)
             )
-        halves.setdefault(match[1], {})[match[2]] = tensor
+        if not config.adapts(match[1]):
+            raise SourceError(f"weights for {match[1]!r}, which is no target of the adapter", where=str(path))
+        if match[2] in halves.setdefault(match[1], {}):
+            raise SourceError(f"{match[1]} has two lora_{match[2]}", where=str(path))
+        halves[match[1]][match[2]] = tensor
     if not halves:
         raise SourceError("no LoRA weights in it", where=str(path))
     return {name: _pair(sites[name], pair, config, shape.rank, path) for name, pair in halves.items()}
 
 
 def _pair(
-    site: Site, pair: Mapping[str, Tensor], config: Mapping[str, Any], most: int, path: Path
+    site: Site, pair: Mapping[str, Tensor], config: LoraConfig, most: int, path: Path
 ) -> tuple[Tensor, Tensor]:
     if set(pair) != {"A", "B"}:
         raise SourceError(f"{site.name} has lora_{next(iter(pair))} alone", where=str(path))
@@ -170,42 +158,15 @@ def _pair(
             where=str(path),
             hint=f"Make the artifact with --adapters SLOTS:{rank}",
         )
-    alpha = _of(config, "alpha_pattern", site.name, config.get("lora_alpha", 8))
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    a, b = a.float(), b.float() * scale
+    if rank != config.rank_of(site.name):
+        said = f"{site.name} has rank {rank}, but r and rank_pattern say {config.rank_of(site.name)}"
+        raise SourceError(said, where=str(path))
+    if not (a.is_floating_point() and b.is_floating_point()):
+        raise SourceError(f"{site.name} has weights of {a.dtype} and {b.dtype}", where=str(path))
+    a, b = a.float(), b.float() * config.scale_of(site.name)
     if not (a.isfinite().all() and b.isfinite().all()):  # they would spoil tokens of other slots
         raise SourceError(f"{site.name} has weights that are not finite numbers", where=str(path))
     return a, b
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    if not path.is_file():
-        raise SourceError(f"no {CONFIG}", where=str(folder), hint="Expected a folder saved by PEFT")
-    if path.stat().st_size > MAX_CONFIG:
-        raise SourceError(f"{CONFIG} is larger than {MAX_CONFIG} bytes", where=str(folder))
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"expected JSON: {error}", where=str(path)) from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise SourceError(f"expected peft_type LORA, got {kind!r}", where=str(path))
-    for key, plain in _PLAIN.items():
-        if key in config and config[key] not in plain:
-            raise SourceError(f"adapters with {key} {config[key]!r:.60} are not supported", where=str(path))
-    numbers = [config.get("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
-    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-        raise SourceError(f"expected finite numbers as lora_alpha, got {numbers!r:.80}", where=str(path))
-    return config
-
-
-def _of(config: Mapping[str, Any], key: str, name: str, default: float) -> float:
-    """Patterns of PEFT name the end of a layer's name."""
-    for pattern, value in (config.get(key) or {}).items():
-        if name == pattern or name.endswith(f".{pattern}") or fnmatchcase(name, pattern):
-            return float(value)
-    return float(default)
 
 
 def _known(sites: Mapping[str, Site]) -> str:
