@@ -55,11 +55,14 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, **changes: Any) -> nn.Module:
-    """The same weights at every call, large enough that logits differ; attention as plain as transformers has it."""
+def build(name: str, *, sizes: dict[str, Any] | None = None, **changes: Any) -> nn.Module:
+    """The same weights at every call, large enough that logits differ; attention as plain as transformers has it.
+
+    `sizes`: the configuration of an architecture that SIZES does not have.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(name, **{**SIZES[name], **changes})
+    config = AutoConfig.for_model(name, **{**(SIZES[name] if sizes is None else sizes), **changes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     for parameter in model.parameters():

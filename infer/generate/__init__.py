@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import Engine
     from .limits import EngineLimits
+    from .probing import probe
     from .requests import Output, Request, Sampling, TokenLogprob
     from .stats import EngineStats
-    from .step import StepShape, capture_step, probe, with_adapters
+    from .step import StepShape, capture_step, with_adapters
     from .windows import Windows, is_step, window_outputs
 
 __all__ = [
@@ -36,9 +37,10 @@ __all__ = [
 _HOMES = {
     "engine": ("Engine",),
     "limits": ("EngineLimits",),
+    "probing": ("probe",),
     "requests": ("Output", "Request", "Sampling", "TokenLogprob"),
     "stats": ("EngineStats",),
-    "step": ("StepShape", "capture_step", "probe", "with_adapters"),
+    "step": ("StepShape", "capture_step", "with_adapters"),
     "windows": ("Windows", "is_step", "window_outputs"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -68,12 +68,37 @@ class StepShape(msgspec.Struct, frozen=True):
         return torch.zeros((self.layers, pages, self.page_bytes), dtype=torch.uint8, device=device)
 
 
+class Seen(NamedTuple):
+    """The arguments of one attention call, recorded by a step that `looks`."""
+
+    query: Tensor  # [1, query heads, tokens, width]
+    key: Tensor  # [1, key heads, tokens, width]
+    value: Tensor
+    mask: Tensor | None
+    window: int
+    causal: bool
+    refusal: str | None  # why the paged operator can't compute this call
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, key heads, width."""
+        return self.query.shape[1], self.key.shape[1], self.query.shape[3]
+
+    def each_token_alone(self) -> Tensor:
+        """A stand-in for attention that mixes no tokens and depends on all of its inputs → [1, tokens, query heads,
+        width of the values]."""
+        times = self.query.shape[1] // self.key.shape[1]
+        key, value = (x.repeat_interleave(times, 1) for x in (self.key, self.value))
+        return (value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)).transpose(1, 2)
+
+
 class _Call:
     """The tensors of one call of a step, as the attention function finds them."""
 
     def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, looks: bool) -> None:
         self.tensors, self.page, self.dtype, self.looks = tensors, page, dtype, looks
-        self.seen: list[tuple[int, int, int]] = []  # query heads, key heads, width of each call
+        self.layers = 0  # attention calls so far
+        self.seen: list[Seen] = []  # of a call that looks
 
 
 _CALL: ContextVar[_Call] = ContextVar("step")
@@ -92,20 +117,20 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
-    unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
-    if attention_mask is not None:
-        unknown.add("attention_mask")
-    if unknown or others.get("dropout"):
-        raise NotUsableError(f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}")
-    if query.shape[-1] != key.shape[-1] or key.shape != value.shape:
-        raise NotUsableError("keys and values of this model differ in shape")
     call = _CALL.get()
-    layer = len(
-        call.seen
-    )  # not by the module: the exporter passes short-lived stand-ins, whose ids come again
-    call.seen.append((query.shape[1], key.shape[1], query.shape[3]))
+    refusal = _refusal(query, key, value, others)
+    if query.shape[2] != key.shape[2]:
+        raise NotUsableError("attention of this model has other keys than those of its tokens")
+    if not call.looks and (refusal or attention_mask is not None):
+        raise NotUsableError(refusal or "attention of this model wants attention_mask")
+    # Not by the module: the exporter passes short-lived stand-ins, whose ids come again.
+    layer, call.layers = call.layers, call.layers + 1
     if call.looks:
-        return torch.zeros_like(query.transpose(1, 2)), None
+        causal = others.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        window = int(sliding_window or 0)
+        call.seen.append(Seen(query, key, value, attention_mask, window, bool(causal), refusal))
+        return call.seen[-1].each_token_alone(), None
     named = call.tensors
     out = torch.ops.infer.attend_paged(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
@@ -115,6 +140,15 @@ def _attention(
         *(int(sliding_window or 0), float(softcap or 0.0)),
     )
     return out[None], None
+
+
+def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any]) -> str | None:
+    unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
+    if unknown or others.get("dropout"):
+        return f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}"
+    if query.shape[-1] != key.shape[-1] or key.shape != value.shape:
+        return "keys and values of this model differ in shape"
+    return None
 
 
 class Step(nn.Module):
@@ -172,38 +206,6 @@ def paged(model: nn.Module) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]
-
-
-def probe(model: nn.Module, *, page: int = PAGE, kv_dtype: str = "float16") -> StepShape:
-    """Run two tokens to see what the attention of each layer looks like.
-
-    Raises `NotUsableError` when the model can't be run over a paged cache, with the reason.
-    """
-    step = Step(model, page, kv_dtype)
-    step.looks = True
-    try:
-        with paged(model), torch.no_grad():
-            logits = step(**example(torch.zeros((0, 0, 0), dtype=torch.uint8)))
-    except NotUsableError:
-        raise
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
-    call = step.last
-    if call is None or not call.seen:
-        raise NotUsableError("the model does not call transformers' attention interface")
-    seen = call.seen
-    if len(set(seen)) > 1:
-        raise NotUsableError("the attention of its layers differs in shape")
-    return StepShape(
-        layers=len(seen),
-        query_heads=seen[0][0],
-        kv_heads=seen[0][1],
-        head_dim=seen[0][2],
-        vocab_size=logits.shape[-1],
-        max_positions=int(getattr(model.config, "max_position_embeddings", 0) or 1 << 20),
-        page=page,
-        kv_dtype=kv_dtype,
-    )
 
 
 def example(kv_cache: Tensor) -> dict[str, Tensor]:
