@@ -151,9 +151,10 @@ def live(
     api_key: str | Sequence[str] | None = None,
     tls: Any = None,
     hosts: Any = None,
+    share_prefix_cache: bool = False,
 ) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
-    service = Service(predictors, limits, api_key=api_key)
+    service = Service(predictors, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
     config = uvicorn.Config(
         build(service),
         timeout_graceful_shutdown=1,

@@ -61,6 +61,13 @@ def serve(
             help="of a language model: no request changes a bit of another's answer; slower, nothing is batched",
         ),
     ] = False,
+    share_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--share-prefix-cache",
+            help="of a language model: across API keys; clients then see what prompts of others began with",
+        ),
+    ] = False,
     lora: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,6 +151,7 @@ def serve(
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
             batch_invariant=batch_invariant,
+            share_prefix_cache=share_prefix_cache,
             trust_code=trust_code,
             observing=serving.Observing(requests=log_requests, bodies=log_bodies, traces=otel),
         )
@@ -164,6 +172,7 @@ def serve(
             kv_memory=kv_memory,
             max_tokens_per_step=max_tokens_per_step,
             batch_invariant=batch_invariant,
+            share_prefix_cache=share_prefix_cache,
             lora=options.parse_named(lora or [], "--lora"),
             replicas=replicas,
             in_process=in_process,

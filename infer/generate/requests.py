@@ -88,6 +88,7 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0  # smaller goes first
     adapter: str | None = None
     salt: str = ""  # pages of the prefix cache are shared only among requests of the same salt
+    tenant: str = ""  # requests of different tenants get equal shares of the engine
     grammar: dict[str, Any] | None = (
         None  # {"json_schema": …} | {"regex": …} | {"choice": […]} | {"json_object": true}
     )

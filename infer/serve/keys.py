@@ -20,17 +20,27 @@ class Keys:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(check(key)) for key in keys]
+        self._secret = os.urandom(32)
         if not 0 < len(self._digests) <= MAX_KEYS:
             raise UsageError(f"expected 1 to {MAX_KEYS} API keys, got {len(self._digests)}")
 
     def admit(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether `Authorization: Bearer KEY` or `X-Api-Key: KEY` is one of them; every key is looked at."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = _digest(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+        given = _given(headers)
         found = False
         for digest in self._digests:
             found |= hmac.compare_digest(digest, given)
         return found
+
+    def tenant(self, headers: Mapping[bytes, bytes]) -> str:
+        """A name for the key of a request that tells nothing of it and is another in another process."""
+        return hmac.new(self._secret, _given(headers), hashlib.sha256).hexdigest()[:32]
+
+
+def _given(headers: Mapping[bytes, bytes]) -> bytes:
+    """The digest of the key that a request brings."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return _digest(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
 
 
 def check(key: str) -> bytes:

@@ -52,6 +52,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
     batch_invariant: bool = False
+    share_prefix_cache: bool = False
     api_key: str | list[str] | None = None
     limits: ServeLimits = ServeLimits()
     observing: Observing = Observing()
@@ -104,7 +105,12 @@ class Replica:
             in_process=wanted.in_process,
             watchdog=wanted.limits.watchdog_seconds,
         )
-        self.service = Service([predictor for predictor, _ in opened], wanted.limits, api_key=wanted.api_key)
+        self.service = Service(
+            [predictor for predictor, _ in opened],
+            wanted.limits,
+            api_key=wanted.api_key,
+            share_prefix_cache=wanted.share_prefix_cache,
+        )
         attach(self.service, wanted.observing)
         for model in self.service.models.values():
             model.warmup()

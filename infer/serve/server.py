@@ -54,6 +54,7 @@ def run(
     kv_memory: str | int | None = None,
     max_tokens_per_step: int | None = None,
     batch_invariant: bool = False,
+    share_prefix_cache: bool = False,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     in_process: bool = False,
     replicas: int = 1,
@@ -75,7 +76,7 @@ def run(
     `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
     of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
     folders. What does not fit into `memory` ("8GiB" or bytes), or into what is free, is refused with
-    `ResourceError`. `allow_hosts`: see `hosts.guard`.
+    `ResourceError`. `allow_hosts`: see `hosts.guard`. `share_prefix_cache`: among clients of different keys.
     """
     began = age()
     if not paths:
@@ -104,7 +105,12 @@ def run(
         caches = check_all(chosen, replicas, budget, cache)
         opener = opening.Opener(options, replicas, in_process, bounds.watchdog_seconds, caches)
         opened = opener.open(chosen, stack)
-        service = Service([predictor for predictor, _ in opened], bounds, api_key=api_key)
+        service = Service(
+            [predictor for predictor, _ in opened],
+            bounds,
+            api_key=api_key,
+            share_prefix_cache=share_prefix_cache,
+        )
         attach(service, observing or Observing())
         if allow_reload:
             service.admin = Admin(

@@ -30,9 +30,11 @@ class Service:
         limits: ServeLimits | None = None,
         *,
         api_key: str | Sequence[str] | None = None,
+        share_prefix_cache: bool = False,
     ) -> None:
         self.limits = limits or ServeLimits()
         self.keys = Keys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
+        self.share_prefix_cache = share_prefix_cache  # among clients of different keys
         self.metrics = Metrics(__version__)
         self.version = __version__
         self.instance = os.urandom(4).hex()

@@ -11,6 +11,7 @@ from ..openai_dialect import DIALECT, generator
 from ..openai_types import ChatChunk, ChatCompletion, ChatRequest
 from ..routing import Call, Route
 from ..service import Service
+from ..tenants import owned
 from ..tool_calls import Tools
 
 
@@ -45,7 +46,7 @@ async def chat(call: Call) -> Any:
     reply = Reply(model, request, prompt, tools, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open([reply.request], timeout=timeout, stepwise=bool(request.stream))
+    stream = model.open(owned(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
     reply.read(stream)
     call.measure = stream.took
     if request.stream:

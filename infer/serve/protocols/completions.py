@@ -17,6 +17,7 @@ from ..openai_dialect import DIALECT, generator
 from ..openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..routing import Call, Route
 from ..service import Service
+from ..tenants import owned
 from ..text_stream import Stream
 
 
@@ -49,7 +50,7 @@ async def completions(call: Call) -> Any:
     answer = Answer(model, request, prompts, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "response_format")
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(answer.requests, timeout=timeout, stepwise=bool(request.stream))
+    stream = model.open(owned(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
     answer.read(stream)
     call.measure = stream.took
     if request.stream:
