@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
-from . import artifact, capture, generate, mixed, quant, sources
+from . import artifact, capture, generate, mixed, plugins, quant, sources
 from .errors import NotUsableError, UsageError
 from .generate import chat, lora
 from .kernels import native
@@ -115,6 +115,7 @@ def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
 def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Graph) -> mixed.Mix:
     """What formats are decided on: the float model, its calibration rows, a call of it."""
     in_memory = original.onnx is None and loaded.load != "offload"
+    decoder = loaded.module.model if in_memory and isinstance(loaded.module, Decoder) else None
     real = mixed.Real(
         loaded.module if in_memory else None,
         loaded.inputs,
@@ -122,8 +123,21 @@ def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Gra
         loaded.task,
         loaded.samples,
         loaded.calibration,
+        steps=decoder is not None and _runs_as_step(decoder, street.plan),
+        head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
     )
     return mixed.Mix(street.plan, real, street)
+
+
+def _runs_as_step(model: nn.Module, plan: Plan) -> bool:
+    """Whether a decoder will be lowered as a step; else whole windows of tokens are what runs."""
+    if plan.backend != "auto" and not plugins.get("backends", plan.backend).STEPS:
+        return False
+    try:
+        generate.probe(model, kv_dtype=plan.kv_dtype)
+    except NotUsableError:
+        return False
+    return True
 
 
 def build(

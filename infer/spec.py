@@ -198,6 +198,39 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **changes)
 
 
+class Workload(msgspec.Struct, frozen=True):
+    """The use that a language model is timed for, at each batch size of the plan: that many prompts of `prompt` tokens,
+    read `chunk` tokens in a step, each answered by `answer` tokens. Measured dispatch sums a layer's time over it."""
+
+    prompt: int = 256
+    answer: int = 128
+    chunk: int = 256
+
+    def steps(self, batch: int) -> dict[int, int]:
+        """Tokens in a step → number of such steps."""
+        whole, rest = divmod(batch * self.prompt, self.chunk)
+        steps = {batch: self.answer}
+        for tokens, count in ((self.chunk, whole), (rest, 1)):
+            if tokens and count:
+                steps[tokens] = steps.get(tokens, 0) + count
+        return steps
+
+    def logits(self, batch: int) -> dict[int, int]:
+        """Tokens whose logits a step computes → number of such steps: of a prompt only its last token's."""
+        return {batch: self.answer + 1}
+
+    def __str__(self) -> str:
+        return f"a prompt of {self.prompt} tokens and an answer of {self.answer}"
+
+
+WORKLOAD = Workload()
+
+
+def saves_memory(quant: str) -> bool:
+    """Weight-only formats: their point is memory, so that their layers need not be faster one by one."""
+    return quant == "int8:weight" or quant.partition(":")[0] in ("nf4", "int4", "fp4", "cluster")
+
+
 class Limits(msgspec.Struct, frozen=True):
     """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row."""
 

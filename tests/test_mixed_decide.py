@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from infer import mixed
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
-from infer.mixed import dispatch
+from infer.mixed import dispatch, uses
 from infer.mixed.budget import for_drop
 from infer.mixed.ladder import ladder
 from infer.mixed.sensitivity import Layer
@@ -86,11 +86,30 @@ def test_a_pin_that_names_no_layer_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_layer_that_loses_takes_int8_and_one_that_loses_there_too_stays_float() -> None:
-    made = mix({("nf4", "first"): 1.8, ("nf4", "second"): 1.3, ("int8", "second"): 1.2})
+    made = mix(
+        {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
+    )
     assert decided(made) == {"first": "int8", "second": "float", "third": "nf4"}
     assert made.say.of("first").value == "int8"
     assert "nf4 takes 1.80x of float at" in made.say.of("first").why
     assert "int8 takes 1.20x" in made.say.of("second").why
+
+
+def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None:
+    made = mix({("nf4", "first"): 1.6})
+    assert set(decided(made).values()) == {"nf4"}
+    said = made.say.of("layers together").why
+    assert "0.87x of float at batch 1, 0.87x of float at batch 4" in said
+    assert "slower alone, kept for the memory: first" in said
+
+
+def test_an_int8_layer_that_loses_stays_float_however_fast_the_others_are() -> None:
+    assert decided(mix({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
+
+
+def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> None:
+    slow = {("nf4", "first"): 1.3, ("nf4", "second"): 1.5, ("nf4", "third"): 1.1}
+    assert decided(mix(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
 
 
 def test_a_difference_that_nobody_could_notice_is_not_a_loss() -> None:
@@ -111,7 +130,7 @@ def test_when_every_layer_loses_the_model_is_refused() -> None:
 
 
 def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
-    decided(mix({("nf4", "second"): 1.5}))
+    decided(mix({("nf4", "second"): 3.5}))
     second = mix({("nf4", "second"): 0.1})
     assert decided(second)["second"] == "int8", "what was measured before counts"
     assert "0 timed now" in second.say.of("layer timings").why
@@ -297,8 +316,62 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
 def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
     made = mix()
     layers = [made.model.first, made.model.third]
-    seen = dispatch.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4, 4)])
-    assert seen == {id(layers[0]): [(1, 64), (4, 64)], id(layers[1]): [(1, 128), (4, 128)]}
+    seen = uses.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4)])
+    assert seen == {
+        id(layers[0]): [{(1, 64): 1}, {(4, 64): 1}],
+        id(layers[1]): [{(1, 128): 1}, {(4, 128): 1}],
+    }
+
+
+class Decoder(nn.Module):
+    """Token ids [batch, tokens] → logits of all of them; each block is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.block, self.head = nn.Embedding(16, 64), nn.Linear(64, 64), nn.Linear(64, 128)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        return self.head(self.block(self.block(x).relu()))
+
+
+def decoder(times: dict[str, dict[int, float]], quant: str = "int8:weight", **asked: object) -> mixed.Mix:
+    """`times`: layer → rows → time over float, 0.3 where nothing is said; one row takes 1 ms, each further one 0.1."""
+    plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 8), quant=quant, **asked)
+    model, ids = Decoder().eval(), torch.zeros(8, 128, dtype=torch.int64)
+    real = mixed.Real(
+        model, (TensorSpec("ids", "int64", ("batch", "seq")),), ("logits",), "text-generation", {"ids": ids}, {},
+        steps=True, head=model.head,
+    )  # fmt: skip
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> dispatch.Timed:
+        ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
+        return dispatch.Timed(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
+
+    return mixed.Mix(plan, real, Said(plan, Watch()), time=time)
+
+
+def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:
+    made = decoder({})
+    layers = [made.model.block, made.model.head]
+    seen = uses.steps_seen(made.model, layers, made.real.call(1), made.model.head, (1, 8))
+    assert seen[id(layers[0])] == [{(1, 64): 256, (256, 64): 2}, {(8, 64): 256, (256, 64): 16}]
+    assert seen[id(layers[1])] == [{(1, 64): 129}, {(8, 64): 129}], "the head computes last tokens only"
+
+
+@pytest.mark.parametrize("quant", ["int8:weight", "nf4", "int8"])
+def test_a_language_model_that_loses_only_at_prompts_keeps_its_format(quant: str) -> None:
+    """A head that takes 1.6x of float at 1024 rows never sees them, and answers outweigh prompts."""
+    made = decoder({"head": {1024: 1.6, 256: 1.6}, "block": {256: 1.5, 1024: 1.5}}, quant)
+    assert decided(made)["block"] == quant
+    assert decided(made)["head"] == quant
+
+
+def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> None:
+    slow = {name: {1: 1.4, 8: 1.4, 256: 1.4} for name in ("head", "block")}
+    with pytest.raises(GateError, match="over a prompt of 256 tokens and an answer of 128 at batch"):
+        mixed.decide(decoder(slow))
 
 
 @pytest.mark.parametrize(

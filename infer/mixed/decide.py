@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .. import quant
-from ..errors import GateError
 from ..quant import Weight
 from ..spec import Finding
-from . import budget, dispatch
-from .ladder import ladder, rungs
+from . import budget
+from .fast import drop_slow
+from .ladder import ladder
 from .mix import FLOAT, STAGE, Mix
 from .sensitivity import Layer
 
@@ -27,61 +27,9 @@ def decide(mix: Mix) -> None:
     mix.why |= dict.fromkeys(mix.formats, "pinned")
     free = mix.free()
     if free and plan.batches and not plan.allow_slower:
-        _dispatch(mix, free)
+        drop_slow(mix, free)
     if free and mix.budgeted:
         _budget(mix, free)
-
-
-def _dispatch(mix: Mix, free: Sequence[Weight]) -> None:
-    """Layers that lose to float in `plan.quant` take the next larger format that does not, else stay float."""
-    plan = mix.plan
-    mix.say.step("dispatch", "each layer shape against float")
-    clock = dispatch.Clock(plan, mix.time)
-    layers = [site.layer for weight in free for site in weight.sites]
-    seen = dispatch.inputs_seen(mix.model, layers, [mix.real.call(size) for size in plan.batches])
-    wanted = list(
-        dict.fromkeys([*ladder(plan), *rungs(plan)] if mix.budgeted else [plan.quant, *rungs(plan)])
-    )
-    lost: list[Finding] = []
-    for done, weight in enumerate(free):
-        mix.say.progress(done, len(free), weight.name)
-        if not mix.budgeted and plan.quant not in mix.candidates.accepted(weight):
-            continue
-        kept = _fast(mix, clock, weight, [f for f in mix.candidates.accepted(weight) if f in wanted], seen)
-        slow = mix.slow.get(weight.name)
-        if slow and not mix.budgeted:
-            taken, why = kept[0] if kept else FLOAT, "; ".join(slow.values())
-            mix.set(weight, taken, why)
-            lost.append(Finding("dispatch", weight.name, taken, why=why))
-    clock.save()
-    why = f"{clock.said()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}"
-    mix.say.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *lost])
-    if lost and set(mix.now().values()) <= {FLOAT}:
-        raise GateError(
-            f"refused, slower: no layer of this model is faster than float on this machine: {lost[0].what}: "
-            f"{lost[0].why}",
-            hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
-        )
-
-
-def _fast(
-    mix: Mix,
-    clock: dispatch.Clock,
-    weight: Weight,
-    formats: Sequence[str],
-    seen: Mapping[int, list[tuple[int, ...]]],
-) -> list[str]:
-    """The formats that don't lose to float. Without a budget the first one is enough."""
-    kept = []
-    for format in formats:
-        reason = dispatch.slower(clock, mix.candidates, weight, format, seen)
-        if reason:
-            mix.slow.setdefault(weight.name, {})[format] = reason
-            continue
-        kept.append(format)
-        if not mix.budgeted:
-            break
-    return kept
 
 
 def _budget(mix: Mix, free: Sequence[Weight]) -> None:

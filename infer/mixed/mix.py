@@ -48,6 +48,8 @@ class Real:
     task: str
     samples: Mapping[str, Tensor]  # what a call looks like
     calibration: Mapping[str, Tensor]
+    steps: bool = False  # a language model that runs as a step over a KV cache
+    head: nn.Module | None = None  # what computes its logits
 
     def batches(self) -> list[dict[str, Tensor]]:
         """The calibration rows, in batches; raises `UsageError` when there are none."""
