@@ -103,6 +103,7 @@ def optimize(
     profile: Annotated[
         Path | None, typer.Option(help="write a profiler trace here (open it in Perfetto)")
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="print every finding and all tables")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
@@ -138,9 +139,9 @@ def optimize(
     )
     made: Plan = options.read_plan(plan, source) if plan else asked
     target = output or options.default_output(source)
-    with show.watching(quiet=as_json) as watch:
+    with show.watching(quiet=as_json, verbose=verbose) as watch:
         outcome = pipeline.optimize(made, target, watch=watch, replace=force)
-    show.report(outcome.report, as_json=as_json, path=outcome.path)
+    show.verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
     if profile:
         from .. import bench
 

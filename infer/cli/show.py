@@ -16,28 +16,38 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from ..pipeline import Watch
-from ..report import document, terminal
+from ..report import document, screen, terminal, wording
 from ..spec import Finding
 
 
 class Plain(Watch):
-    """One line per step, for logs and pipes."""
+    """For logs and pipes: one line for each stage when it begins; of a `verbose` one every step and finding."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._start = console, time.perf_counter()
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self._console, self._verbose, self._start = console, verbose, time.perf_counter()
+        self._stages: set[str] = set()
 
     def step(self, name: str, detail: str = "") -> None:
+        if name in self._stages and not self._verbose:
+            return
+        self._stages.add(name)
         seconds = time.perf_counter() - self._start
-        self._console.print(
-            f"{seconds:7.1f} s  {name}  {detail}", markup=False, highlight=False, soft_wrap=True
-        )
+        self._print(f"{seconds:7.1f} s  {name}  {detail}")
+
+    def found(self, finding: Finding) -> None:
+        if self._verbose:
+            self._print(f"           {said(finding)}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bars(Watch):
-    """A moving line for the step at work and a bar for what can be counted."""
+    """A moving line for the step at work and a bar for what can be counted; gone when all is done."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._task = progress, progress.add_task("starting", total=None)
+    def __init__(self, progress: Progress, *, verbose: bool = False) -> None:
+        self._progress, self._verbose = progress, verbose
+        self._task = progress.add_task("starting", total=None)
 
     def step(self, name: str, detail: str = "") -> None:
         self._progress.update(self._task, completed=1, total=1)
@@ -47,22 +57,45 @@ class Bars(Watch):
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
 
+    def found(self, finding: Finding) -> None:
+        if self._verbose:
+            self._progress.console.print(said(finding), markup=False, highlight=False)
+
+
+def said(finding: Finding) -> str:
+    """`load: weights 1.216 MB (holds 45 tensors)`."""
+    why = f" ({finding.why})" if finding.why else ""
+    return f"{finding.stage}: {finding.what} {wording.number(finding.value, finding.unit)}{why}"
+
 
 @contextmanager
-def watching(*, quiet: bool) -> Iterator[Watch]:
+def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Watch]:
     """The watch that fits where stderr goes."""
     console = Console(stderr=True)
     if quiet:
         yield Watch()
     elif not console.is_terminal:
-        yield Plain(console)
+        yield Plain(console, verbose=verbose)
     else:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
-        with Progress(*columns, console=console) as progress:
-            yield Bars(progress)
+        with Progress(*columns, console=console, transient=not verbose) as progress:
+            yield Bars(progress, verbose=verbose)
+
+
+def verdict(report: document.Report, *, as_json: bool, path: Path, verbose: bool = False) -> None:
+    """The end of `optimize`: the verdict on one screen; with `verbose` every table before it."""
+    if as_json:
+        print(document.encode(report).decode())
+        return
+    console = Console()
+    if verbose:
+        terminal.render_terminal(report, console)
+        console.print()
+    screen.render_screen(report, console, path)
 
 
 def report(report: document.Report, *, as_json: bool, path: Path) -> None:
+    """Every table of a report, and where its artifact lies."""
     if as_json:
         print(document.encode(report).decode())
         return
