@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from infer.generate.engine import Engine
 from infer.generate.limits import EngineLimits
-from infer.generate.requests import Output, Request, Sampling
 from infer.generate.probing import probe
+from infer.generate.requests import Output, Request, Sampling
 from infer.generate.step import Step, paged
 from infer.quant import quantize_model
 from infer.spec import Plan
