@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from . import attention  # noqa: F401 - programs call its operator
+from . import attention, in_place  # noqa: F401 - programs call the operator of attention
 from .errors import ArtifactError, NotUsableError, UsageError
 from .quiet import quiet
 from .spec import DTYPE_NAMES, TensorSpec
@@ -105,7 +105,11 @@ def capture(
     examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
     with quiet(), torch.no_grad():
         try:
-            program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            program = in_place.without(
+                torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            )
+        except NotUsableError:
+            raise
         except Exception as error:
             raise NotUsableError(
                 f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",

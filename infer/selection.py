@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from . import capture, fidelity, plugins
-from .errors import GateError, NotUsableError
+from . import capture, failures, fidelity, plugins
+from .errors import GateError, NotUsableError, ResourceError
 from .generate.step import StepShape
 from .spec import Choice, Finding, Plan
 from .street import Street
@@ -32,6 +32,7 @@ def try_backends(
 ) -> list[Trial]:
     trials: list[Trial] = []
     errors: list[str] = []
+    full: ResourceError | None = None
     work = folder / "trials"
     for name in candidates(street.plan, steps=shrunk.shape is not None):
         if trials and name == "eager":
@@ -50,20 +51,46 @@ def try_backends(
             street.found([Finding("lower", f"refused {name}", None, why=reason)])
             errors.append(f"{name}: {reason}")
             continue
-        street.watch.step("lower", name)
+        at = _Steps(street)
+        at.step("lower", name)
         plan = street.plan.with_(backend=name)
         try:
-            trials.append(
-                run_trial(plan, original, small, place, work / name, street.watch.step, floats, shape)
-            )
-        except NotUsableError as error:
-            if street.plan.backend != "auto":
-                raise
-            street.found([Finding("lower", f"refused {name}", None, why=str(error))])
-            errors.append(f"{name}: {error}")
+            trials.append(run_trial(plan, original, small, place, work / name, at.step, floats, shape))
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
+            refusal = failures.of_backend(name, at.name, error, _others(name, small, plan))
+            if street.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
+                raise refusal from (None if refusal is error else error)
+            full = refusal if isinstance(refusal, ResourceError) else full
+            street.found([Finding("lower", f"refused {name}", None, why=str(refusal))])
+            errors.append(f"{name}: {refusal}")
+    if not trials and full is not None:
+        raise full
     if not trials:
         raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
     return trials
+
+
+@dataclass
+class _Steps:
+    """Which step of a trial was begun last."""
+
+    street: Street
+    name: str = ""
+
+    def step(self, name: str, detail: str) -> None:
+        self.name = name
+        self.street.watch.step(name, detail)
+
+
+def _others(name: str, graph: capture.Graph, plan: Plan) -> list[str]:
+    """The backends that may take what this one failed with."""
+    return [
+        other
+        for other in sorted(plugins.names("backends"), key=lambda one: one != "ort")
+        if other != name
+        and plugins.why_not("backends", other) is None
+        and plugins.get("backends", other).refuses(graph, plan.with_(backend=other)) is None
+    ]
 
 
 def candidates(plan: Plan, *, steps: bool = False) -> list[str]:

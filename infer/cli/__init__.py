@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InferError, ResourceError
+from ..errors import InferError
 from . import language, optimizing, serving
 from .arguments import Artifact, AsJson, Trust
 
@@ -156,13 +156,15 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _fail(str(error), error.exit_code, error.code if "--json" in given else "")
-    except MemoryError:
-        return _fail("out of memory; try --load offload, or a machine with more", ResourceError.exit_code)
     except typer.TyperException as error:  # type: ignore[attr-defined]
         return _fail(str(error), 2)
     except Exception as error:
         if debug:
             raise
+        from .. import failures
+
+        if refusal := failures.resource(error):
+            return _fail(str(refusal), refusal.exit_code, refusal.code if "--json" in given else "")
         return _fail(
             f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,14 @@ from .rewriting import Rewriter
 
 aten, own = torch.ops.aten, torch.ops.infer
 FEWEST = 3  # operations that are worth a chain
+# Operators that read memory in the order of the original graph, which the results of chains need not have.
+LAYOUT = (
+    "aten.as_strided.default",
+    "aten.view.dtype",
+    "aten.view_as_complex.default",
+    "aten.view_as_real.default",
+)
+IN_PLACE = re.compile(r"aten\.[a-z]\w*_\.\w+")  # writes its operand, which chains would not see
 CACHE = 3  # the place of the cache among the arguments of attention
 
 
@@ -26,6 +35,8 @@ def fused(program: ExportedProgram) -> ExportedProgram:
     """A packed program with its layers on chains; what does not fit, and programs without such layers, as they are."""
     calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     if not any("linear_" in call and "_packed." in call for call in calls):
+        return program
+    if any(call in LAYOUT or IN_PLACE.fullmatch(call) for call in calls):
         return program
     builder = _Builder(matched(program))
     builder.run(flat=any("attend_native" in call for call in calls))

@@ -65,7 +65,12 @@ class _Matcher(Rewriter):
         self._drop_unused()
 
     def _simplify(self, node: fx.Node) -> None:
-        """Casts to the same dtype and checks of dtypes, which are settled by now."""
+        """Casts to the same dtype and checks of dtypes, which are settled by now.
+
+        Copies into another memory layout go too: a view of the result has to be a reshape then.
+        """
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
         if node.target is aten._assert_tensor_metadata.default:
             self._graph.erase_node(node)
         elif node.target in _SAME and isinstance(node.args[0], fx.Node):
