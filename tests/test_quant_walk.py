@@ -13,7 +13,7 @@ from torch.export import Dim
 from infer import capture, kernels, quant
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.quant import _walk
-from infer.quant._layers import QuantizedConv2d, QuantizedEmbedding, QuantizedLinear
+from infer.quant._layers import QuantizedConv, QuantizedEmbedding, QuantizedLinear
 from infer.spec import Finding, Plan
 from infer.weights import DictReader
 
@@ -107,7 +107,7 @@ def test_images_and_unbatched_images() -> None:
     for name in ("int8", "int8:weight", "int8:static", "cluster:6"):
         small = copy.deepcopy(model)
         findings = shrink(small, name, [{"x": x}])
-        assert isinstance(small.second, QuantizedConv2d)
+        assert isinstance(small.second, QuantizedConv)
         refused = "27 columns" if name == "cluster:6" else "1728 values"
         assert refused in value(findings, "refused first").why
         assert relative(model.second.weight, small.second.weight) < 0.03
@@ -288,7 +288,7 @@ def test_a_layer_used_twice_is_quantized_once_everywhere() -> None:
 def test_nothing_to_quantize_is_said() -> None:
     with pytest.raises(NotUsableError, match="refused 0: weight has 100 columns; nf4 blocks are 64 wide"):
         shrink(nn.Sequential(nn.Linear(100, 100)), "nf4")
-    with pytest.raises(NotUsableError, match="no Linear, Embedding or Conv2d"):
+    with pytest.raises(NotUsableError, match="no Linear, Embedding, Conv1d"):
         shrink(nn.Sequential(nn.ReLU()), "int8")
     with pytest.raises(NotUsableError, match="the model is this one layer"):
         shrink(nn.Linear(128, 128), "int8")

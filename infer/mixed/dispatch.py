@@ -20,6 +20,7 @@ from .. import __version__, capture, folders, plugins
 from .. import device as hardware
 from ..kernels import native
 from ..quant import Candidates, Weight
+from ..quant._kinds import is_linear
 from ..report import latency
 from ..spec import DTYPE_NAMES, Plan, TensorSpec
 
@@ -95,8 +96,9 @@ class Clock:
 
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> Timed:
         """One format of one Linear on one input shape, from the cache or measured now."""
-        layer = next(site.layer for site in weight.sites if isinstance(site.layer, nn.Linear))
-        key = f"{format} {list(weight.tensor.shape)} on {list(x)}"
+        layer = next(site.layer for site in weight.sites if is_linear(site.layer))
+        stored = "" if isinstance(layer, nn.Linear) else f" {type(layer).__name__}"
+        key = f"{format} {list(weight.tensor.shape)}{stored} on {list(x)}"
         self.used.add(key)
         if key not in self._known:
             with candidates.single(weight, layer, format) as small:

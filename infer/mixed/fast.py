@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from ..errors import GateError
 from ..quant import Weight
+from ..quant._kinds import is_linear
 from ..spec import WORKLOAD, Finding, saves_memory
 from . import dispatch
 from .dispatch import Timed
@@ -35,9 +34,7 @@ class Timings:
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
         hand their int8 results on to the next, so that one alone, which converts at both ends, says little.
         """
-        layers = [
-            s.layer for s in weight.sites if isinstance(s.layer, nn.Linear) and id(s.layer) in self.uses
-        ]
+        layers = [s.layer for s in weight.sites if is_linear(s.layer) and id(s.layer) in self.uses]
         return [
             Timed.total(
                 [

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..quant._kinds import is_linear
 from ..spec import WORKLOAD
 
 Shape = tuple[int, int]  # rows, in_features
@@ -25,7 +26,7 @@ def inputs_seen(
 ) -> Uses:
     """What the Linears among `layers` get in one run of each batch."""
     found: Uses = {}
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    linears = [layer for layer in layers if is_linear(layer)]
     for batch in batches:
         now: dict[int, Use] = {id(layer): {} for layer in linears}
         handles = [layer.register_forward_pre_hook(_counting(now[id(layer)])) for layer in linears]

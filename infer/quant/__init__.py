@@ -67,7 +67,7 @@ class Stats(Protocol):
 
     @property
     def result(self) -> Stats | None:
-        """The same of what a Conv2d gives; None for other layers."""
+        """The same of what a convolution gives; None for other layers."""
         ...
 
 
@@ -82,11 +82,11 @@ class Quantizer(Protocol):
         ...
 
     def refuses(self, layer: nn.Module, plan: Plan) -> str | None:
-        """Why this layer stays float, or None. Only Linear, Embedding, Conv2d are asked."""
+        """Why this layer, of a kind in `_kinds.py`, stays float, or None."""
         ...
 
     def quantize(self, weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-        """weight float [rows, …] → packed tensors; row-wise: `join` of blocks equals the whole."""
+        """weight float [rows, …] by rows of outputs → packed tensors; row-wise: `join` of blocks equals the whole."""
         ...
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:

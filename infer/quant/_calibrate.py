@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..errors import SourceError, UsageError
 from ._balance import Balance, balance, balance_rows
 from ._feedback import Factor, factor
-from ._sites import LAYERS
+from ._kinds import CONVOLUTIONS, is_layer, is_product, pair, product_input, rows_of
 
 BINS = 2048
 LEVELS = 127
@@ -142,19 +142,17 @@ class LayerStats:
 def calibrate(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, hessian: bool = False
 ) -> dict[str, LayerStats]:
-    """Run `model` on each batch (by keyword) and return what every Linear and Conv2d saw, by layer name.
+    """Run `model` on each batch (by keyword) and return what every layer with a product saw, by layer name.
 
     `hessian` adds what error feedback needs. Tokens that an input `attention_mask` hides don't count. A layer that no
     input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's input isn't finite.
     """
     stats: dict[str, LayerStats] = {}
-    layers = [
-        (n, m) for n, m in model.named_modules() if isinstance(m, LAYERS) and not isinstance(m, nn.Embedding)
-    ]
+    layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not isinstance(m, nn.Embedding)]
     width = hessian_width([m for _, m in layers]) if hessian else 0
     mask: list[Tensor | None] = [None]
     handles = [m.register_forward_pre_hook(partial(_see, stats, name, width, mask)) for name, m in layers]
-    convolutions = [(name, m) for name, m in layers if isinstance(m, nn.Conv2d)]
+    convolutions = [(name, m) for name, m in layers if isinstance(m, CONVOLUTIONS)]
     handles += [m.register_forward_hook(partial(_see_result, stats, name)) for name, m in convolutions]
     training = model.training
     count = 0
@@ -170,7 +168,7 @@ def calibrate(
             handle.remove()
     if not count:
         raise UsageError("there are no inputs to calibrate with", hint="Give them with --data")
-    _find_readers(stats, {n: m.weight for n, m in layers if isinstance(m, nn.Linear)})
+    _find_readers(stats, {n: rows_of(m) for n, m in layers if is_product(m)})
     return stats
 
 
@@ -197,8 +195,7 @@ def hessian_width(layers: Iterable[nn.Module]) -> int:
 
 
 def _columns(layer: nn.Module) -> int:
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    return weight[0].numel()
+    return rows_of(layer)[0].numel()
 
 
 def _see(
@@ -215,11 +212,11 @@ def _see(
     if name not in stats:
         stats[name] = _empty(rows.shape[1])
     stats[name].add(rows)
-    if not isinstance(layer, nn.Conv2d):
+    if is_product(layer):
         stats[name].keep(rows)
-    if width and not isinstance(layer, nn.Conv2d):
+    if width and is_product(layer):
         stats[name].add_products(rows, width)
-    elif width and isinstance(layer, nn.Conv2d) and layer.groups == 1:
+    elif width and isinstance(layer, CONVOLUTIONS) and layer.groups == 1:
         stats[name].add_products(_patches(layer, args[0].detach().float().cpu()), width)
 
 
@@ -229,7 +226,7 @@ def _empty(columns: int) -> LayerStats:
 
 
 def _see_result(
-    stats: dict[str, LayerStats], name: str, layer: nn.Conv2d, args: tuple[Any, ...], result: Tensor
+    stats: dict[str, LayerStats], name: str, layer: nn.Module, args: tuple[Any, ...], result: Tensor
 ) -> None:
     rows = _rows(layer, result, None).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
@@ -241,19 +238,24 @@ def _see_result(
 
 def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     """One column per input feature, or per input channel of a convolution."""
-    if isinstance(layer, nn.Conv2d):
-        return x.movedim(-3, -1).reshape(-1, x.shape[-3])
+    if isinstance(layer, CONVOLUTIONS):
+        channels = -2 if isinstance(layer, nn.Conv1d) else -3
+        return x.movedim(channels, -1).reshape(-1, x.shape[channels])
+    x = product_input(layer, x)
     rows = x.reshape(-1, x.shape[-1])
     if mask is None or x.shape[:-1].numel() != mask.numel() or x.shape[0] not in (len(mask), mask.numel()):
         return rows
     return rows[mask.reshape(-1).bool()]
 
 
-def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
+def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     """What each output of a convolution is a product of: [outputs, I * kh * kw]."""
+    if isinstance(layer, nn.Conv1d):
+        x = x.unsqueeze(-2)
     batch = x if x.dim() == 4 else x[None]
     if isinstance(layer.padding, str):
         batch = F.pad(batch, layer._reversed_padding_repeated_twice)
-    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-    columns = F.unfold(batch, layer.kernel_size, layer.dilation, padding, layer.stride)
+    padding = (0, 0) if isinstance(layer.padding, str) else pair(layer.padding, 0)
+    size, dilation, stride = pair(layer.kernel_size, 1), pair(layer.dilation, 1), pair(layer.stride, 1)
+    columns = F.unfold(batch, size, dilation, padding, stride)
     return columns.transpose(1, 2).reshape(-1, columns.shape[1])

@@ -58,7 +58,7 @@ def resolve_pins(pins: Mapping[str, str], names: Iterable[str]) -> dict[str, str
 
 
 def quantizable(model: nn.Module) -> list[Weight]:
-    """Every weight of a Linear, Embedding or Conv2d; `reasons` of those that no format may take."""
+    """Every weight of a layer that has a quantized form; `reasons` of those that no format may take."""
     return find(model, lambda site: None)
 
 
@@ -68,7 +68,7 @@ def names_of(weights: Iterable[Weight]) -> list[str]:
 
 
 def layer_names(model: nn.Module) -> list[str]:
-    """Every name of every Linear, Embedding and Conv2d of a model."""
+    """Every name of every layer of a model that has a quantized form."""
     return names_of(quantizable(model))
 
 

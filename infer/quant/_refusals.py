@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ._kinds import CONVOLUTIONS, TRANSPOSED, is_product, rows_of
+
 SMALLEST = 64 * 64
 
 
@@ -26,7 +28,7 @@ def refuses_embedding(layer: nn.Embedding) -> str | None:
     return None
 
 
-def refuses_padding(layer: nn.Conv2d, name: str) -> str | None:
+def refuses_padding(layer: nn.Conv1d | nn.Conv2d, name: str) -> str | None:
     """Padding that is not the same number of zeros on both sides."""
     if layer.padding_mode != "zeros":
         return f"padding_mode={layer.padding_mode!r}; {name} pads with zeros"
@@ -37,18 +39,29 @@ def refuses_padding(layer: nn.Conv2d, name: str) -> str | None:
     return None
 
 
+def refuses_transposed(layer: nn.ConvTranspose1d | nn.ConvTranspose2d) -> str | None:
+    """Transposed convolutions that are no single product with the channels of a pixel."""
+    if layer.groups > 1:
+        return f"groups={layer.groups}; a quantized {type(layer).__name__} has one group"
+    if any(p >= s for p, s in zip(layer.output_padding, layer.stride, strict=True)):
+        return f"output_padding={layer.output_padding} is not smaller than stride={layer.stride}"
+    return None
+
+
 def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
-    """The rules of one-table formats and cluster: rows of whole groups; of Conv2d only cluster."""
-    if isinstance(layer, nn.Conv2d) and name == "cluster":
+    """The rules of one-table formats and cluster: rows of whole groups; of convolutions only cluster."""
+    if isinstance(layer, CONVOLUTIONS) and name == "cluster":
         columns = layer.weight[0].numel()
         if reason := refuses_padding(layer, name):
             return reason
         return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
-    if not isinstance(layer, nn.Linear | nn.Embedding):
+    if not is_product(layer) and not isinstance(layer, nn.Embedding):
         return f"{name} shrinks Linear and Embedding layers, not {type(layer).__name__}"
     if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
         return reason
-    columns = layer.weight.shape[1]
+    if isinstance(layer, TRANSPOSED) and (reason := refuses_transposed(layer)):
+        return reason
+    columns = rows_of(layer).shape[1]
     return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
-LAYERS = (nn.Linear, nn.Embedding, nn.Conv2d)
+from ._kinds import is_layer, is_stored_by_columns, kind_of
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Weight:
 
 
 def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight]:
-    """Every weight of a Linear, Embedding or Conv2d, in order; tied layers fall or stand together."""
+    """Every weight of a layer that has a quantized form, in order; tied layers fall or stand together."""
     sites = _sites(model)
     parameters = _parameters(model)
     weights: dict[int, Weight] = {}
@@ -62,11 +62,11 @@ def _sites(model: nn.Module) -> list[Site]:
     found: dict[int, Site] = {}
     for path, parent in model.named_modules(remove_duplicate=True):
         for attribute, child in parent._modules.items():
-            if isinstance(child, LAYERS):
+            if is_layer(child):
                 site = found.setdefault(id(child), Site(child))
                 site.names.append(f"{path}.{attribute}" if path else attribute)
                 site.parents.append((parent, attribute))
-    if isinstance(model, LAYERS):
+    if is_layer(model):
         found[id(model)] = Site(model, ["the model"])
     return list(found.values())
 
@@ -85,7 +85,7 @@ def _parameters(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
 
 def left_alone(layer: nn.Module, has_parent: bool) -> str | None:
     """Why no format may take this layer."""
-    kind = next(base for base in LAYERS if isinstance(layer, base))
+    kind = kind_of(layer)
     if not has_parent:
         return "the model is this one layer; there is nowhere to put another"
     if isinstance(layer, NonDynamicallyQuantizableLinear):
@@ -105,6 +105,11 @@ def left_alone(layer: nn.Module, has_parent: bool) -> str | None:
 def _bind(weight: Weight, holders: Iterable[tuple[str, nn.Module]]) -> None:
     """What ties a weight to something that stays float keeps all its layers float."""
     layers = [site.layer for site in weight.sites]
+    if len({is_stored_by_columns(layer) for layer in layers}) > 1:
+        for site in weight.sites:
+            weight.reasons.setdefault(
+                site.name, "its weight is shared by layers that read it in different ways"
+            )
     for name, module in holders:
         if not any(module is layer for layer in layers):
             for site in weight.sites:

@@ -1,4 +1,4 @@
-"""The walk over a model: each Linear, Embedding and Conv2d that the format accepts becomes a packed one.
+"""The walk over a model: each layer of a kind in `_kinds.py` that its format accepts becomes a packed one.
 
 Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
 needs memory for its packed form and for one block. What isn't quantized stays where it is. A `Shelf` keeps what
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ..spec import Finding, Plan
 from ..weights import WeightReader, check_finite
 from . import Stats, join, needs_stats
 from ._formats import FLOAT, Format, find_with_formats
+from ._kinds import NAMES, by_rows, is_stored_by_columns
 from ._layers import Packed, replacement
 from ._sites import Site, Weight
 
@@ -89,7 +90,7 @@ class Origin:
         columns = max(torch.Size(self.shape[1:]).numel(), 1)
         step = max(BLOCK // columns // multiple, 1) * multiple
         for start in range(0, self.shape[0], step):
-            block = self.rows(start, min(start + step, self.shape[0])).detach().cpu().float()
+            block = self.rows(start, min(start + step, self.shape[0])).detach().cpu().float().contiguous()
             check_finite(self.name, block, row=start)
             yield block
 
@@ -123,7 +124,7 @@ def quantize_model(
     refused = [Finding(STAGE, f"refused {n}", None, why=y) for w, _ in weights for n, y in w.reasons.items()]
     if not accepted:
         reasons = "; ".join(f"{finding.what}: {finding.why}" for finding in refused[:3])
-        reasons = reasons or "it has no Linear, Embedding or Conv2d"
+        reasons = reasons or f"it has no {NAMES}"
         raise NotUsableError(
             f"no layer of this model can be {plan.quant} ({reasons})",
             hint="Use --quant none, or another format",
@@ -158,9 +159,11 @@ def origin_of(
     weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
 ) -> Origin:
     """Where the rows of a weight come from; `reader` is asked while the model is on meta."""
-    tensor, shape = weight.tensor, tuple(weight.tensor.shape)
+    tensor, layer = weight.tensor, weight.sites[0].layer
+    rows = by_rows(layer, tensor)
+    shape = tuple(rows.shape)
     if not tensor.is_meta:
-        return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: tensor[start:stop])
+        return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
     if reader is None:
         raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
     held = set(reader.names())
@@ -168,9 +171,14 @@ def origin_of(
     name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
     if name is None:
         raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
-    if tuple(reader.shape(name)) != shape:
-        raise SourceError(f"expected {list(shape)}, got {list(reader.shape(name))}", where=name)
-    return Origin(shape, reader.dtype(name), name, lambda start, stop: reader.rows(name, start, stop))
+    if tuple(reader.shape(name)) != tuple(tensor.shape):
+        raise SourceError(f"expected {list(tensor.shape)}, got {list(reader.shape(name))}", where=name)
+    if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
+        whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
+        return Origin(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+    return Origin(
+        shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
+    )
 
 
 def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> Packing:

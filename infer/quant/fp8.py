@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..kernels.linear_fp8 import LARGEST
 from ..spec import Plan
 from . import Stats
+from ._kinds import is_linear, rows_of
 from ._refusals import too_small
 
 OPTIONS = ("",)
@@ -29,10 +30,11 @@ def missing() -> str | None:
 
 
 def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    if not isinstance(layer, nn.Linear):
+    if not is_linear(layer):
         return f"fp8 shrinks Linear layers, not {type(layer).__name__}"
-    if layer.out_features % MULTIPLE or layer.in_features % MULTIPLE:
-        return f"{layer.out_features} x {layer.in_features}; float8 products take multiples of {MULTIPLE}"
+    outputs, inputs = rows_of(layer).shape
+    if outputs % MULTIPLE or inputs % MULTIPLE:
+        return f"{outputs} x {inputs}; float8 products take multiples of {MULTIPLE}"
     if plan.device.startswith("cuda") and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability(plan.device)
         if capability < UNITS:

@@ -23,7 +23,8 @@ from ..spec import Plan
 from . import Stats
 from ._balance import Balance
 from ._feedback import round_with_feedback
-from ._refusals import refuses_embedding, refuses_padding, too_small
+from ._kinds import CONVOLUTIONS, TRANSPOSED
+from ._refusals import refuses_embedding, refuses_padding, refuses_transposed, too_small
 
 OPTIONS = ("", "weight", "static")
 NEEDS_STATS = frozenset({"static"})
@@ -41,12 +42,14 @@ def missing() -> str | None:
 def refuses(layer: nn.Module, plan: Plan) -> str | None:
     if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
         return reason
-    if isinstance(layer, nn.Conv2d) and (reason := _refuses_conv(layer)):
+    if isinstance(layer, CONVOLUTIONS) and (reason := _refuses_conv(layer)):
+        return reason
+    if isinstance(layer, TRANSPOSED) and (reason := refuses_transposed(layer)):
         return reason
     return too_small(layer)
 
 
-def _refuses_conv(layer: nn.Conv2d) -> str | None:
+def _refuses_conv(layer: nn.Conv1d | nn.Conv2d) -> str | None:
     if reason := refuses_padding(layer, "int8"):
         return reason
     products = layer.weight[0].numel()
@@ -57,7 +60,7 @@ def _refuses_conv(layer: nn.Conv2d) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []; of a Conv2d y_scale too.
+    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []; of Conv y_scale too.
 
     An embedding has no activations to scale: without `stats` the static form is the dynamic one. The walk refuses
     other layers that calibration did not reach.

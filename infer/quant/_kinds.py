@@ -1,0 +1,75 @@
+"""The kinds of layers that have a quantized form, and how the weight of each is read as rows of outputs.
+
+Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs, inputs / groups, height, width]:
+
+    Linear, Embedding                 as they are
+    Conv1D of transformers (GPT-2)    a Linear whose weight is stored as [inputs, outputs]
+    Conv2d, Conv1d                    an image of height 1 where there is one dimension
+    ConvTranspose2d, ConvTranspose1d  a Linear from the channels of a pixel to the patch that the pixel adds to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
+LAYERS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
+NAMES = "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d or Conv1D"
+
+
+def is_conv1d_of_gpt2(layer: nn.Module) -> bool:
+    """`transformers.pytorch_utils.Conv1D`, which is a Linear; told by name, for transformers may be absent."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
+
+
+def is_layer(layer: nn.Module) -> bool:
+    """Whether layers of this kind have a quantized form."""
+    return isinstance(layer, LAYERS) or is_conv1d_of_gpt2(layer)
+
+
+def kind_of(layer: nn.Module) -> type[nn.Module]:
+    """The class of `LAYERS` that a layer is an instance of, or its own."""
+    return next((kind for kind in LAYERS if isinstance(layer, kind)), type(layer))
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether it is a product of the last axis of its input, whatever it is called."""
+    return isinstance(layer, nn.Linear) or is_conv1d_of_gpt2(layer)
+
+
+def is_product(layer: nn.Module) -> bool:
+    """Whether its quantized form is one matrix product with [outputs, inputs]."""
+    return isinstance(layer, TRANSPOSED) or is_linear(layer)
+
+
+def is_stored_by_columns(layer: nn.Module) -> bool:
+    """Whether the first axis of the stored weight is inputs."""
+    return isinstance(layer, TRANSPOSED) or is_conv1d_of_gpt2(layer)
+
+
+def by_rows(layer: nn.Module, weight: Tensor) -> Tensor:
+    """The stored weight of a layer as rows of outputs, a view."""
+    if is_stored_by_columns(layer):
+        return weight.flatten(1).t()
+    return weight.unsqueeze(2) if isinstance(layer, nn.Conv1d) else weight
+
+
+def rows_of(layer: nn.Module) -> Tensor:
+    """`by_rows` of a layer's own weight."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return by_rows(layer, weight)
+
+
+def pair(sizes: Sequence[int], first: int) -> tuple[int, int]:
+    """Sizes of one or two dimensions as two; `first` is the one of the dimension that is added."""
+    return (first, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def product_input(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the product of a layer multiplies: [..., inputs]."""
+    if not isinstance(layer, TRANSPOSED):
+        return x
+    return x.movedim(-2 if isinstance(layer, nn.ConvTranspose1d) else -3, -1)
