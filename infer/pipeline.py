@@ -16,6 +16,7 @@ from torch import nn
 from . import artifact, capture, generate, mixed, plugins, quant, sources
 from .errors import NotUsableError, UsageError
 from .generate import chat, lora
+from .generate.consistency import require_float_step
 from .kernels import native
 from .publishing import Outcome, publish
 from .report import roofline
@@ -153,6 +154,8 @@ def build(
         street.watch.step("shrink", street.plan.quant)
         shrunk = shrink(street, loaded, original, mix)
         if shrunk.shape is not None:
+            if not kept:
+                judge_float_step(street, loaded, shrunk.shape, original)
             kept.append(shrunk)
         if original.module is not None:
             outputs = shrunk.graph.outputs if shrunk.shape is None else generate.window_outputs(shrunk.shape)
@@ -169,6 +172,19 @@ def build(
             shutil.rmtree(trial.folder.parent)
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
         street.again()
+
+
+def judge_float_step(
+    street: Street, loaded: sources.LoadedModel, shape: generate.StepShape, original: capture.Graph
+) -> None:
+    """Refuse a language model that answers otherwise when its tokens come in several steps, before it is lowered."""
+    if original.module is not None:
+        why = "its weights are streamed: only the lowered form is judged"
+        street.found([Finding("capture", "float step", None, why=why)])
+        return
+    street.watch.step("compare", "the float model in steps")
+    model = module_of(loaded).model
+    street.found(require_float_step(model, shape, original.samples["input_ids"]))  # type: ignore[arg-type]
 
 
 def float_step(loaded: sources.LoadedModel, shrunk: Shrunk) -> capture.Graph:

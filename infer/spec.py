@@ -232,25 +232,65 @@ def saves_memory(quant: str) -> bool:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row."""
+    """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row.
+
+    Of language models, relative errors of the worst single token: `worst_token` against the float model, and
+    `schedule` against the same step in one prefill, which no budget of the user (`max_drop`, `max_error`) loosens.
+    """
 
     relative_error: float | None = None
     cosine: float | None = None
     top1: float | None = None
     kl: float | None = None
     perplexity: float | None = None
+    worst_token: float | None = None
+    schedule: float | None = None
 
 
 # The quality table of the design: what each precision class may lose against the float original.
 LIMITS: dict[str, Limits] = {
-    "float32": Limits(relative_error=1e-3, cosine=0.9999, top1=0.998, kl=1e-4, perplexity=0.001),
-    "tf32": Limits(relative_error=5e-3, cosine=0.9995, top1=0.995, kl=5e-4, perplexity=0.001),
-    "float16": Limits(relative_error=1e-2, cosine=0.999, top1=0.995, kl=1e-3, perplexity=0.002),
-    "bfloat16": Limits(relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01),
-    "int8": Limits(relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01),
-    "4bit": Limits(relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12),
-    "3bit": Limits(relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50),
-    "2bit": Limits(relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00),
+    "float32": Limits(
+        relative_error=1e-3,
+        cosine=0.9999,
+        top1=0.998,
+        kl=1e-4,
+        perplexity=0.001,
+        worst_token=1e-2,
+        schedule=5e-3,
+    ),
+    "tf32": Limits(
+        relative_error=5e-3,
+        cosine=0.9995,
+        top1=0.995,
+        kl=5e-4,
+        perplexity=0.001,
+        worst_token=5e-2,
+        schedule=1e-2,
+    ),
+    "float16": Limits(
+        relative_error=1e-2,
+        cosine=0.999,
+        top1=0.995,
+        kl=1e-3,
+        perplexity=0.002,
+        worst_token=0.1,
+        schedule=2e-2,
+    ),
+    "bfloat16": Limits(
+        relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01, worst_token=0.5, schedule=0.1
+    ),
+    "int8": Limits(
+        relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01, worst_token=1.0, schedule=0.15
+    ),
+    "4bit": Limits(
+        relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12, worst_token=1.2, schedule=0.15
+    ),
+    "3bit": Limits(
+        relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50, worst_token=1.5, schedule=0.15
+    ),
+    "2bit": Limits(
+        relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00, worst_token=2.0, schedule=0.15
+    ),
 }
 
 
@@ -291,7 +331,7 @@ def limits(plan: Plan, task: str) -> Limits:
     if plan.max_drop is None:
         return LIMITS[precision(plan)]
     if task == "text-generation":
-        return Limits(perplexity=plan.max_drop)
+        return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
     return (
         Limits(top1=1 - plan.max_drop) if task == "classification" else Limits(relative_error=plan.max_drop)
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import capture, fidelity, golden, plugins
 from .generate import cuda_graphs
+from .generate.consistency import judged_windows, schedule_findings, spared_tokens
 from .generate.step import StepShape
 from .generate.windows import Windows
 from .report import anatomy, latency, roofline
@@ -120,7 +121,10 @@ def run_trial(
     findings = backend.lower(small, plan, ours)
     runner = opened(backend.open(ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
-    compared, kept = _compare(plan, floats.reference(plan), runner, original)
+    reference = floats.reference(plan)
+    compared, kept = _compare(plan, reference, runner, original)
+    if isinstance(runner, Windows):
+        compared += _in_schedules(reference, runner, original, spared_tokens(small))
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
@@ -143,6 +147,16 @@ def run_trial(
             trial.findings += anatomy.decode_step(runner.decoding(batch), batch)
     gc.collect()
     return trial
+
+
+def _in_schedules(reference: Any, runner: Windows, original: capture.Graph, spared: int) -> list[Finding]:
+    longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
+    windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
+
+    def logits(ids: Tensor) -> Tensor:
+        return reference.run({"input_ids": ids[None]})["logits"][0]  # type: ignore[no-any-return]
+
+    return schedule_findings(runner, windows, logits, spared=spared)
 
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from ..spec import Finding, Limits
-from .gate import limit
+from .gate import ALWAYS, limit
 
 # Metrics that go with the error itself; the others go with its square, as effects do.
-FIRST_ORDER = ("relative_error", "top1", "exact")
+FIRST_ORDER = ("relative_error", "worst_token", "top1", "exact")
 METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
 
 
@@ -27,7 +27,8 @@ def drop(findings: Sequence[Finding], task: str) -> float:
 def excess(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> float:
     """By which factor effects (KL, squared error) have to fall so that every limit holds; up to 1: they do.
 
-    Infinite for a wrong shape and for values that are not finite, which no smaller error cures.
+    Infinite for a wrong shape, for values that are not finite and for a step that depends on its schedule, which no
+    smaller error cures.
     """
     most = 0.0
     for finding in findings:
@@ -40,5 +41,7 @@ def excess(findings: Sequence[Finding], limits: Limits, max_error: float | None)
         bound, larger_is_worse = judged
         room, used = (bound, finding.value) if larger_is_worse else (1 - bound, 1 - finding.value)
         share = used / room if room > 0 else math.inf if used > 0 else 0.0
+        if metric == ALWAYS and share > 1:
+            return math.inf
         most = max(most, share**2 if metric in FIRST_ORDER else share)
     return most

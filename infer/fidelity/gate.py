@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..spec import LIMITS, Finding, Limits
@@ -14,15 +15,18 @@ JUDGED: dict[str, tuple[str, bool]] = {
     "top1": ("top1", False),
     "kl": ("kl", True),
     "perplexity_change": ("perplexity", True),
+    "schedule_error": ("schedule", True),
+    "worst_token": ("worst_token", True),
 }
+ALWAYS = "schedule_error"  # judged whatever the user allows, since no format explains it
 
 
 def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> str | None:
     """The first violated limit as a sentence, or None.
 
     A wrong shape, or a value that is not finite where the float model's is, fails at once. `max_error`
-    replaces the limit of relative_error, and then only that is judged. Among rows too few to resolve the
-    limit of top1, a single flip is no violation; kl and relative_error still speak.
+    replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
+    resolve the limit of top1, a single flip is no violation; kl and relative_error still speak.
     """
     rows = {f.what.rpartition(".")[0]: f.value for f in findings if f.what.endswith(".rows")}
     for finding in findings:
@@ -33,7 +37,7 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
             return f"{output} has {finding.value} values that are NaN or infinite, unlike the float model's"
     for finding in findings:
         output, _, metric = finding.what.rpartition(".")
-        if metric not in JUDGED or (max_error is not None and metric != "relative_error"):
+        if metric not in JUDGED or _set_aside(metric, max_error):
             continue
         reason = _violation(finding, metric, limits, max_error, rows.get(output))
         if reason:
@@ -43,8 +47,14 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
     return None
 
 
+def _set_aside(metric: str, max_error: float | None) -> bool:
+    return max_error is not None and metric not in ("relative_error", ALWAYS)
+
+
 def _fields(limits: Limits) -> list[str]:
-    return [name for name in limits.__struct_fields__ if getattr(limits, name) is not None]
+    """The limits that a user's budget can stand for."""
+    names = [name for name in limits.__struct_fields__ if name != JUDGED[ALWAYS][0]]
+    return [name for name in names if getattr(limits, name) is not None]
 
 
 def _judged(findings: Sequence[Finding], limits: Limits) -> bool:
@@ -55,20 +65,20 @@ def _judged(findings: Sequence[Finding], limits: Limits) -> bool:
 def limit(what: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
     """The limit that judges a metric (`logits.kl`) and whether larger is worse; None if only shown."""
     metric = what.rpartition(".")[2]
-    if metric not in JUDGED or (max_error is not None and metric != "relative_error"):
+    if metric not in JUDGED or _set_aside(metric, max_error):
         return None
     field, larger_is_worse = JUDGED[metric]
-    bound = getattr(limits, field) if max_error is None else max_error
+    bound = getattr(limits, field) if max_error is None or metric == ALWAYS else max_error
     return None if bound is None else (bound, larger_is_worse)
 
 
 def _violation(
     finding: Finding, metric: str, limits: Limits, max_error: float | None, rows: object
 ) -> str | None:
-    field, larger_is_worse = JUDGED[metric]
-    bound = getattr(limits, field) if max_error is None else max_error
-    if bound is None:
+    known = limit(finding.what, limits, max_error)
+    if known is None:
         return None
+    bound, larger_is_worse = known
     whose = "by --max-error" if max_error is not None else _owner(limits)
     value = finding.value
     if value is None:
@@ -77,12 +87,25 @@ def _violation(
         return f"{finding.what} can't be known: the float output is all zeros or not finite"
     if not isinstance(value, int | float):
         return None
+    if metric in ("schedule_error", "worst_token"):
+        return _of_a_token(finding, float(value), bound, "" if metric == ALWAYS else f" {whose}")
     if larger_is_worse:
         return None if value <= bound else f"{finding.what} {value:.3g} is above {bound:g} allowed {whose}"
     one_flip = metric == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
     if value >= bound or one_flip:
         return None
     return f"{finding.what} {_below(value, bound)} is below {bound:g} allowed {whose}"
+
+
+def _of_a_token(finding: Finding, value: float, bound: float, whose: str) -> str | None:
+    """`why` says on which schedule, at which position."""
+    if value <= bound:
+        return None
+    if not math.isfinite(value):
+        return f"{finding.why}: logits there are NaN or infinite on one side"
+    return (
+        f"{finding.why} by {value:.3g} (relative error of that token's logits), {bound:g} is allowed{whose}"
+    )
 
 
 def _owner(limits: Limits) -> str:

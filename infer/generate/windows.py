@@ -59,7 +59,7 @@ class Windows:
                 continue
             named = arrange(self.shape, [start] * batch, [stop - start] * batch, table)
             count = batch * (stop - start)
-            logits = self._call(ids[:, start:stop].flatten(), torch.arange(count), cache, named)
+            logits = self.call(ids[:, start:stop].flatten(), torch.arange(count), cache, named)
             parts.append(logits.unflatten(0, (batch, stop - start)))
         return {"logits": torch.cat(parts, 1)}
 
@@ -69,14 +69,15 @@ class Windows:
         table, cache = self._room(batch, context + 1)
         named = arrange(self.shape, [context] * batch, [1] * batch, table)
         ids, rows = torch.ones(batch, dtype=torch.int64), torch.arange(batch)
-        return lambda: self._call(ids, rows, cache, named)
+        return lambda: self.call(ids, rows, cache, named)
 
     def _room(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         blocks = max(-(-length // self.shape.page), 1)
         table = torch.arange(batch * blocks, dtype=torch.int32).reshape(batch, blocks)
         return table, self.shape.new_cache(batch * blocks, self.device)
 
-    def _call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
+    def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
+        """One step: logits of `rows` of the tokens `ids`; `named` is what `arrange` gives."""
         inputs = {"token_ids": ids, "logit_rows": rows, "kv_cache": cache, **named, **self._adapters}
         if self._adapters:
             inputs[INDEX] = torch.zeros_like(ids)
