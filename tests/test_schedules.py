@@ -61,19 +61,24 @@ def place_in_the_call(x: Tensor) -> Tensor:
     return x * (1 + 0.001 * torch.arange(x.shape[1])[:, None])
 
 
-FAULTS = (short_convolution, running_mean, mean_of_the_call, place_in_the_call)
+def far_convolution(x: Tensor) -> Tensor:
+    """Each token also sees the sixteenth before it, farther than a short trial of the model looks."""
+    return x + 0.1 * nn.functional.pad(x, (0, 0, 16, 0))[:, :-16]
 
 
-def plant(model: nn.Module, fault: Callable[[Tensor], Tensor]) -> nn.Module:
+FAULTS = (far_convolution, short_convolution, running_mean, mean_of_the_call, place_in_the_call)
+
+
+def plant(model: nn.Module, fault: Callable[[Tensor], Tensor]) -> None:
     layer = model.model.layers[1]
     layer.mlp = Planted(layer.mlp, fault)
-    return model
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_a_layer_that_depends_on_the_call_is_refused_in_float(fault: Callable[[Tensor], Tensor]) -> None:
-    model = plant(build("llama"), fault)
+    model = build("llama")
     shape = generate.probe(model)
+    plant(model, fault)
     with pytest.raises(
         GateError, match=r"token by token differs most from one prefill at position \d+ by"
     ) as e:
@@ -193,7 +198,7 @@ def test_a_model_with_state_of_its_own_is_refused_with_exit_code_4(
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     forward = LlamaMLP.forward
-    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, short_convolution(x)))
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, far_convolution(x)))
     assert optimized(llama) == 4
     said = " ".join(capsys.readouterr().err.split())
     assert "decoding token by token differs most from one prefill at position" in said
