@@ -221,7 +221,7 @@ def test_what_a_schema_asks_and_nobody_can_enforce_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError, match=named) as caught:
         grammars.check({"json_schema": schema})
-    assert caught.value.status == 400
+    assert caught.value.status == 422
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_compile_that_takes_too_long_is_given_up_and_holds_its_place(
 ) -> None:
     grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(compile_seconds=0.05, compiling=1))
     done = threading.Event()
-    monkeypatch.setattr(grammars, "_compile", lambda kind, value: done.wait(60))
+    monkeypatch.setattr(grammars._compiler, "compile", lambda kind, value: done.wait(60))
     with pytest.raises(InputError, match="takes longer than 0.05 s"):
         grammars.check({"json_object": True})
     with pytest.raises(OverloadedError, match="other grammars"):
@@ -330,7 +330,7 @@ def test_a_compile_that_takes_too_long_is_given_up_and_holds_its_place(
     monkeypatch.undo()
     grammars._compiling.acquire(timeout=60)
     grammars._compiling.release()
-    assert grammars._compile("choice", ["a"])
+    assert grammars._compiler.compile("choice", ["a"])
 
 
 def test_the_cache_keeps_the_constraints_used_last() -> None:
@@ -338,19 +338,28 @@ def test_the_cache_keeps_the_constraints_used_last() -> None:
     for text in ("a", "b", "a", "c"):
         grammars.check({"choice": [text]})
     assert len(grammars) == 2
-    grammars._compile = None  # type: ignore[assignment,method-assign]
+    grammars._compiler = None  # type: ignore[assignment]
     grammars.check({"choice": ["a"]})
-    small = Grammars(BYTES, VOCAB, [0], GrammarLimits(cached_bytes=30))
-    for text in ("aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"):
-        small.check({"choice": [text]})
-    assert len(small) == 2
+
+
+def test_the_cache_and_all_grammars_in_use_stay_within_their_memory() -> None:
+    limits = GrammarLimits(cached_bytes=64 << 20, used_bytes=96 << 20)
+    grammars = Grammars(BYTES, VOCAB, [0], limits)
+    for text in ("a", "b", "c", "d"):
+        grammars.check({"choice": [text]}, 20 << 20)
+    assert len(grammars) == 2
+    used = [grammars.open({"choice": [text]}) for text in ("c", "d")]
+    with pytest.raises(OverloadedError, match="memory"):
+        grammars.check({"choice": ["e"]}, 60 << 20)
+    used.clear()
+    grammars.check({"choice": ["e"]}, 60 << 20)
 
 
 def test_a_constraint_in_use_is_not_compiled_again_though_the_cache_lost_it(grammars: Grammars) -> None:
     grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(cached=1))
     first = grammars.open({"choice": ["a"]})
     grammars.check({"choice": ["b"]})
-    grammars._compile = None  # type: ignore[assignment,method-assign]
+    grammars._compiler = None  # type: ignore[assignment]
     assert takes(grammars.open({"choice": ["a"]}), "a")
     assert takes(first, "a")
 

@@ -60,7 +60,7 @@ def test_a_grammar_that_fails_late_ends_its_own_request_as_its_fault(where: str,
     running.submit(request("free", letters(5), max_tokens=9))
     outputs = drive(running)
     last = [output for output in outputs if output.id == "bad" and output.finish is not None]
-    assert {(output.index, output.finish, output.error) for output in last} == {
+    assert {(output.index, output.finish, output.fault) for output in last} == {
         (i, "error", "GrammarError") for i in range(n)
     }
     assert len(tokens(outputs, "free")) == 9
@@ -69,7 +69,7 @@ def test_a_grammar_that_fails_late_ends_its_own_request_as_its_fault(where: str,
 
 def test_the_library_raises_a_grammar_error_for_it() -> None:
     with pytest.raises(GrammarError, match="too complex"):
-        raise_error(Output(id="a", index=0, finish="error", stopped_by="too complex", error="GrammarError"))
+        raise_error(Output(id="a", index=0, finish="error", stopped_by="too complex", fault="GrammarError"))
 
 
 class Late(Alphabet):
@@ -79,7 +79,7 @@ class Late(Alphabet):
         if made and request.grammar:
             self.cancel(request.id)
             output = Output(
-                id=request.id, index=0, finish="error", stopped_by="too complex", error="GrammarError"
+                id=request.id, index=0, finish="error", stopped_by="too complex", fault="GrammarError"
             )
             return [output]
         return super()._go_on(request, made)

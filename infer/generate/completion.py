@@ -126,8 +126,8 @@ def raise_error(output: Output) -> None:
 
 def error_of(output: Output) -> InferError:
     """The error of an output whose `finish` is "error"."""
-    if output.error:
-        found: InferError = getattr(errors, output.error)(str(output.stopped_by))
+    if output.fault:
+        found: InferError = getattr(errors, output.fault)(str(output.stopped_by))
         return found
     return InferError(f"the model failed: {output.stopped_by or 'the engine gave no reason'}")
 

@@ -25,10 +25,14 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 64
     compile_seconds: float = 3.0
     compiling: int = 2  # at the same time, those that ran over their time included
+    compiled_bytes: int = 128 << 20  # of memory, that one may take
+    mask_seconds: float = 0.05  # of one token, in a trial
     cached: int = 32
-    cached_bytes: int = 1 << 20  # of their constraints
+    cached_bytes: int = 256 << 20  # of memory, that those take
+    used_bytes: int = 512 << 20  # of memory, of those that completions use, cached or not
     lexer_states: int = 16_000  # 1 to 2 kB each
     row_items: int = 10_000  # alternatives the parser follows at once
+    step_items: int = 50_000  # that it makes for one token, about 3 ms
     step_fuel: int = 200_000  # about 15 ms
 
 

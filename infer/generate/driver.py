@@ -206,8 +206,8 @@ class Driver:
         self._send([o for ticket in self._running.values() for o in _endings(ticket, finish, why)])
 
 
-def _endings(ticket: _Ticket, finish: Any, why: str | None, error: str = "") -> list[Output]:
+def _endings(ticket: _Ticket, finish: Any, why: str | None, fault: str = "") -> list[Output]:
     id = ticket.request.id
     return [
-        Output(id=id, index=i, finish=finish, stopped_by=why, error=error) for i in sorted(ticket.unfinished)
+        Output(id=id, index=i, finish=finish, stopped_by=why, fault=fault) for i in sorted(ticket.unfinished)
     ]

@@ -56,14 +56,14 @@ def take(
     return _output(completion, tokens, logprobs, text)
 
 
-def ended(completion: Completion, finish: FinishReason, by: str | None = None, error: str = "") -> Output:
+def ended(completion: Completion, finish: FinishReason, by: str | None = None, fault: str = "") -> Output:
     """Without a new token."""
     output = _output(completion, [], [], "", finish, by)
-    return structs.replace(output, error=error) if error else output
+    return structs.replace(output, fault=fault) if fault else output
 
 
 def told(error: Exception) -> tuple[str, str]:
-    """`stopped_by` and `error` of an output for a request that ends with this exception."""
+    """`stopped_by` and `fault` of an output for a request that ends with this exception."""
     if isinstance(error, InputError):
         return str(error), type(error).__name__
     return f"{type(error).__name__}: {error}", ""

@@ -1,4 +1,4 @@
-"""Structured output: constraints as masks over the vocabulary, by llguidance (an Earley parser over bytes).
+"""Structured output: constraints as masks over the vocabulary.
 
 What can't be enforced is refused with its name, never ignored. Grammars come from strangers: their size, depth, compile
 time and the work per token are bounded (`constraints.GrammarLimits`). `Grammars.check` may be called from any thread
@@ -8,8 +8,6 @@ and belongs there: it compiles into the cache, so that `open`, in the engine's t
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,24 +15,23 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import WeakValueDictionary
 
-import msgspec
 import torch
 from torch import Tensor
 
 from ..errors import GrammarError, InputError, NotUsableError, OverloadedError
-from .constraints import Calls, GrammarLimits, read
+from .constraints import GrammarLimits, read
+from .grammar_compiler import GrammarCompiler, brief
 
-_WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
-_OPTIONS: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITESPACE}
+GROWTH = 2 << 20  # bytes by which a grammar grows while it is used
 
 
 class _Compiled:
-    """A grammar in its first state, alive as long as the cache or a completion holds it."""
+    """A grammar in its first state, alive as long as the cache or a completion holds it; `size` in bytes."""
 
-    __slots__ = ("__weakref__", "key", "matcher")
+    __slots__ = ("__weakref__", "key", "matcher", "size")
 
-    def __init__(self, key: str, matcher: Any) -> None:
-        self.key, self.matcher = key, matcher
+    def __init__(self, key: str, matcher: Any, size: int) -> None:
+        self.key, self.matcher, self.size = key, matcher, size
 
 
 class Matcher:
@@ -90,7 +87,7 @@ class Matcher:
         """Raise `GrammarError` once a limit is hit; no other completion starts from what this one shares then."""
         if self._matcher.is_error():
             self._owner.forget(self._compiled.key)
-            reason = _brief(self._matcher.get_error())
+            reason = brief(self._matcher.get_error())
             raise GrammarError(f"the grammar became too complex: {reason}", where="grammar")
 
 
@@ -108,18 +105,19 @@ class Grammars:
                 "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
             )
         self.limits = limits or GrammarLimits()
-        self._source, self.eos_ids = tokenizer, tuple(eos_ids)
-        self.vocab_size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
+        self.eos_ids = tuple(eos_ids)
+        self._compiler = GrammarCompiler(tokenizer, vocab_size, eos_ids, self.limits)
+        self.vocab_size = self._compiler.vocab_size
         self.words = -(-self.vocab_size // 32)
-        self._tokenizer: Any = None
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._compiling = threading.Semaphore(self.limits.compiling)
-        self._cache: OrderedDict[str, tuple[_Compiled, int]] = OrderedDict()
+        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[str, _Compiled] = WeakValueDictionary()
 
-    def check(self, constraint: Mapping[str, Any]) -> None:
-        """Compile into the cache. Raises `InputError` naming what is wrong or can't be enforced."""
-        self._compiled(constraint)
+    def check(self, constraint: Mapping[str, Any], size: int = 0) -> None:
+        """Compile into the cache. `size`: bytes that it took in a trial. Raises `InputError` naming what is wrong or
+        can't be enforced, `OverloadedError` while those that are used take all memory that there is for them."""
+        self._compiled(constraint, size)
 
     def open(self, constraint: Mapping[str, Any]) -> Matcher:
         return Matcher(self, self._compiled(constraint))
@@ -132,23 +130,33 @@ class Grammars:
     def __len__(self) -> int:
         return len(self._cache)
 
-    def _compiled(self, constraint: Mapping[str, Any]) -> _Compiled:
+    def _compiled(self, constraint: Mapping[str, Any], size: int = 0) -> _Compiled:
         kind, text = read(constraint, self.limits)
         key = hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()
         with self._lock:
             compiled = self._alive.get(key)
         if compiled is None:
-            compiled = _Compiled(key, self._within_time(kind, constraint[kind]))
+            size = (size or len(text)) + GROWTH
+            self._make_room(size)
+            compiled = _Compiled(key, self._within_time(kind, constraint[kind]), size)
         with self._lock:
             self._alive[key] = compiled
-            self._cache[key] = (compiled, len(text))
+            self._cache[key] = compiled
             self._cache.move_to_end(key)
-            while len(self._cache) > self.limits.cached or self._bytes() > self.limits.cached_bytes:
-                self._cache.popitem(last=False)
+            self._shrink(self.limits.cached_bytes)
         return compiled
 
-    def _bytes(self) -> int:
-        return sum(size for _, size in self._cache.values())
+    def _make_room(self, size: int) -> None:
+        with self._lock:
+            self._shrink(self.limits.cached_bytes - size)
+            if size + _bytes(self._alive) > self.limits.used_bytes:
+                self._shrink(0)
+            if size + _bytes(self._alive) > self.limits.used_bytes:
+                raise OverloadedError("grammars of other requests take all memory for them", where="grammar")
+
+    def _shrink(self, most: int) -> None:
+        while self._cache and (len(self._cache) > self.limits.cached or _bytes(self._cache) > most):
+            self._cache.popitem(last=False)
 
     def _within_time(self, kind: str, value: Any) -> Any:
         """In a thread of its own: the library can't be stopped, but lets go of the interpreter while it compiles."""
@@ -158,7 +166,7 @@ class Grammars:
 
         def work() -> None:
             try:
-                result.append(self._compile(kind, value))
+                result.append(self._compiler.compile(kind, value))
             except Exception as error:  # noqa: BLE001 - handed to the caller
                 result.append(error)
             finally:
@@ -175,75 +183,6 @@ class Grammars:
             raise result[0]
         return result[0]
 
-    def _compile(self, kind: str, value: Any) -> Any:
-        import llguidance
 
-        limits = llguidance.LLParserLimits(
-            max_lexer_states=self.limits.lexer_states,
-            max_items_in_row=self.limits.row_items,
-            step_max_items=20 * self.limits.row_items,
-            step_lexer_fuel=self.limits.step_fuel,
-            verbose_errors=False,
-        )
-        tokens = self._tokens()
-        try:
-            matcher = llguidance.LLMatcher(tokens, self._grammar(kind, value), log_level=0, limits=limits)
-            if not matcher.is_error():
-                matcher.compute_bitmask()  # some limits are noticed by the first mask only
-        except ValueError as error:
-            raise InputError(f"this {kind} can't be read: {_brief(str(error))}", where=kind) from error
-        if matcher.is_error():
-            raise InputError(f"this {kind} can't be enforced: {_brief(matcher.get_error())}", where=kind)
-        return matcher
-
-    def _tokens(self) -> Any:
-        with self._loading:
-            if self._tokenizer is None:
-                import llguidance
-
-                try:
-                    self._tokenizer = llguidance.LLTokenizer(
-                        self._source.to_str(), n_vocab=self.vocab_size, eos_token=list(self.eos_ids) or None
-                    )
-                except ValueError as error:
-                    raise NotUsableError(
-                        f"this tokenizer can't be constrained: {_brief(str(error))}"
-                    ) from error
-            return self._tokenizer
-
-    def _grammar(self, kind: str, value: Any) -> str:
-        from llguidance import LLMatcher
-
-        if kind in ("json_schema", "json_object"):
-            schema = {"type": "object"} if kind == "json_object" else value
-            return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
-        if kind == "regex":
-            return LLMatcher.grammar_from_regex(value)
-        if kind == "choice":
-            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
-        return LLMatcher.grammar_from_lark(self._calls(msgspec.convert(value, Calls)))
-
-    def _calls(self, calls: Calls) -> str:
-        one, marks = "call", {name: self._mark(getattr(calls, name)) for name in _MARKS}
-        one = " ".join(filter(None, (marks["before"], "call", marks["after"])))
-        more = f"({marks['between']} {one}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
-        start = " ".join(filter(None, (marks["opening"], one, more, marks["closing"])))
-        schema = {**calls.schema, "x-guidance": _OPTIONS}
-        return f"start: {start}\ncall: %json {json.dumps(schema)}\n"
-
-    def _mark(self, text: str) -> str:
-        """Text as terms of the grammar: a token that the tokenizer knows as special is asked for by its id."""
-        terms = []
-        for piece in re.split(r"(<\|?\w+\|?>|</\w+>|\[[A-Z_]+\])", text):
-            number = self._source.token_to_id(piece) if piece else None
-            special = number is not None and self._tokenizer.is_special_token(number)
-            terms.append(f"<[{number}]>" if special else json.dumps(piece) if piece else "")
-        return " ".join(filter(None, terms))
-
-
-_MARKS = ("opening", "before", "after", "between", "closing")
-
-
-def _brief(text: str) -> str:
-    """The first line of a message of the library, at most 200 characters; its later lines show the grammar."""
-    return text.split("\n", 1)[0][:200]
+def _bytes(grammars: Mapping[str, _Compiled]) -> int:
+    return sum(compiled.size for compiled in list(grammars.values()))

@@ -79,24 +79,24 @@ class InFlight:
             self._statistics.finished += 1
 
     def close_all(
-        self, sequence: Sequence, finish: FinishReason, by: str | None = None, error: str = ""
+        self, sequence: Sequence, finish: FinishReason, by: str | None = None, fault: str = ""
     ) -> None:
         """Without a token; with those completions that were to be forked from it."""
-        job, output = sequence.job, ended(sequence, finish, by, error)
+        job, output = sequence.job, ended(sequence, finish, by, fault)
         if not job.forked:
             job.unfinished = 1
             self.outputs += [msgspec.structs.replace(output, index=i) for i in range(1, job.sampling.n)]
         self.close(sequence, output)
 
-    def drop(self, job: Job, finish: FinishReason, by: str | None = None, error: str = "") -> None:
+    def drop(self, job: Job, finish: FinishReason, by: str | None = None, fault: str = "") -> None:
         """End all its completions that are not over, without a token; their pages are free at once."""
         id = job.request.id
         for index in range(job.sampling.n):
             if index >= len(job.sequences):
-                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, error=error))
+                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, fault=fault))
             elif not job.sequences[index].finished:
                 self._end(job.sequences[index])
-                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, error=error))
+                self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, fault=fault))
         self._forget(job)
 
     def blame(self, sequence: Sequence, error: Exception) -> None:

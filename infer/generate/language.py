@@ -105,14 +105,15 @@ class Language:
             raise UsageError(f"{self.name} has no room for adapters", hint=hint)
         return self.adapters
 
-    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
-        """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced."""
+    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
+        """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced. `tried`: bytes and
+        seconds that it took in a trial."""
         if self.grammars is None:
             _ = self.text
             raise NotUsableError(
                 "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
             )
-        self.grammars.check(constraint)
+        self.grammars.check(constraint, tried[0])
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

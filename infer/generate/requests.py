@@ -109,5 +109,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped_by: str | int | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first output, first token None
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    error: str = ""  # with finish "error": the class of `infer.errors`, where the request itself is the cause
+    fault: str = ""  # with finish "error": the class of `infer.errors`, where the request itself is the cause
     queued_seconds: float = 0.0  # with the first output: how long the prompt waited until a step read of it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from ..errors import GrammarError, InputError, NotUsableError, UsageError
 from ..generate.requests import Sampling
 from . import strict
+from .clients import client_of
 from .generation import Generator
 from .openai_dialect import ContextLengthError, require_json
 from .openai_types import Common, Message, Structured, Tool
@@ -203,12 +204,16 @@ def _structured(given: Structured) -> dict[str, Any]:
 
 
 async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] | None, where: str) -> None:
-    """Compile the grammar, in a thread, so that the engine finds it ready; raises `GrammarError` if it can't be."""
+    """Try the grammar out, then compile it, in a thread, so that the engine finds it ready; raises `GrammarError` if
+    it can't be."""
     if constraint is None:
         return
-    check = generator.language.check_grammar
+    check = partial(generator.language.check_grammar, constraint)
     try:
-        await asyncio.get_running_loop().run_in_executor(call.service.grammars, check, constraint)
+        if generator.trials is not None:
+            tried = await generator.trials.check(client_of(call), constraint)
+            check = partial(check, (tried.size, tried.seconds))
+        await asyncio.get_running_loop().run_in_executor(call.service.grammars, check)
     except NotUsableError as error:
         raise InputError(error.message, where=where, hint=error.hint) from error
     except UsageError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
+from .grammar_trials import trials_of
 from .limits import ServeLimits
 from .speed import Foretold, Rate
 from .text_stream import Stream
@@ -46,6 +47,7 @@ class Generator:
         self.adapters: tuple[str, ...] = tuple(getattr(language, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
+        self.trials = trials_of(language, predictor.name)
         self.draining = False
         self.waiting_requests = self.waiting_tokens = 0  # submitted, without a first token
         # Of those: id → rank as the engine's, prompt tokens, seconds foretold until the first token.
@@ -66,6 +68,8 @@ class Generator:
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Outputs go to `home`; call once."""
         self._home = home
+        if self.trials is not None and isinstance(self.driver, RemoteDriver):
+            self.trials.start()
         self._look()
 
     def warmup(self) -> None:
@@ -175,6 +179,8 @@ class Generator:
             self._timer.cancel()
         for stream in set(self._streams.values()):
             stream.fail(error)
+        if self.trials is not None:
+            self.trials.close()
 
     def _look(self) -> None:
         """Now and then: fail all streams when the driver died, for a dead driver delivers nothing."""

@@ -41,7 +41,7 @@ class Service:
         self.state = "starting"
         self.active = 0  # requests being answered
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
-        self.grammars = ThreadPoolExecutor(2, thread_name_prefix="infer-grammar")  # may take seconds
+        self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # which wait
         self.models: dict[str, Engine | Generator] = {}  # of every kind
         self.engines: dict[str, Engine] = {}  # those that take tensors
         self.generators: dict[str, Generator] = {}  # those that make text

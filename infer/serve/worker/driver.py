@@ -88,13 +88,13 @@ class RemoteDriver:
         """The engine's, at most half a second old."""
         return SimpleNamespace(**self._stats)
 
-    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
-        """Compile it in the worker; blocks. Raises `InputError` for what can't be enforced."""
+    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
+        """Compile it in the worker; blocks. Raises `InputError` for what can't be enforced. `tried`: see `Check`."""
         if not self.ready:
             raise NotReadyError("the model's process is being started")
         number, done, result = next(self._numbers), threading.Event(), list[Failed | None]()
         self._checks[number] = done, result
-        self._send(Check(number, dict(constraint)))
+        self._send(Check(number, dict(constraint), tried))
         told = done.wait(COMPILE_SECONDS)
         self._checks.pop(number, None)
         if not told:

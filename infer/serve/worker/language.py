@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +23,7 @@ from .messages import Cancel, Check, Checked, Close, Failed, Outputs, Pulse, Ref
 log = logging.getLogger("infer.serve.worker")
 PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
+LONG_SECONDS = 0.25  # grammars that took longer in their trial wait for each other, and nobody for them
 
 
 def loop(predictor: Any, channel: Channel[Any]) -> int:
@@ -54,7 +55,9 @@ class Worker:
         self._language, self._channel = language, channel
         self.driver = language.driver
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-grammar")
         self._compiling: dict[str, Request] = {}
+        self._held: dict[str, Any] = {}  # grammars of requests that the engine has not begun
         self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
 
     @property
@@ -79,7 +82,8 @@ class Worker:
             self._compiling.pop(message.id, None)
             self.driver.cancel(message.id)
         elif isinstance(message, Check):
-            self._compilers.submit(self._check, message)
+            long = message.tried[1] > LONG_SECONDS
+            (self._long if long else self._compilers).submit(self._check, message)
 
     def _submit(self, request: Request) -> None:
         self._or_refuse(request.id, lambda: self.driver.submit(request, self._deliver_to))
@@ -90,6 +94,8 @@ class Worker:
         def go() -> None:
             self._language.check_grammar(request.grammar)
             if self._compiling.pop(request.id, None) is not None:
+                if (grammars := getattr(self._language, "grammars", None)) is not None:
+                    self._held[request.id] = grammars.open(request.grammar)
                 self.driver.submit(request, self._deliver_to)
 
         self._or_refuse(request.id, go)
@@ -98,14 +104,18 @@ class Worker:
         try:
             function()
         except Exception as error:  # noqa: BLE001 - the front tells whoever asked
+            self._held.pop(id, None)
             if self.driver.failure is None:
                 self._send(Refused(id, failed(error)))
 
     def _check(self, asked: Check) -> None:
-        self._send(Checked(asked.number, _reason(self._language.check_grammar, asked.constraint)))
+        self._send(Checked(asked.number, _reason(self._language.check_grammar, asked)))
 
     def _deliver(self, outputs: list[Output]) -> None:
         """On the driver's thread, once per step; what a dead engine says of its requests is for the front to decide."""
+        if self._held:
+            for output in outputs:
+                self._held.pop(output.id, None)
         if self.driver.failure is None:
             self._send(Outputs(outputs))
 
@@ -114,9 +124,9 @@ class Worker:
             self._channel.send(message)
 
 
-def _reason(check: Callable[[Mapping[str, Any]], None], constraint: Mapping[str, Any]) -> Failed | None:
+def _reason(check: Callable[[Any, tuple[int, float]], None], asked: Check) -> Failed | None:
     try:
-        check(constraint)
+        check(asked.constraint, asked.tried)
     except Exception as error:  # noqa: BLE001 - of the library that compiles
         return failed(error)
     return None

@@ -126,10 +126,12 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
 
 
 class Check(msgspec.Struct, tag="check", array_like=True):
-    """To the worker: compile this grammar; `Checked` of the same number follows."""
+    """To the worker: compile this grammar; `Checked` of the same number follows. `tried`: bytes and seconds that it
+    took in a trial, 0 where there was none."""
 
     number: int
     constraint: dict[str, Any]
+    tried: tuple[int, float] = (0, 0.0)
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):

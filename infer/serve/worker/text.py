@@ -40,9 +40,13 @@ class RemoteLanguage:
     def template(self) -> ChatTemplate | None:
         return ChatTemplate.open(self.folder)
 
-    def check_grammar(self, constraint: Mapping[str, Any]) -> None:
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
+
+    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile it in the worker; raises `InputError` for what can't be enforced."""
-        self.driver.check_grammar(constraint)
+        self.driver.check_grammar(constraint, tried)
 
 
 class RemoteText(Carded):
