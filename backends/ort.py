@@ -18,6 +18,7 @@ import torch
 from infer import capture
 from infer import device as hardware
 from infer.capture import Graph
+from infer.errors import ArtifactError, NotUsableError
 from infer.generate import is_step
 from infer.onnx import export as exporter
 from infer.onnx import paged, session, signs, source, steps, tables
@@ -113,9 +114,14 @@ def open(folder: Path, device: str) -> session.OrtRunner | steps.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
     path = signs.adapted(folder / MODEL, _form(device))
-    if is_step(signature.inputs):
-        return steps.StepRunner(path, signature.inputs, signature.outputs)
-    return session.OrtRunner(path, signature.inputs, signature.outputs, device)
+    try:
+        if is_step(signature.inputs):
+            return steps.StepRunner(path, signature.inputs, signature.outputs)
+        return session.OrtRunner(path, signature.inputs, signature.outputs, device)
+    except NotUsableError as error:
+        if not session.is_damaged(error):
+            raise
+        raise ArtifactError(error.message, where=str(folder / MODEL)) from error
 
 
 def _form(device: str) -> Target:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
-import hmac
 import os
 import shutil
 import time
@@ -20,41 +19,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from . import folders
-from .errors import ArtifactError, BusyError, ResourceError, UnsafeSourceError
-from .spec import Choice, Finding, LayerChoice, Plan, TensorSpec
+from .artifact_files import check_files
+from .errors import BusyError, ResourceError, UnsafeSourceError
+from .manifest import FORMAT, MANIFEST, SIGNATURE, Manifest, read_manifest, sign, signed_here
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-SIGNATURE = "manifest.sig"
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about an artifact that is not a tensor. `plan` makes it again; `files` is path → sha256."""
-
-    format: int = FORMAT
-    name: str
-    version: str = "1"
-    made_with: str
-    plan: Plan
-    choices: tuple[Choice, ...]
-    backend: str
-    device: str
-    task: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    sizes: dict[str, tuple[int, int]]
-    target: dict[str, str]
-    versions: dict[str, str]
-    meta: dict[str, Any]
-    verdict: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    layers: tuple[LayerChoice, ...] = ()
-    files: dict[str, str] = {}
+__all__ = ["FORMAT", "MANIFEST", "SIGNATURE", "Manifest", "read_manifest", "signed_here"]
 
 
 @contextmanager
@@ -128,10 +100,11 @@ def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
     with ThreadPoolExecutor(2) as pool:
         digests = list(pool.map(_sha256_synced, paths))
     files = {str(p.relative_to(folder)): digest for p, digest in zip(paths, digests, strict=True)}
-    manifest = msgspec.structs.replace(manifest, files=files)
+    lengths = {str(p.relative_to(folder)): p.stat().st_size for p in paths}
+    manifest = msgspec.structs.replace(manifest, files=files, lengths=lengths)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     _write_synced(folder / MANIFEST, text)
-    _write_synced(folder / SIGNATURE, _sign(text).encode())
+    _write_synced(folder / SIGNATURE, sign(text).encode())
     folder.chmod(0o755)
     _sync(folder)
     if output.exists():
@@ -171,67 +144,10 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _sign(text: bytes) -> str:
-    return hmac.new(folders.signing_key(), text, hashlib.sha256).hexdigest()
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone: nothing is hashed, nothing runs."""
-    path = folder / MANIFEST
-    if not folder.is_dir() or not path.is_file():
-        found = "no such folder" if not folder.exists() else f"no {MANIFEST} in it"
-        raise ArtifactError(
-            f"not an artifact of infer: {found}", where=str(folder), hint="infer optimize makes one"
-        )
-    try:
-        head = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        if head.get("format") != FORMAT:
-            raise ArtifactError(
-                f"artifact format {head.get('format')} is not the {FORMAT} that this version of infer reads",
-                where=str(path),
-                hint=f"Make it again from its plan, or use the infer that made it ({head.get('made_with')})",
-            )
-        return msgspec.convert(head, Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"the manifest is damaged: {error}", where=str(path)) from error
-
-
-def signed_here(folder: Path) -> bool:
-    """True when this user's own key signed the manifest as it stands."""
-    try:
-        signature = (folder / SIGNATURE).read_text().strip()
-    except OSError:
-        return False
-    return hmac.compare_digest(signature, _sign((folder / MANIFEST).read_bytes()))
-
-
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with its hash; a missing, changed or unknown file raises `ArtifactError` naming it."""
-    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {
-        MANIFEST,
-        SIGNATURE,
-    }
-    if absent := sorted(manifest.files.keys() - present):
-        raise ArtifactError(f"a file is missing: {absent[0]}", where=str(folder))
-    if unknown := sorted(present - manifest.files.keys()):
-        raise ArtifactError(f"a file is not in the manifest: {unknown[0]}", where=str(folder))
-    if linked := [name for name in manifest.files if (folder / name).is_symlink()]:
-        raise ArtifactError(f"a file is a link: {linked[0]}", where=str(folder))
-    names = sorted(manifest.files)
-    with ThreadPoolExecutor(2) as pool:
-        digests = pool.map(lambda name: _sha256(folder / name), names)
-    for name, digest in zip(names, digests, strict=True):
-        if digest != manifest.files[name]:
-            raise ArtifactError(
-                f"{name} is damaged: its sha256 differs from the manifest",
-                where=str(folder),
-                hint="Make or copy it again",
-            )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Compare every file with its size and hash; a missing, changed or unknown file raises `ArtifactError` naming it,
+    and anything that is no regular file is refused unopened."""
+    check_files(folder, manifest.files, manifest.lengths, (MANIFEST, SIGNATURE))
 
 
 def require_trust(folder: Path, why: str) -> None:

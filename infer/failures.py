@@ -20,6 +20,7 @@ _ALLOCATORS = (
     "can't allocate memory",
     "cuda out of memory",
     "failed to allocate memory",
+    "bad_alloc",
 )
 
 

@@ -6,7 +6,7 @@ They are copies of the first two rows of the user's data, or, where none may lea
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from .artifact import Manifest
-from .errors import UsageError
+from .errors import ArtifactError, InputError, SourceError, UsageError
 from .spec import DTYPE_NAMES, Finding, Plan, TensorSpec
-from .weights.safetensors_file import read_header
+from .weights.safetensors_file import SafetensorsReader, read_header
 
 ROWS = 2
 TOKENS = 16  # of each row of a language model; logits of whole windows would outweigh the model
 LARGEST_ELEMENT = 16  # bytes, of complex128
-INPUTS = "golden/inputs.safetensors"
+INPUTS, OUTPUTS = "golden/inputs.safetensors", "golden/outputs.safetensors"
 SYNTHETIC = "synthetic inputs (--no-golden)"
 Tensors = dict[str, Tensor]
 Fill = Callable[[tuple[int, ...], torch.Generator], Tensor]
@@ -96,6 +96,41 @@ def _random(spec: TensorSpec, like: Tensor, floats: Fill, vocabulary: int, seed:
         return torch.ones(shape, dtype=like.dtype)
     high = vocabulary if spec.name == "input_ids" else 2
     return torch.randint(0, high, shape, generator=generator).to(like.dtype)
+
+
+def read_inputs(folder: Path, specs: tuple[TensorSpec, ...]) -> Tensors:
+    """The golden inputs; raises `ArtifactError` unless they are what `specs` promise."""
+    found, sizes = _read(folder / INPUTS, [spec.name for spec in specs]), dict[str, int]()
+    for spec in specs:
+        try:
+            spec.check(found[spec.name], sizes=sizes)
+        except InputError as error:
+            raise ArtifactError(error.message, where=str(folder / INPUTS)) from error
+        if found[spec.name].numel() == 0:
+            raise ArtifactError(f"{spec.name!r} holds no values", where=str(folder / INPUTS))
+    return found
+
+
+def read_outputs(folder: Path, names: Iterable[str]) -> Tensors:
+    """The outputs when the artifact was made; raises `ArtifactError` unless they are those of `names`."""
+    return _read(folder / OUTPUTS, names)
+
+
+def _read(path: Path, names: Iterable[str]) -> Tensors:
+    wanted = sorted(names)
+    try:
+        reader = SafetensorsReader(path)
+        held = sorted(reader.names())
+        found = {name: reader.read(name) for name in wanted if name in held}
+    except (SourceError, OSError) as error:
+        said = error.message if isinstance(error, SourceError) else str(error)
+        raise ArtifactError(f"the golden tensors can't be read: {said}", where=str(path)) from error
+    if not wanted or held != wanted:
+        why = (
+            f"expected golden tensors {', '.join(wanted) or 'of some name'}, got {', '.join(held) or 'none'}"
+        )
+        raise ArtifactError(why[:400], where=str(path))
+    return found
 
 
 def finding(plan: Plan, kept: Mapping[str, Mapping[str, Tensor]], source: str) -> Finding:

@@ -15,7 +15,9 @@ from . import artifact, golden, plugins, sources
 from . import device as hardware
 from .errors import ArtifactError
 from .kernels import native
+from .manifest import MAX_BYTES, REPORT
 from .predict import Predictor
+from .regular_files import read_regular
 from .report import document
 from .spec import Finding
 
@@ -64,8 +66,9 @@ def verify(path: Path, *, trust_code: bool = False) -> dict[str, Any]:
 def report(path: Path) -> document.Report:
     artifact.read_manifest(path)
     try:
-        return document.decode((path / "report.json").read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
+        data = read_regular(path / REPORT, MAX_BYTES, follow_links=False, error=ArtifactError)
+        return document.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the report can't be read: {error}", where=str(path)) from error
 
 

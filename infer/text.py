@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .errors import InputError, NotUsableError
+from .errors import ArtifactError, InputError, NotUsableError
+from .regular_files import read_regular
+
+MAX_BYTES = 1 << 28  # of tokenizer.json
 
 
 class Tokenizer:
@@ -131,7 +134,12 @@ def _opened(path: Path) -> Any:
         raise NotUsableError("text needs the package tokenizers", hint="pip install 'infer[serve]'")
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    data = read_regular(path, MAX_BYTES, error=ArtifactError)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # of no class of its own
+        said = str(error)[:200]
+        raise ArtifactError(f"the tokenizer can't be read: {said}", where=str(path)) from error
     tokenizer.no_padding()
     return tokenizer
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from .. import artifact, fidelity, pipeline, sources
 from .. import device as hardware
 from ..errors import GateError, UsageError
+from ..golden import read_inputs
 from ..predict import Predictor
 from ..report import memory
 from ..report import profile as profiler
@@ -66,7 +66,7 @@ def run(
     with Predictor.load(path, threads=threads, trust_code=trust_code) as ours:
         if too_large := [b for b in batches if b > ours.max_batch]:
             raise UsageError(f"batch {too_large[0]} is more than the {ours.max_batch} that {ours.name} takes")
-        golden = load_file(path / "golden/inputs.safetensors")
+        golden = read_inputs(path, ours.inputs)
         other, label = _other(vs, ours, trust_code) if vs else (None, "")
         if other is not None:
             same_answers(ours, other, golden, label)
@@ -129,7 +129,7 @@ def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, T
 def profile(path: Path, output: Path, *, trust_code: bool = False) -> list[profiler.Op]:
     """A profiler trace of one call on the golden inputs; returns the operators that took longest."""
     with Predictor.load(path, trust_code=trust_code) as predictor:
-        inputs = load_file(path / "golden/inputs.safetensors")
+        inputs = read_inputs(path, predictor.inputs)
         return profiler.trace(lambda: predictor.predict(inputs), output, device=predictor.manifest.device)
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file
 
 from .. import artifact
 from .. import device as hardware
 from ..errors import UsageError
 from ..generate import Engine, EngineLimits, Request, Sampling
+from ..golden import read_inputs
 from ..predict import Predictor
 from ..report import memory
 from ..report.latency import Latency, Paired, decide, summarize
@@ -139,7 +139,7 @@ def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predi
     with Predictor.load(vs, trust_code=trust_code) as other:
         if other.language.vocab_size != ours.language.vocab_size:
             raise UsageError(f"{other.name} has another vocabulary than {ours.name}")
-        same_answers(ours, other.predict, load_file(ours.path / "golden/inputs.safetensors"), other.name)
+        same_answers(ours, other.predict, read_inputs(ours.path, ours.inputs), other.name)
         yield other
 
 

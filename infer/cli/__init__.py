@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InferError
+from ..printable import plain
 from . import language, optimizing, serving
 from .arguments import Artifact, AsJson, Trust
 
 INTERRUPTED = 130
+MAX_SENTENCE = 4096  # characters
 
 app = typer.Typer(
     add_completion=False,
@@ -132,11 +134,12 @@ def report(
 ) -> None:
     """Show the report that an artifact carries."""
     from .. import inspection
+    from ..report.html import render_html
     from . import show
 
     document = inspection.report(artifact)
     if html:
-        html.write_bytes((artifact / "report.html").read_bytes())
+        html.write_text(render_html(document))
     show.report(document, as_json=as_json, path=artifact)
 
 
@@ -171,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(sentence: str, code: int, kind: str = "") -> int:
+    sentence = plain(sentence, MAX_SENTENCE)  # names and values of foreign files are in it
     if kind:
         print(json.dumps({"error": {"code": kind, "message": sentence, "exit_code": code}}))
     print(f"infer: {sentence}", file=sys.stderr)

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from ..errors import UsageError, unknown
+from ..regular_files import read_regular
 from ..spec import ALIASES, CALIBRATIONS, Plan
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
+MAX_PLAN = 1 << 27  # bytes
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -114,11 +116,15 @@ def default_output(source: str) -> Path:
 def read_plan(path: Path, source: str) -> Plan:
     """A plan from a manifest.json (its `plan`) or a TOML file; SOURCE on the command line wins over the stored one."""
     try:
-        data = (
-            tomllib.loads(path.read_text())
-            if path.suffix == ".toml"
-            else msgspec.json.decode(path.read_bytes())
-        )
+        text = read_regular(path, MAX_PLAN, error=UsageError)
+        data = tomllib.loads(text.decode()) if path.suffix == ".toml" else msgspec.json.decode(text)
         return msgspec.convert({**data.get("plan", data), "source": source}, Plan)
-    except (OSError, tomllib.TOMLDecodeError, msgspec.MsgspecError, AttributeError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+        AttributeError,
+        TypeError,
+    ) as error:
         raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error

@@ -16,8 +16,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from ..pipeline import Watch
+from ..printable import plain
 from ..report import document, screen, terminal, wording
 from ..spec import Finding
+
+MAX_FACT = 1 << 16  # characters
 
 
 class Plain(Watch):
@@ -114,7 +117,7 @@ def facts(values: Mapping[str, Any], *, as_json: bool) -> None:
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         if isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:<{width}}  {text or '-'}")
+        print(f"{name:<{width}}  {plain(text, MAX_FACT) or '-'}")
 
 
 def doctor(rows: list[Finding], *, as_json: bool) -> None:

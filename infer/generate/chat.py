@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, InputError, NotUsableError, UsageError
+from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding
 from .messages import Message, plain, read
 
@@ -38,9 +39,9 @@ class ChatTemplate:
         """From chat_template.jinja, additional_chat_templates and tokenizer_config.json; None without any."""
         config = read_json(folder / "tokenizer_config.json")
         sources = _listed(config.get("chat_template"))
-        sources |= {path.stem: path.read_text() for path in sorted((folder / FOLDER).glob("*.jinja"))}
+        sources |= {path.stem: _template(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
         if (folder / FILE).is_file():
-            sources["default"] = (folder / FILE).read_text(encoding="utf-8")
+            sources["default"] = _template(folder / FILE)
         return cls(sources, special_tokens(folder), str(folder)) if sources else None
 
     def render(
@@ -127,9 +128,11 @@ def carry(given: str | None, files: Mapping[str, Path]) -> tuple[dict[str, Path]
     config = files.get("tokenizer_config.json")
     if given is not None:
         try:
-            ChatTemplate({"default": Path(given).read_text(encoding="utf-8")}, {}, given).check()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the chat template can't be read: {error}", where="--chat-template") from error
+            ChatTemplate({"default": _template(Path(given))}, {}, given).check()
+        except ArtifactError as error:
+            raise UsageError(
+                f"the chat template can't be read: {error.message}", where="--chat-template"
+            ) from error
         return {**files, FILE: Path(given)}, []
     if FILE not in files and not (config is not None and "chat_template" in read_json(config)):
         why = "the folder holds none: completions work, chat needs --chat-template FILE"
@@ -153,10 +156,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, MAX_JSON, error=ArtifactError))
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"expected JSON: {error}", where=str(path)) from error
     return found if isinstance(found, dict) else {}
+
+
+def _template(path: Path) -> str:
+    try:
+        return read_regular(path, 4 * MAX_TEMPLATE, error=ArtifactError).decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"a chat template is no UTF-8 text: {error}", where=str(path)) from error
 
 
 def no_template(name: str) -> UsageError:

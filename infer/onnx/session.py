@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -61,7 +62,12 @@ def open_session(
             "session.optimized_model_external_initializers_file_name", "weights.bin"
         )
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=providers(device))
+        return onnxruntime.InferenceSession(
+            str(path),
+            options,
+            providers=providers(device),
+            enable_fallback=0,  # on an error it would print a banner and try again
+        )
     except runtime_errors() as error:
         raise NotUsableError(f"ONNX Runtime refuses the model: {_sentence(error)}") from error
 
@@ -72,6 +78,12 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
 
     kinds = [getattr(state, name) for name in dir(state) if isinstance(getattr(state, name), type)]
     return (*(kind for kind in kinds if issubclass(kind, BaseException)), RuntimeError)
+
+
+def is_damaged(error: NotUsableError) -> bool:
+    """True of a session that failed for what the file holds, not for an operator that this runtime lacks."""
+    cause = error.__cause__
+    return cause is not None and type(cause).__name__ not in ("NotImplemented", "EPFail")
 
 
 def running_nodes(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
@@ -159,6 +171,15 @@ _ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
 
 
 def _sentence(error: BaseException) -> str:
-    """The runtime's words without its error codes and source paths."""
-    text = " ".join(str(error).split())
-    return text.rpartition(" : ")[2][:400] or type(error).__name__
+    """The runtime's words without its error codes, source paths and C++ signatures."""
+    text = _SOURCE.sub("", " ".join(str(error).split()).rpartition(" : ")[2])
+    depth = 0
+    for at, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == ")" and depth == 0 and "onnxruntime::" in text[:at]:
+            text = text[at + 1 :].removeprefix(" const").strip()
+            break
+    return text[:400] or type(error).__name__
+
+
+_SOURCE = re.compile(r"(?:Load model from \S+ failed:)?/\S*onnxruntime\S*?\.(?:cc|h):\d+ ")

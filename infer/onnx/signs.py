@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import folders
+from ..sources.onnxfile import check_external
 from .emit import drop_unused
 from .export import save
 from .operands import FORM_KEY, Target, flipped
@@ -25,6 +26,7 @@ def form_of(path: Path) -> str:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
+    check_external(model, path, hard_links=True)
     return {entry.key: entry.value for entry in model.metadata_props}.get(FORM_KEY, "")
 
 

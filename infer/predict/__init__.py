@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file
 
-from .. import artifact, fidelity, plugins
+from .. import artifact, fidelity, golden
 from .. import device as hardware
-from ..errors import ArtifactError, InferError, NotUsableError
+from ..errors import ArtifactError, InferError
 from ..generate import Windows, cuda_graphs
 from ..generate.language import parse_size
+from ..manifest import read_report
 from ..spec import LIMITS, Finding, precision
 from .generation import Generation, Options
-from .opening import differences, generation_shape, lower_again
+from .opening import backend_of, blaming, differences, generation_shape, lower_again
 from .tensors import Array
 
 __all__ = ["Array", "Options", "Predictor", "generation_shape"]
 
+MAX_WARM_BYTES = 1 << 30  # of inputs: a manifest may promise a batch that no machine could hold
 QUICK = 0.25  # seconds; what takes longer is warmed up once
 
 
@@ -67,9 +67,7 @@ class Predictor(Generation):
         manifest = artifact.read_manifest(folder)
         artifact.verify(folder, manifest)
         phases = {"hash": time.perf_counter() - began}
-        backend = plugins.get("backends", manifest.backend)
-        if reason := backend.missing():
-            raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
+        backend = backend_of(manifest, folder)
         limited = hardware.fit_threads(threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
         hardware.use_tf32(manifest.plan.dtype, place)
@@ -77,19 +75,23 @@ class Predictor(Generation):
             artifact.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = [limited] if limited else []
         differs = differences(manifest.target, backend.target(place))
-        opened = (
-            lower_again(folder, manifest, backend, place, differs, trust_code, notes) if differs else folder
-        )
-        runner = backend.open(opened, place)
-        if (shape := generation_shape(manifest)) is not None:
-            runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
-        predictor = cls(folder, manifest, runner, notes)
+        with blaming(folder, f"{manifest.backend} can't open it"):
+            opened = (
+                lower_again(folder, manifest, backend, place, differs, trust_code, notes)
+                if differs
+                else folder
+            )
+            runner = backend.open(opened, place)
+            if (shape := generation_shape(manifest)) is not None:
+                runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
+            predictor = cls(folder, manifest, runner, notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
         predictor.phases = phases
         tested = time.perf_counter()
         try:
-            predictor.self_test(exact=not differs)
+            with blaming(folder, "the self-test failed"):
+                predictor.self_test(exact=not differs)
             for name, adapter in (adapters or {}).items():
                 predictor.language.load_adapter(name, adapter)
         except InferError:
@@ -100,16 +102,17 @@ class Predictor(Generation):
 
     @property
     def report(self) -> dict[str, Any]:
-        return json.loads((self.path / "report.json").read_text())
+        return read_report(self.path)
 
     def warmup(self) -> list[tuple[int, float]]:
         """Run the golden inputs at batch 1 and at the largest batch, so that the first request pays for nothing.
 
         Of each: elements of the largest input, and seconds, of a second run where the first was quick.
         """
-        golden, taken = load_file(self.path / "golden/inputs.safetensors"), list[tuple[int, float]]()
-        for rows in sorted({1, self.max_batch}):
-            inputs = {spec.name: spec.with_rows(golden[spec.name], rows) for spec in self.inputs}
+        kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[int, float]]()
+        row_bytes = sum(v.nbytes // len(v) if v.dim() else v.nbytes for v in kept.values())
+        for rows in sorted({1, min(self.max_batch, max(MAX_WARM_BYTES // row_bytes, 1))}):
+            inputs = {spec.name: spec.with_rows(kept[spec.name], rows) for spec in self.inputs}
             seconds = self._seconds(inputs)
             if seconds < QUICK:
                 seconds = min(seconds, self._seconds(inputs))
@@ -123,9 +126,8 @@ class Predictor(Generation):
 
     def self_test(self, *, exact: bool = True) -> None:
         """Golden inputs through the runner: equal to what it gave when it was made, and near the float original."""
-        inputs = load_file(self.path / "golden/inputs.safetensors")
-        outputs = self._run(inputs)
-        made = load_file(self.path / "golden/outputs.safetensors")
+        outputs = self._run(golden.read_inputs(self.path, self.inputs))
+        made = golden.read_outputs(self.path, outputs)
         plan = self.manifest.plan
         limits = LIMITS["float32"] if exact else LIMITS[precision(plan)]
         reason = fidelity.judge(fidelity.compare(made, outputs, task="tensors"), limits, None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .. import artifact, capture, folders
-from ..errors import ArtifactError
+from .. import artifact, capture, failures, folders, plugins
+from ..errors import ArtifactError, InferError, NotUsableError, UsageError
 from ..generate import StepShape
 from ..spec import Finding
 
@@ -21,6 +21,40 @@ def generation_shape(manifest: artifact.Manifest) -> StepShape | None:
     """The KV cache of a language model that can generate, else None."""
     found = manifest.meta.get("generation")
     return None if found is None else msgspec.convert(found, StepShape)
+
+
+@contextlib.contextmanager
+def blaming(folder: Path, what: str) -> Iterator[None]:
+    """Make an `ArtifactError` that says `what` failed of whatever a library raises while it reads an artifact."""
+    try:
+        yield
+    except UsageError as error:  # nothing that the user asked for: names and sizes are the artifact's own
+        raise ArtifactError(f"{what}: {error.message}", where=str(folder)) from error
+    except (InferError, MemoryError):
+        raise
+    except Exception as error:
+        if refusal := failures.resource(error):
+            raise refusal from error
+        said = " ".join(str(error).split())[:400]
+        raise ArtifactError(
+            f"{what}: {type(error).__name__}: {said}",
+            where=str(folder),
+            hint="It is damaged, or was made by another version of infer: make it again",
+        ) from error
+
+
+def backend_of(manifest: artifact.Manifest, folder: Path) -> Any:
+    """The backend that the artifact was made for; raises `ArtifactError` or `NotUsableError`."""
+    known = plugins.names("backends")
+    if manifest.backend not in known:
+        raise ArtifactError(
+            f"made for backend {manifest.backend!r}, which this infer does not have ({', '.join(known)})",
+            where=str(folder),
+        )
+    backend = plugins.get("backends", manifest.backend)
+    if reason := backend.missing():
+        raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
+    return backend
 
 
 def differences(made: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 from .. import device as hardware
 from ..artifact import Manifest
 from ..fidelity.gate import judge, limit
+from ..printable import plain_values
 from ..spec import Choice, Finding, LayerChoice, Limits, Plan, TensorSpec, limits, precision
 from . import roofline, wording
 from .latency import Latency, Paired
@@ -111,8 +112,9 @@ def encode(report: Report) -> bytes:
 
 
 def decode(data: bytes) -> Report:
-    """The inverse of `encode`; raises `msgspec.ValidationError` for anything else."""
-    return msgspec.json.decode(data, type=Report)
+    """The inverse of `encode`, with nothing in its texts that a terminal would obey; raises `msgspec.MsgspecError`
+    for anything else."""
+    return msgspec.convert(plain_values(msgspec.json.decode(data)), Report)
 
 
 def from_manifest(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
+from ..regular_files import open_regular
 
 MAX_FILE = 1 << 16
 MAX_KEYS = 256
@@ -57,13 +57,11 @@ def read_file(path: str | os.PathLike[str]) -> list[str]:
     """
     name = Path(path)
     try:
-        with name.open("rb") as file:
+        with open_regular(name, error=UsageError) as file:
             told = os.fstat(file.fileno())
             text = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"can't read the key file: {error.strerror}", where=str(name)) from error
-    if not stat.S_ISREG(told.st_mode):
-        raise UsageError("the key file is no plain file", where=str(name))
+    except UsageError as error:
+        raise UsageError(f"can't read the key file: {error.message}", where=str(name)) from error
     if os.name == "posix" and told.st_mode & 0o077:
         raise UsageError(
             f"others may read or write the key file (mode {told.st_mode & 0o777:04o})",

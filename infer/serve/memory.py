@@ -11,6 +11,9 @@ from typing import Any
 
 import psutil
 
+from ..errors import SourceError
+from ..manifest import MANIFEST, MAX_BYTES
+from ..regular_files import read_regular
 from .exposition import Count, Family, reading
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
@@ -54,18 +57,18 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
     itself of the bytes that are `left`: a quarter, or what 65,536 tokens or one context need. 0 of other models and on
     GPUs."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
+        manifest = json.loads(read_regular(folder / MANIFEST, MAX_BYTES))
+        shape = (manifest.get("meta") or {}).get("generation")
+        if shape is None or manifest.get("device") != "cpu":
+            return 0
+        if asked is not None:
+            return asked
+        kind = shape.get("kv_dtype", "float16")
+        head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if kind == "int8" else 0)
+        token = 2 * shape["layers"] * shape["kv_heads"] * head
+        return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token)
+    except (SourceError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return 0  # opening it will say what is wrong
-    shape = (manifest.get("meta") or {}).get("generation")
-    if shape is None or manifest.get("device") != "cpu":
-        return 0
-    if asked is not None:
-        return asked
-    kind = shape.get("kv_dtype", "float16")
-    head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if kind == "int8" else 0)
-    token = 2 * shape["layers"] * shape["kv_heads"] * head
-    return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token)
 
 
 def measured_bytes(predictor: Any) -> dict[str, int]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import SourceError, UsageError
+from ..manifest import MANIFEST, MAX_BYTES
+from ..regular_files import read_regular
 from .repository import Found
 from .worker.messages import Source, rename
 from .worker.remote import Starting
@@ -124,7 +126,7 @@ def _here(source: Source, stack: contextlib.ExitStack) -> Opened:
 def generates(folder: Path) -> bool:
     """Whether it is an artifact of a language model, from a look at its manifest; False when that can't be read."""
     try:
-        found = json.loads((folder / "manifest.json").read_bytes())
+        found = json.loads(read_regular(folder / MANIFEST, MAX_BYTES))
         return (found.get("meta") or {}).get("generation") is not None
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (SourceError, ValueError, AttributeError, RecursionError):
         return False

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import NotFoundError
+from ..errors import NotFoundError, SourceError
+from ..manifest import MANIFEST, MAX_BYTES
+from ..regular_files import read_regular
 from .limits import MODEL_NAME
-
-MANIFEST = "manifest.json"
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +61,10 @@ def named(found: Found) -> tuple[str, str]:
     if found.name is not None and found.version is not None:
         return found.name, found.version
     try:
-        said = msgspec.json.decode((found.path / MANIFEST).read_bytes(), type=dict)
+        said = msgspec.json.decode(read_regular(found.path / MANIFEST, MAX_BYTES), type=dict)
         name, version = said.get("name", found.path.stem), said.get("version", "1")
         return found.name or str(name), str(version)
-    except (OSError, msgspec.MsgspecError):
+    except (SourceError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return found.name or found.path.stem, "?"
 
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import traceback
-import unicodedata
 from pathlib import Path
 
 from ..errors import InferError
+from ..printable import MAX_ERROR, plain
 
-MAX_ERROR = 1024  # characters of an error text
+__all__ = ["MAX_ERROR", "error_text", "failure", "plain"]
 MAX_SAID = 256  # characters of what one exception in a log says
-
-
-def plain(text: str, most: int = MAX_ERROR) -> str:
-    """At most `most` characters; whatever is no visible character, line breaks included, as an escape."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
-    if cut.isascii() and cut.isprintable():
-        return cut
-    return "".join(c if c == " " or unicodedata.category(c)[0] not in "CZ" else _escape(c) for c in cut)
 
 
 def error_text(error: InferError) -> str:
@@ -36,7 +28,3 @@ def failure(error: BaseException) -> str:
         said.append(f"{type(chain).__name__}: {plain(str(chain), MAX_SAID)} [{places}]")
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     return " <- ".join(said)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()

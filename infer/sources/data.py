@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, SourceError, UsageError
+from ..regular_files import require_regular
 from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
 from ..weights import raw_bytes
 from ..weights.containers import refuse_expanded
@@ -159,6 +160,8 @@ def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples,
 
 
 def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+    for path in files:
+        require_regular(path)
     texts = [path for path in files if _is_text(path)]
     arrays = [path for path in files if path.suffix in ARRAYS]
     if arrays:
@@ -173,7 +176,7 @@ def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sam
         pixels, used = images.read_images(pictures, loaded.inputs, where)
         return {loaded.inputs[0].name: pixels}, used
     if texts:
-        return tokenize([path.read_text(encoding="utf-8") for path in texts], loaded), texts
+        return tokenize([_text(path) for path in texts], loaded), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
     raise SourceError(
         f"expected .npz, .npy, .pt, .txt or images, got {held}", where=where, hint=f"Give {_example(loaded)}"
@@ -184,6 +187,13 @@ def _inside(folder: Path) -> list[Path]:
     """The files of a folder; of one that has only folders (a class each), theirs."""
     files = sorted(item for item in folder.iterdir() if item.is_file())
     return files or sorted(item for item in folder.rglob("*") if item.is_file())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"expected UTF-8 text: {error}", where=str(path)) from error
 
 
 def _is_text(path: Path) -> bool:

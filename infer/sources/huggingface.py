@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding, Plan, TensorSpec
 from ..weights import FiniteReader, num_bytes
 from ..weights.safetensors_file import SafetensorsReader
@@ -77,8 +78,8 @@ def load_huggingface(plan: Plan) -> LoadedModel:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(read_regular(path, MAX_JSON))
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"expected JSON: {error}", where=str(path)) from error
     if not isinstance(found, dict):
         raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))

@@ -50,10 +50,11 @@ def load_onnx(plan: Plan) -> LoadedModel:
     )
 
 
-def check_external(model: Any, path: Path) -> int:
+def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
     """Every external tensor lies in a plain file in the model's folder, linked once; returns how many.
 
-    ONNX's own path checks were got around five times, and a hard link passes ONNX Runtime's.
+    `hard_links` allows files that are linked elsewhere too, for those whose content is known. ONNX's own path checks
+    were got around five times, and a hard link passes ONNX Runtime's.
     """
     count = 0
     for tensor in _tensors(model.graph):
@@ -61,11 +62,11 @@ def check_external(model: Any, path: Path) -> int:
             continue
         count += 1
         fields = {entry.key: entry.value for entry in tensor.external_data}
-        _check_file(tensor.name, fields, path)
+        _check_file(tensor.name, fields, path, hard_links)
     return count
 
 
-def _check_file(name: str, fields: dict[str, str], path: Path) -> None:
+def _check_file(name: str, fields: dict[str, str], path: Path, hard_links: bool) -> None:
     location = fields.get("location", "")
     target = path.parent / location
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
@@ -79,7 +80,7 @@ def _check_file(name: str, fields: dict[str, str], path: Path) -> None:
         *_below(target, path),
     ):
         raise _unsafe(path, f"the data of {name!r} is not a plain file: {location!r}")
-    if info.st_nlink != 1:
+    if info.st_nlink != 1 and not hard_links:
         raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {location!r}")
     offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
     if offset < 0 or length < 0 or offset + length > info.st_size:

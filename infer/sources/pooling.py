@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError
+from ..regular_files import MAX_JSON, read_regular
 
 MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -71,6 +72,6 @@ def _mode(path: Path) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(read_regular(path, MAX_JSON))
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"expected JSON: {error}", where=str(path)) from error

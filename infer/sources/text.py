@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import InputError, NotUsableError, UsageError
+from ..errors import InputError, NotUsableError, SourceError, UsageError
+from ..regular_files import MAX_JSON, read_regular
 
 if TYPE_CHECKING:
     from .model import LoadedModel
@@ -55,7 +56,11 @@ def _encoder(path: Path) -> Callable[[list[str], int | None], list[list[int]]]:
         raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    data = read_regular(path, MAX_JSON)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # of no class of its own
+        raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
     tokenizer.no_padding()
 
     def encode(texts: list[str], limit: int | None) -> list[list[int]]:

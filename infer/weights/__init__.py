@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError
+from ..regular_files import open_regular
 from .blocks import BLOCK_BYTES, FileBlocks, Piece, raw_bytes, row_blocks
 from .memory import DictReader
 
@@ -130,7 +131,7 @@ def open_reader(path: Path) -> WeightReader:
     from .safetensors_file import SafetensorsReader
     from .torch_file import TorchReader
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(4)
     return TorchReader(path) if head == b"PK\x03\x04" else SafetensorsReader(path)
 

@@ -8,6 +8,7 @@ the reference reader accepts, are refused.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SourceError
+from ..regular_files import open_regular, read_regular
 from .blocks import FileBlocks, Piece
 
 MAX_HEADER = 100_000_000
@@ -100,7 +102,7 @@ def _shards(path: Path) -> list[Path]:
 
 def _weight_map(path: Path) -> dict[str, str]:
     try:
-        index = json.loads(path.read_bytes())
+        index = json.loads(read_regular(path, MAX_HEADER))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"the index is not JSON: {error}", where=str(path)) from error
     found = index.get("weight_map") if isinstance(index, dict) else None
@@ -118,8 +120,8 @@ def _check_index(index: Path, pieces: dict[str, Piece]) -> None:
 
 def read_header(path: Path) -> tuple[dict[str, Piece], dict[str, str]]:
     """Where each tensor lies, and the `__metadata__`; raises `SourceError` on anything the format forbids."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > MAX_HEADER:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import NotReadyError, UsageError
+from ...manifest import read_report
 from ...text import Tokenizer
 from .messages import Card, Source
 from .replica import Replica
@@ -31,7 +31,7 @@ class Carded:
     @property
     def report(self) -> dict[str, Any]:
         """As `Predictor.report`."""
-        return {} if self.path is None else json.loads((self.path / "report.json").read_text())
+        return {} if self.path is None else read_report(self.path)
 
     def warmup(self) -> None:
         """The workers did that before they were ready."""
