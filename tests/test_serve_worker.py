@@ -234,14 +234,19 @@ def test_many_requests_that_kill_workers_do_not_end_the_server(opener: str) -> N
         asyncio.run(go(predictor))
 
 
-def test_a_worker_that_is_killed_again_and_again_is_given_up() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_is_killed_is_given_up_only_if_it_never_answers(answers: bool) -> None:
     async def go(predictor: Remote) -> None:
         async with engine_of(predictor) as engine:
             for _ in range(5):
                 await asyncio.to_thread(wait_until, lambda: engine.ready)
-                await ask(engine, 1)
+                if answers:
+                    await ask(engine, 1)
                 os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
                 await asyncio.to_thread(wait_until, lambda: not engine.ready)
+            if answers:
+                await ask(engine, 2)
+                return
             await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
             assert isinstance(engine.failure, HopelessError)
 
@@ -322,7 +327,16 @@ def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
     now[0] = 61.0
     assert restarts.died() == 1.6
     restarts.works()
-    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, None]
+    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert restarts.died() == 1.6  # the death after an answer did not count
+    assert restarts.died() is None
+
+
+def test_deaths_between_answers_never_count() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    for _ in range(100):
+        restarts.works()
+        assert restarts.died() == 0.1
 
 
 def test_full_collections_of_a_worker_leave_its_model_alone(run_python) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from ..errors import GrammarError, InputError
 from .requests import FinishReason, Output, TokenLogprob
-from .sequence import Sequence as Completion
+
+if TYPE_CHECKING:  # the server's front imports this file, and no torch
+    from .sequence import Sequence as Completion
 
 
 def take_next(completion: Completion, token: int, eos_ids: Collection[int], context: int) -> Output:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
+from ..errors import InferError, NotReadyError, OverloadedError
 from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
 from .grammar_trials import trials_of
@@ -19,6 +19,7 @@ from .speed import Foretold, Rate
 from .text_stream import Stream
 from .warming import warm
 from .worker.driver import RemoteDriver
+from .worker.supervised import ended
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
@@ -186,7 +187,7 @@ class Generator:
         """Now and then: fail all streams when the driver died, for a dead driver delivers nothing."""
         if self.failure is not None:
             log.critical("the engine of %s died", self.predictor.name, exc_info=self.failure)
-            self.stop(WorkerDiedError("the engine died"))
+            self.stop(ended(self.failure))
         elif self._home is not None:
             self._timer = self._home.call_later(LOOK_SECONDS, self._look)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import PoisonError, WorkerDiedError
+from ..errors import DeadlineError, PoisonError, WorkerDiedError
 from .arrays import Arrays
 from .batching import Taken
 from .bell import Bell
@@ -16,7 +16,7 @@ from .entries import Entry
 from .executors import Executor
 from .quarantine import digest_of
 from .ran import Outcome, Ran
-from .worker.supervised import LostError
+from .worker.supervised import LostError, NotSentError, ended
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -82,7 +82,7 @@ class Lane:
         engine = self.engine
         log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
         self.failure = error
-        engine.call_home(engine.stop, WorkerDiedError("the engine died"))
+        engine.call_home(engine.stop, ended(error))
 
     def _next(self) -> Taken | None:
         """Blocks until there is something to do; None when stopped."""
@@ -158,6 +158,11 @@ class Lane:
         """
         try:
             return list((first or self._run)(entries, ran))
+        except NotSentError as error:
+            self._restart(error)
+            if self.engine.stopping:
+                raise WorkerDiedError("the model's process died") from error
+            return self._outcomes(entries, ran)
         except LostError as error:
             ran.reason = "retry"
             if len(entries) == 1 and entries[0].deaths:
@@ -177,7 +182,11 @@ class Lane:
         if entry.deaths > 1:
             engine.quarantine.add(digest_of(entry.inputs))
             return PoisonError("the model's process died of this request, twice")
-        if engine.stopping or entry.ticket.settled or entry.deadline <= engine.clock():
+        if entry.deadline <= engine.clock():
+            return DeadlineError(
+                "the time of the request ran out while the model's process was started again"
+            )
+        if engine.stopping or entry.ticket.settled:
             return WorkerDiedError("the model's process died")
         return self._outcomes([entry], ran)[0]
 

@@ -18,7 +18,7 @@ from ...generate.driver import Deliver
 from ...generate.requests import Request
 from .channel import ClosedError
 from .messages import Cancel, Check, Checked, Failed, Outputs, Pulse, Refused, Submit, raised
-from .supervised import LostError, Supervised
+from .supervised import LostError, Supervised, ended
 from .suspects import Table
 
 log = logging.getLogger("infer.serve")
@@ -38,7 +38,6 @@ class RemoteDriver:
         self.failure: BaseException | None = None
         self._table = Table()
         self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._epoch = 0  # of the process that messages are for
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
@@ -90,8 +89,23 @@ class RemoteDriver:
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile it in the worker; blocks. Raises `InputError` for what can't be enforced. `tried`: see `Check`."""
-        if not self.ready:
-            raise NotReadyError("the model's process is being started")
+        for _ in range(2):  # once more where the process dies meanwhile
+            if (found := self._compiled(constraint, tried)) is not None:
+                break
+        else:
+            raise WorkerDiedError("the model's process died twice while it compiled the grammar")
+        if found[0] is not None:
+            raise raised(found[0])
+
+    def _compiled(
+        self, constraint: Mapping[str, Any], tried: tuple[int, float]
+    ) -> list[Failed | None] | None:
+        """The worker's answer; None when it died before it gave one."""
+        deadline = time.monotonic() + COMPILE_SECONDS
+        while not self.ready:
+            if self.failure is not None or self.worker.closing or time.monotonic() > deadline:
+                raise NotReadyError("the model's process is being started")
+            time.sleep(LOOK_SECONDS)
         number, done, result = next(self._numbers), threading.Event(), list[Failed | None]()
         self._checks[number] = done, result
         self._send(Check(number, dict(constraint), tried))
@@ -99,10 +113,7 @@ class RemoteDriver:
         self._checks.pop(number, None)
         if not told:
             raise OverloadedError("other grammars are being compiled", where="grammar")
-        if not result:
-            raise WorkerDiedError("the model's process died")
-        if result[0] is not None:
-            raise raised(result[0])
+        return result or None
 
     def close(self) -> None:
         """End the worker, whatever it does; may be called twice."""
@@ -113,19 +124,22 @@ class RemoteDriver:
                 thread.join(10)
 
     def _send(self, message: Any) -> None:
-        self._outbox.put((self._epoch, message))
+        self._outbox.put((self._table.epoch, message))
 
     def _send_next(self) -> None:
-        if self.worker.ready:
-            for request in self._table.next():
-                self._send(Submit(request))
+        epoch, requests = self._table.take()
+        for request in requests:
+            self._outbox.put((epoch, Submit(request)))
 
     def _write(self) -> None:
         while (item := self._outbox.get()) is not None:
             epoch, message = item
-            if epoch == self._epoch:
-                with contextlib.suppress(ClosedError, LostError):  # the reader notices
-                    self.worker.channel.send(message)
+            with contextlib.suppress(ClosedError, LostError):  # the reader notices
+                channel = self.worker.channel  # before the epoch is compared: never that of a later process
+                if epoch == self._table.epoch:
+                    channel.send(message)
+                    if isinstance(message, Submit):
+                        self._table.wrote(message.request.id, epoch)
 
     def _read(self) -> None:
         worker = self.worker
@@ -142,8 +156,9 @@ class RemoteDriver:
             log.critical("the engine of %s died", self.name, exc_info=error)
             self.failure = error
         finally:
-            self._epoch += 1
-            self._table.end(WorkerDiedError("the model's process died"))
+            self._table.end(
+                ended(self.failure) if self.failure else WorkerDiedError("the model's process died")
+            )
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Outputs):
@@ -186,13 +201,14 @@ class RemoteDriver:
         if self.worker.closing:
             return
         log.error("the worker of %s died: %s", self.name, error)
-        self._epoch += 1
+        guilty = self._table.died()
         for done, _ in list(self._checks.values()):
             done.set()
-        if guilty := self._table.died():
+        if guilty:
             self.worker.restarts.excuse(guilty)
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()
         self._away = self._turned = 0.0
+        self._table.reopen()
         self._send_next()

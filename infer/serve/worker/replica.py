@@ -53,13 +53,13 @@ class Replica(Supervised):
     def run(self, inputs: Arrays) -> tuple[Arrays, float]:
         """Outputs, in shared memory that they keep alive, and the model's seconds; `inputs` come from `new`.
 
-        Raises `LostError`, or what the model raised.
+        Raises `LostError`, `NotSentError` where it was dead before, or what the model raised.
         """
         try:
             self.begin(inputs)
-        except ClosedError as error:
+        except (ClosedError, LostError) as error:
             with self.using:
-                raise self.lost() from error
+                raise self.not_sent() from error
         return self.finish()
 
     def begin(self, inputs: Arrays) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ...errors import ArtifactError, InferError
+from ...errors import ArtifactError, InferError, NotReadyError, WorkerDiedError
 from .channel import Channel, ClosedError
-from .messages import Card, Failed, FromWorker, Open, Ready, Source, raised
+from .messages import Card, Failed, FromWorker, ModelError, Open, Ready, Source, raised
 from .process import Process
 from .restarts import RestartLimits, Restarts
 
@@ -28,8 +28,19 @@ class LostError(Exception):
     """The worker died, or was killed because it hung, before it answered."""
 
 
+class NotSentError(LostError):
+    """The worker was dead before it could get what was to be sent to it."""
+
+
 class HopelessError(InferError):
     """Starting it again does not help."""
+
+
+def ended(error: BaseException) -> InferError:
+    """The reason that requests get which were not answered when an engine ended for good."""
+    if isinstance(error, HopelessError):
+        return NotReadyError("the model's process died too often and is not started again")
+    return WorkerDiedError("the engine died")
 
 
 class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,9 +157,16 @@ class Supervised:
 
     def lost(self) -> LostError:
         """To be raised when the channel is closed."""
+        return LostError(self._ended())
+
+    def not_sent(self) -> NotSentError:
+        """The same, where a message could not be sent."""
+        return NotSentError(self._ended())
+
+    def _ended(self) -> str:
         how = self._process.exit if self._process is not None else "it is not running"
         self._end()
-        return LostError(how)
+        return how
 
     def hung(self, seconds: float) -> LostError:
         """To be raised when nothing came for so long; it is killed."""
@@ -180,7 +198,7 @@ class Supervised:
                 try:
                     self.start()
                     self.wait()
-                except (LostError, InferError) as error:
+                except (LostError, InferError, ModelError, OSError, MemoryError) as error:
                     self._end()
                     log.error("the worker of %s did not start again: %s", self.source.path, error)
                     continue

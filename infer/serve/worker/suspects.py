@@ -36,6 +36,7 @@ class _Ticket:
 
     def reset(self) -> None:
         self.started, self.unfinished = False, set(range(self.request.sampling.n))
+        self.written = False  # the process may have read it
 
 
 class Table:
@@ -52,6 +53,9 @@ class Table:
         self._waiting: dict[str, _Ticket] = {}
         self._suspects: deque[_Ticket] = deque()
         self._tried: str | None = None
+        self.epoch = 0  # of the process that the requests sent now are for
+        self._open = True  # that process can be sent requests
+        self._over: InferError | None = None
 
     @property
     def busy(self) -> bool:
@@ -66,12 +70,31 @@ class Table:
         if len(self.quarantine):
             self.quarantine.refuse(digest_of(request))
         with self._lock:
+            if self._over is not None:
+                raise self._over
             if request.id in self._sent or request.id in self._waiting:
                 raise InputError(f"a request named {request.id!r} is running", where="id")
             self._waiting[request.id] = _Ticket(request, deliver, replay)
 
     def next(self) -> list[Request]:
-        """What the worker may get now; it counts as sent."""
+        """What the worker may get now; it counts as written."""
+        epoch, requests = self.take()
+        for request in requests:
+            self.wrote(request.id, epoch)
+        return requests
+
+    def take(self) -> tuple[int, list[Request]]:
+        """What the worker may get now, and the epoch that this is for: at its end all that is left begins anew."""
+        with self._lock:
+            return self.epoch, self._take() if self._open else []
+
+    def wrote(self, id: str, epoch: int) -> None:
+        """The process of this epoch was sent the request: from now on it may be what ends it."""
+        with self._lock:
+            if epoch == self.epoch and (ticket := self._sent.get(id)) is not None:
+                ticket.written = True
+
+    def _take(self) -> list[Request]:
         with self._lock:
             if self._tried is not None:
                 return []
@@ -124,8 +147,15 @@ class Table:
         """The worker did: those it had are tried again, refused, or, once they had a token, failed. If one of them was
         found guilty, the number of deaths it is guilty of, else 0."""
         with self._lock:
+            self.epoch += 1
+            self._open = False
             sent, self._sent = list(self._sent.values()), {}
             tried, self._tried = self._tried, None
+            unread = [ticket for ticket in sent if not ticket.written]
+            sent = [ticket for ticket in sent if ticket.written]
+            self._suspects.extendleft(ticket for ticket in unread if ticket.deaths)
+            first = {ticket.request.id: ticket for ticket in unread if not ticket.deaths}
+            self._waiting = first | self._waiting
         guilty = 0
         for ticket in sent:
             ticket.deaths += 1
@@ -139,10 +169,15 @@ class Table:
             else:
                 if ticket.started:
                     _hand(ticket.deliver, [Again(id=ticket.request.id, index=0)])
-                    ticket.reset()
+                ticket.reset()
                 with self._lock:
                     self._suspects.append(ticket)
         return guilty
+
+    def reopen(self) -> None:
+        """Another process is there."""
+        with self._lock:
+            self._open = True
 
     def _again(self, digest: bytes) -> bool:
         """Whether a stream like this was alone at a death for the second time; it is refused from now on."""
@@ -153,8 +188,10 @@ class Table:
         return True
 
     def end(self, error: InferError) -> None:
-        """Fail all of them."""
+        """Fail all of them, and who comes later."""
         with self._lock:
+            self.epoch += 1
+            self._open, self._over = False, error
             tickets = [*self._sent.values(), *self._suspects, *self._waiting.values()]
             self._sent, self._waiting = {}, {}
             self._suspects.clear()
@@ -163,10 +200,9 @@ class Table:
 
 
 def digest_of(request: Request) -> bytes:
-    """Of everything but its id."""
-    return hashlib.blake2b(
-        msgspec.msgpack.encode(msgspec.structs.replace(request, id="")), digest_size=16
-    ).digest()
+    """Of everything but its id and whose it is."""
+    content = msgspec.structs.replace(request, id="", tenant="", salt="")
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
 
 def _tell(ticket: _Ticket, error: InferError) -> None:
