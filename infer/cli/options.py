@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import UsageError, unknown
+from ..errors import SourceError, UsageError, unknown
 from ..regular_files import read_regular
 from ..spec import ALIASES, CALIBRATIONS, Plan
 
@@ -116,9 +116,11 @@ def default_output(source: str) -> Path:
 def read_plan(path: Path, source: str) -> Plan:
     """A plan from a manifest.json (its `plan`) or a TOML file; SOURCE on the command line wins over the stored one."""
     try:
-        text = read_regular(path, MAX_PLAN, error=UsageError)
+        text = read_regular(path, MAX_PLAN)
         data = tomllib.loads(text.decode()) if path.suffix == ".toml" else msgspec.json.decode(text)
         return msgspec.convert({**data.get("plan", data), "source": source}, Plan)
+    except SourceError as error:
+        raise UsageError(f"the plan can't be read: {error.message}", where=str(path)) from error
     except (
         tomllib.TOMLDecodeError,
         msgspec.MsgspecError,
