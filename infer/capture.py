@@ -251,7 +251,9 @@ def _zeros(program: ExportedProgram) -> Any:
 
 def _hollow(tensor: Tensor) -> Tensor:
     """Same shape and dtype over a single stored element, so that the file holds no weights."""
-    hollow = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    # torch.export.save can not store an empty view of a storage that is not.
+    one = torch.zeros((), dtype=tensor.dtype)
+    hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
     return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
 
 

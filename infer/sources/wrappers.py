@@ -29,9 +29,11 @@ class Decoder(nn.Module):
 
 
 class Classifier(nn.Module):
+    """A sequence classifier; one over a decoder runs without its KV cache."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model = without_cache(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """int64 [batch, seq] twice → logits float [batch, labels]."""
@@ -43,12 +45,21 @@ class Encoder(nn.Module):
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
-        self.model, self.pooling = model, pooling
+        self.model, self.pooling = without_cache(model), pooling
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """int64 [batch, seq] twice → embedding float [batch, dim]."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.pooling(hidden, attention_mask)
+
+
+def without_cache(model: nn.Module) -> nn.Module:
+    """`model`, told by its configuration to build no KV cache: one call would fill it and nobody read it."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", None):
+            config.use_cache = False
+    return model
 
 
 def _takes_4d_mask(model: nn.Module) -> bool:
