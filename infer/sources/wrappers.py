@@ -57,7 +57,7 @@ def without_cache(model: nn.Module) -> nn.Module:
     """`model`, told by its configuration to build no KV cache: one call would fill it and nobody read it."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        if getattr(config, "use_cache", None):
+        if config is not None and getattr(config, "use_cache", None):
             config.use_cache = False
     return model
 
