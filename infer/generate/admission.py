@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from ..errors import InputError, OverloadedError
+from .fairness import is_beyond_share
 from .limits import EngineLimits
-from .requests import Request
+from .requests import MOST_PRIORITY, Request
 from .sequence import Sequence
 from .step import StepShape
 
@@ -22,6 +23,9 @@ class Admission:
     def check(self, request: Request, waiting: Many[Sequence], tokens_per_second: float) -> None:
         """Raise `InputError` or `OverloadedError`."""
         sampling, prompt = request.sampling, request.prompt
+        if abs(request.priority) > MOST_PRIORITY:
+            said = f"expected priority between -{MOST_PRIORITY} and {MOST_PRIORITY}, got {request.priority}"
+            raise InputError(said, where="priority")
         sampling.check(self.shape.vocab_size)
         if not prompt:
             raise InputError("expected a prompt of at least one token", where="prompt")
@@ -42,11 +46,14 @@ class Admission:
         self._queue(request, waiting, tokens_per_second)
 
     def _queue(self, request: Request, waiting: Many[Sequence], rate: float) -> None:
-        tokens = sum([len(sequence.tokens) for sequence in tuple(waiting)])
-        limits = self.limits
-        many = len(waiting) >= limits.max_queued
-        if not many and (not waiting or tokens + len(request.prompt) <= limits.max_queued_tokens):
+        waiting, limits, size = tuple(waiting), self.limits, len(request.prompt)
+        own = [len(sequence.tokens) for sequence in waiting if sequence.tenant == request.tenant]
+        tokens = sum([len(sequence.tokens) for sequence in waiting])
+        tenants = len({request.tenant, *(sequence.tenant for sequence in waiting)})
+        many = is_beyond_share(len(own) + 1, len(waiting) + 1, tenants, limits.max_queued)
+        most = limits.max_queued_tokens
+        if not many and (not own or not is_beyond_share(sum(own) + size, tokens + size, tenants, most)):
             return
-        size = f"{len(waiting)} requests" if many else f"{tokens} tokens of prompts"
+        full = f"{len(waiting)} requests" if many else f"{tokens} tokens of prompts"
         seconds = min(max(tokens / rate, 1.0), LONGEST_RETRY) if rate > 0 else 1.0
-        raise OverloadedError(f"{size} are waiting already", retry_after=round(seconds, 1))
+        raise OverloadedError(f"{full} are waiting already", retry_after=round(seconds, 1))

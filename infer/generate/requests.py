@@ -8,6 +8,7 @@ import msgspec
 
 from ..errors import InputError
 
+MOST_PRIORITY = 100  # from minus that on
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -85,7 +86,7 @@ class Request(msgspec.Struct, kw_only=True):
     id: str
     prompt: list[int]
     sampling: Sampling = Sampling()
-    priority: int = 0  # smaller goes first
+    priority: int = 0  # among the requests of its tenant, smaller goes first
     adapter: str | None = None
     salt: str = ""  # pages of the prefix cache are shared only among requests of the same salt
     tenant: str = ""  # requests of different tenants get equal shares of the engine

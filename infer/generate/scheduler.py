@@ -1,20 +1,20 @@
 """Which tokens run in the next step: decode first, then pieces of prompts, within a budget of tokens and pages.
 
-Requests are ordered by rank (arrival, moved by priority; see `Job`), which never changes, so that nobody starves and
-two sequences never push each other out in turns. The first in rank can take the pages of all others, and what is
-admitted fits alone: there is always somebody who goes on.
+Requests of one tenant are ordered by rank (arrival, moved by priority; see `Job`), tenants by what they were given (see
+`fairness`). No two sequences push each other out in turns: the oldest of those that come first for their tenants can
+take the pages of all others, and what is admitted fits alone, so there is always somebody who goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from typing import NamedTuple
 
+from .fairness import OLDEST, Shares, arrived
 from .limits import EngineLimits
 from .pages import PagePool
 from .sequence import Rank, Sequence
-
-OLDEST = 4  # one part in so many of the reading goes to the prompt that has waited longest
 
 
 class Work(NamedTuple):
@@ -33,6 +33,7 @@ class Work(NamedTuple):
 class Scheduler:
     def __init__(self, pool: PagePool, limits: EngineLimits) -> None:
         self.pool, self.limits = pool, limits
+        self.shares = Shares()
         self.waiting: list[Sequence] = []  # both in order of rank
         self.running: list[Sequence] = []
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
@@ -41,6 +42,7 @@ class Scheduler:
         self._reserve = max(1, int(pool.total * limits.watermark))
 
     def add(self, sequence: Sequence) -> None:
+        self.shares.join(sequence.tenant, itertools.chain(self.waiting, self.running))
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
@@ -64,8 +66,12 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """What to run next, pages taken for it; empty when there is nothing."""
         self._make_way()
-        if self.limits.batch_invariant:
-            return self._plan_alone()
+        work = self._plan_alone() if self.limits.batch_invariant else self._plan()
+        for item in work:
+            self.shares.charge(item.sequence, item.size, output=item.decodes)
+        return work
+
+    def _plan(self) -> list[Work]:
         work = self._decodes()
         budget = self.limits.step_tokens - sum(item.size for item in work)
         if work:
@@ -98,15 +104,16 @@ class Scheduler:
         return work
 
     def _prefills(self, budget: int) -> list[Work]:
-        """The one that has waited longest gets a quarter of the budget, the shortest the rest."""
+        """The one that has waited longest gets a quarter of the budget, the tenant that was given least the rest, its
+        shortest first."""
         waiting = self._prefilling()
         if not waiting:
             return []
         counts: dict[int, int] = {}
         scored = self.limits.score_tokens
-        order = [waiting[0]]
+        order = [min(waiting, key=arrived)]
         if len(waiting) > 1:
-            order += sorted(waiting, key=_shortest)
+            order += sorted(waiting, key=self.shares.shortest)
         for i, sequence in enumerate(order):
             self._adopt(sequence)
             left = len(sequence.tokens) - sequence.computed - counts.get(sequence.slot, 0)
@@ -120,10 +127,12 @@ class Scheduler:
         return [Work(s, counts[s.slot]) for s in waiting if counts.get(s.slot)]
 
     def _prefilling(self) -> list[Sequence]:
-        """In order of rank, those just admitted included."""
+        """In order of rank, those just admitted included; of each tenant one, however many others there are."""
         found = [s for s in self.running if len(s.tokens) - s.computed > 1]
-        while self.waiting and len(found) < self.limits.max_prefills:
-            first = self.waiting[0]
+        while self.waiting:
+            first = self.shares.first(self.waiting)
+            if len(found) >= self.limits.max_prefills and any(s.tenant == first.tenant for s in found):
+                break
             if not self._fits(first, hits := self._match(first)):
                 break
             self._admit(first, hits)
@@ -131,19 +140,25 @@ class Scheduler:
         return found
 
     def _make_way(self) -> None:
-        """The first of the waiting takes the places of running ones of less priority, while it lacks its own."""
+        """The first of the waiting takes the places of running ones, where its share or its priority allows it and
+        while it lacks its own."""
         while self.waiting and self.running:
-            first, last = self.waiting[0], self.running[-1]
-            if first.job.request.priority >= last.job.request.priority or first.rank > last.rank:
+            first = self.shares.first(self.waiting)
+            lacking = self._lacking(first, self._match(first))
+            if self.free_slots and lacking <= 0:
                 return
-            if self._fits(first, self._match(first)):
+            if (victim := self.shares.victim(first, self.running, lacking)) is None:
                 return
-            self.preempt(last)
+            self.preempt(victim)
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
+        return bool(self.free_slots) and self._lacking(sequence, hits) <= 0
+
+    def _lacking(self, sequence: Sequence, hits: list[int]) -> int:
+        """Pages that it would need beyond those that can be had."""
         needed = -(-len(sequence.tokens) // self.pool.page) - len(hits) + sum(map(self.pool.is_idle, hits))
         reserve = self._reserve if self.running else 0
-        return bool(self.free_slots) and self.pool.available >= needed + reserve
+        return needed + reserve - self.pool.available
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Give the first of the waiting a slot, and pages for all its tokens."""
@@ -155,7 +170,8 @@ class Scheduler:
         sequence.computed = sequence.cached = len(hits) * page
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += sequence.cached
-        del self.waiting[0]
+        self.waiting.remove(sequence)
+        self.shares.admitted(sequence)
         self._enter(sequence)
 
     def _match(self, sequence: Sequence) -> list[int]:
@@ -206,7 +222,7 @@ class Scheduler:
         if block < len(pages) and length <= len(pages) * page and pool.refs[pages[block]] == 1:
             return True
         while self._missing(sequence, length) > pool.available:
-            last = self.running[-1]
+            last = self.shares.last(self.running)
             self.preempt(last)
             if last is sequence:
                 return False
@@ -224,7 +240,7 @@ class Scheduler:
         self._leave(sequence)
         sequence.computed = 0
         sequence.draft = []
-        self.add(sequence)
+        insort(self.waiting, sequence, key=_rank)
         self.preemptions += 1
 
     def advance(self, sequence: Sequence, count: int) -> None:
@@ -266,7 +282,8 @@ class Scheduler:
         reading = [sequence for sequence in reading if sequence.slot >= 0]
         if reading:
             self._turn += 1
-            sequence = reading[0] if self._turn % OLDEST == 0 else min(reading, key=_shortest)
+            order = arrived if self._turn % OLDEST == 0 else self.shares.shortest
+            sequence = min(reading, key=order)
             piece = self.limits.step_tokens
             end = min((sequence.computed // piece + 1) * piece, sequence.job.prompt_length)
             work.append(Work(sequence, end - sequence.computed))
@@ -281,10 +298,6 @@ class Scheduler:
         self.free_slots.append(sequence.slot)
         sequence.slot = -1
         self.pool.release_all(sequence.pages)
-
-
-def _shortest(sequence: Sequence) -> tuple[int, int, Rank]:
-    return sequence.job.request.priority, len(sequence.tokens) - sequence.computed, sequence.rank
 
 
 def _rank(sequence: Sequence) -> Rank:

@@ -66,13 +66,14 @@ class Sequence:
 
     __slots__ = (
         "cached", "computed", "counts", "draft", "finished", "grammar", "index", "job", "names", "outputs", "pages",
-        "rank", "simple", "slot", "speculator", "synced", "text", "tokens",
+        "rank", "simple", "slot", "speculator", "synced", "tenant", "text", "tokens",
     )  # fmt: skip
 
     def __init__(self, job: Job, index: int) -> None:
         self.job, self.index = job, index
         self.rank: Rank = (*job.rank, index)
         self.simple = job.simple
+        self.tenant = job.request.tenant
         self.tokens = list(job.request.prompt)
         self.outputs = 0  # how many of the tokens are output
         self.computed = 0

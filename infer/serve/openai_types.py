@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ..generate.requests import MOST_PRIORITY
+
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Stop = Annotated[str, Meta(max_length=1024)]
@@ -63,7 +65,7 @@ class Common(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
