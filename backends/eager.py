@@ -40,11 +40,11 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
 class Runner:
     def __init__(self, graph: capture.Graph, device: str) -> None:
         self.inputs, self.outputs, self._device = graph.inputs, graph.outputs, device
-        self._call = graph.callable()
+        self._call = capture.plain_call(graph.exported, graph.inputs)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            outputs = self._call(**{name: value.to(self._device) for name, value in inputs.items()})
+            outputs = self._call({name: value.to(self._device) for name, value in inputs.items()})
         return dict(zip((o.name for o in self.outputs), outputs, strict=True))
 
     def close(self) -> None:

@@ -35,11 +35,12 @@ from results_path import result_path  # noqa: E402
 from infer import capture, pipeline, plugins, sources  # noqa: E402
 from infer import device as hardware  # noqa: E402
 from infer.errors import InferError  # noqa: E402
+from infer.floats import FloatForms  # noqa: E402
 from infer.pipeline import Street, Watch  # noqa: E402
 from infer.selection import Shrunk, try_backends  # noqa: E402
 from infer.sources import heldout  # noqa: E402
 from infer.spec import Finding, Plan  # noqa: E402
-from infer.trial import FloatForms, Trial  # noqa: E402
+from infer.trial import Trial  # noqa: E402
 
 QUANTS = (
     "none",

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from . import attention, in_place  # noqa: F401 - programs call the operator of attention
@@ -72,6 +74,25 @@ class Graph:
         """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
         module: Any = self.module or self.exported.module()
         return lambda **inputs: flatten(module(**inputs))
+
+
+def plain_call(
+    program: ExportedProgram, inputs: tuple[TensorSpec, ...]
+) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    """A function of named tensors that runs the program's operators and nothing else, and returns its outputs in order.
+
+    Calling the module of a program also flattens trees and checks sizes, which takes longer than a small model.
+    """
+    module: Any = program.module()
+    names = list(
+        reorder_kwargs({spec.name: spec.name for spec in inputs}, program.call_spec.in_spec).values()
+    )
+    for node in [n for n in module.graph.nodes if n.op == "call_module" and n.target == "_guards_fn"]:
+        module.graph.erase_node(node)
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    forward = module.forward
+    return lambda inputs: [x for x in forward(*[inputs[name] for name in names]) if isinstance(x, Tensor)]
 
 
 def flatten(outputs: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from . import artifact, capture, generate, mixed, plugins, quant, sources
 from .errors import NotUsableError, UsageError
+from .floats import FloatForms
 from .generate import chat, lora
 from .generate.consistency import require_float_step
 from .kernels import native
@@ -24,7 +25,7 @@ from .selection import Shrunk, choose, enforce, try_backends
 from .sources.wrappers import Decoder
 from .spec import DTYPES, Finding, Plan
 from .street import Street, Watch, resolve, resolve_plan_names
-from .trial import FloatForms, Trial
+from .trial import Trial
 
 __all__ = ["Outcome", "Street", "Watch", "float_graph", "float_step", "load", "optimize", "resolve", "shrink"]
 
@@ -32,7 +33,7 @@ __all__ = ["Outcome", "Street", "Watch", "float_graph", "float_step", "load", "o
 def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: bool = False) -> Outcome:
     """Take `plan.source` down the street and publish `output`. Raises an `InferError`, and then leaves nothing behind.
 
-    `GateError`: less faithful than the limits of its precision class, or slower than the unquantized graph.
+    `GateError`: less faithful than the limits of its precision class, or slower than the fastest float form.
     """
     street = Street(resolve_plan_names(plan), watch or Watch())
     resolve(street)
@@ -149,7 +150,8 @@ def build(
     Returns the float original, its outputs named, and the trial that was chosen.
     """
     kept: list[Shrunk] = []
-    floats = FloatForms(original, folder / "trials" / "float", lambda: float_step(loaded, kept[-1]))
+    module = loaded.module if original.program is not None else None
+    floats = FloatForms(original, folder / "trials" / "float", lambda: float_step(loaded, kept[-1]), module)
     while True:
         street.watch.step("shrink", street.plan.quant)
         shrunk = shrink(street, loaded, original, mix)

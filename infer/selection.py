@@ -9,11 +9,13 @@ from pathlib import Path
 from torch import nn
 
 from . import capture, failures, fidelity, plugins
-from .errors import GateError, NotUsableError, ResourceError
+from .errors import GateError, InferError, NotUsableError, ResourceError
+from .floats import FloatForms
 from .generate.step import StepShape
 from .spec import Choice, Finding, Plan
 from .street import Street
-from .trial import FloatForms, Trial, run_trial
+from .timing import time_trials
+from .trial import Trial, run_trial
 
 
 @dataclass
@@ -57,17 +59,29 @@ def try_backends(
         try:
             trials.append(run_trial(plan, original, small, place, work / name, at.step, floats, shape))
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
-            refusal = failures.of_backend(name, at.name, error, _others(name, small, plan))
-            if street.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
-                raise refusal from (None if refusal is error else error)
+            refusal = _refused(street, name, at.name, error, _others(name, small, plan))
             full = refusal if isinstance(refusal, ResourceError) else full
-            street.found([Finding("lower", f"refused {name}", None, why=str(refusal))])
             errors.append(f"{name}: {refusal}")
+
+    def failed(trial: Trial, error: Exception) -> None:
+        trials.remove(trial)
+        errors.append(f"{trial.backend}: {_refused(street, trial.backend, 'time', error, [])}")
+
+    street.found(time_trials(street.plan, original, trials, floats, street.watch.step, failed))
     if not trials and full is not None:
         raise full
     if not trials:
         raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
     return trials
+
+
+def _refused(street: Street, name: str, stage: str, error: Exception, others: list[str]) -> InferError:
+    """A refusal that is noted where other backends may still do; raised where this one was asked for."""
+    refusal = failures.of_backend(name, stage, error, others)
+    if street.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
+        raise refusal from (None if refusal is error else error)
+    street.found([Finding("lower", f"refused {name}", None, why=str(refusal))])
+    return refusal
 
 
 @dataclass

@@ -43,7 +43,7 @@ class Street:
 
     def again(self) -> None:
         """What a round found that another one will find anew."""
-        self.findings = [f for f in self.findings if f.stage not in ("shrink", "lower", "compare")]
+        self.findings = [f for f in self.findings if f.stage not in ("shrink", "lower", "compare", "time")]
         self.choices = [c for c in self.choices if c.what != "backend"]
 
 

@@ -1,4 +1,4 @@
-"""One backend tried on one graph: lowered, compared with the float original, timed against its own unquantized form."""
+"""One backend tried on one graph: lowered, compared with the float original; what its times say."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import capture, fidelity, golden, plugins
-from .generate import cuda_graphs
+from .floats import FloatForms, opened
 from .generate.consistency import judged_windows, schedule_findings, spared_tokens
 from .generate.step import StepShape
 from .generate.windows import Windows
-from .report import anatomy, latency, roofline
+from .report import latency, roofline, wording
 from .spec import Finding, Plan, limits, precision
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
@@ -25,7 +24,7 @@ MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their
 
 @dataclass
 class Timing:
-    """One batch size: ours against the baseline, in one interleaved run."""
+    """One batch size: ours against the fastest float form, in one interleaved run."""
 
     batch: int
     pair: latency.Paired
@@ -44,6 +43,7 @@ class Trial:
     changed: bool  # quantized or in another dtype: then being slower than the baseline counts
     latency: list[Timing] = field(default_factory=list)
     baseline: str = ""
+    forms: dict[str, dict[int, float]] = field(default_factory=dict)  # float form → batch size → seconds
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
     task: str = "tensors"
@@ -56,12 +56,12 @@ class Trial:
 
     @property
     def slower(self) -> bool:
-        """Slower than its own unquantized form at a batch size of the plan."""
+        """Slower than the fastest float form that was tried, at a batch size of the plan."""
         return self.changed and any(t.pair.verdict == "slower" for t in self.latency)
 
     @property
     def verdict(self) -> str:
-        """`2.1x faster than inductor float32 at batch 1, same at batch 8`."""
+        """`2.1x faster at batch 1, same at batch 8 against the fastest float form (inductor float32)`."""
         if not self.latency:
             return "not timed"
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
@@ -81,8 +81,19 @@ class Trial:
             if plan.max_drop is not None
             else f"the limits of {precision(plan)}"
         )
-        lines = [self.verdict, f"fidelity within {allowed}"]
+        lines = [self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
+
+    def _forms_tried(self) -> list[str]:
+        """The float forms with their times, where there were several."""
+        if len(self.forms) < 2:
+            return []
+        each = [
+            f"{name} {', '.join(wording.seconds(s) for s in seconds.values())}"
+            for name, seconds in self.forms.items()
+        ]
+        sizes = ", ".join(str(t.batch) for t in self.latency)
+        return [f"float forms tried, at batch {sizes}: {'; '.join(each)}"]
 
     def close(self) -> None:
         if self.runner is not None:
@@ -108,12 +119,10 @@ def run_trial(
     floats: FloatForms | None = None,
     shape: StepShape | None = None,
 ) -> Trial:
-    """Lower `small` into `work/small`, compare it with `original` on its samples, time it at `plan.batches`.
+    """Lower `small` into `work/small` and compare it with `original` on its samples; `infer.timing` times it.
 
-    With `shape`, `small` is the step of a language model: whole windows are compared, decode steps timed.
-
-    What it is timed against: the same backend on the float graph; for a float graph itself, plain torch.
-    `floats` keeps those forms for the next trial of the same original.
+    With `shape`, `small` is the step of a language model: whole windows are compared.
+    `floats` keeps the float forms for the next trial of the same original.
     """
     floats = floats or FloatForms(original, work)
     backend = plugins.get("backends", plan.backend)
@@ -139,12 +148,6 @@ def run_trial(
         task=original.task,
         shape=shape,
     )
-    if plan.batches and trial.unfaithful(plan) is None:  # what is refused anyway need not be timed
-        baseline, trial.baseline = floats.baseline(plan, step, shape)
-        step("time", f"{plan.backend} against {trial.baseline}")
-        trial.latency = [_time(runner, baseline, original, b, plan.device) for b in plan.batches]
-        for batch in plan.batches if isinstance(runner, Windows) else ():
-            trial.findings += anatomy.decode_step(runner.decoding(batch), batch)
     gc.collect()
     return trial
 
@@ -157,11 +160,6 @@ def _in_schedules(reference: Any, runner: Windows, original: capture.Graph, spar
         return reference.run({"input_ids": ids[None]})["logits"][0]  # type: ignore[no-any-return]
 
     return schedule_findings(runner, windows, logits, spared=spared)
-
-
-def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
-    """The runner, of a step as one of whole windows."""
-    return runner if shape is None else Windows(cuda_graphs.wrap(runner, device), shape, device)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -184,62 +182,8 @@ def workplace(source: Path, place: Path) -> Path:
     return place
 
 
-class FloatForms:
-    """The float original in plain torch and lowered by each backend: trials are compared with and timed against it.
-
-    `step` captures the original as a step, for a language model.
-    """
-
-    def __init__(
-        self, original: capture.Graph, work: Path, step: Callable[[], capture.Graph] | None = None
-    ) -> None:
-        self._original, self._work, self._step = original, work, step
-        self._runners: dict[str, Any] = {}
-
-    def reference(self, plan: Plan) -> Any:
-        return self.runner(plan) if self._original.onnx is not None else _Eager(self._original)
-
-    def baseline(
-        self, plan: Plan, step: Callable[[str, str], None], shape: StepShape | None = None
-    ) -> tuple[Any, str]:
-        """What a trial is timed against, and its name."""
-        if self._original.onnx is not None:
-            return self.runner(plan), "ONNX Runtime float32"
-        if self._original.module is not None:
-            return self.reference(plan), "torch eager, weights streamed"
-        if plan.quant == "none" and plan.dtype == "float32":
-            if shape is not None:
-                return self.runner(plan.with_(backend="eager"), shape), "torch eager"
-            return self.reference(plan), "torch eager"
-        if plan.backend not in self._runners:
-            step("lower", f"{plan.backend}, the float form to time against")
-        return self.runner(plan, shape), f"{plan.backend} float32"
-
-    def runner(self, plan: Plan, shape: StepShape | None = None) -> Any:
-        """The unquantized graph on the plan's backend, lowered once."""
-        if plan.backend not in self._runners:
-            backend = plugins.get("backends", plan.backend)
-            place = self._work / f"float-{plan.backend}"
-            place.mkdir(parents=True)
-            graph = self._original if shape is None or self._step is None else self._step()
-            capture.save(graph, place)
-            backend.lower(graph, plan.with_(quant="none", dtype="float32"), place)
-            self._runners[plan.backend] = opened(backend.open(place, plan.device), shape, plan.device)
-        return self._runners[plan.backend]
-
-
-class _Eager:
-    """The float original in plain torch: what everything is compared with."""
-
-    def __init__(self, graph: capture.Graph) -> None:
-        self._names, self._call = [o.name for o in graph.outputs], graph.callable()
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return dict(zip(self._names, self._call(**inputs), strict=True))
-
-
-def _batches(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
+def batches_of(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
+    """The samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
     batched = all(s.batched for s in graph.inputs)
     rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
     for start in range(0, rows, size):
@@ -255,7 +199,7 @@ def _compare(
     """Both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
     kept: dict[str, dict[str, Tensor]] = {}
-    for inputs in _batches(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
+    for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
         expected, got = reference.run(inputs), runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
         got = {name: value.cpu() for name, value in got.items()}
@@ -279,16 +223,4 @@ def _golden(
         synthetic=not plan.golden,
         vocabulary=width if isinstance(width, int) else 2,
         seed=plan.seed,
-    )
-
-
-def _time(runner: Any, baseline: Any, graph: capture.Graph, batch: int, device: str) -> Timing:
-    """A batch of the samples; of two language models one decode step."""
-    if isinstance(runner, Windows) and isinstance(baseline, Windows):
-        ours, theirs = runner.decoding(batch), baseline.decoding(batch)
-        return Timing(batch, latency.paired(ours, theirs, device=device))
-    inputs = next(_batches(graph, batch))
-    inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
-    return Timing(
-        batch, latency.paired(lambda: runner.run(inputs), lambda: baseline.run(inputs), device=device)
     )

@@ -11,8 +11,9 @@ import torch
 
 from infer import Plan, Predictor, capture, pipeline, plugins
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
+from infer.floats import FloatForms
 from infer.pipeline import Street, Watch
-from infer.trial import FloatForms, run_trial
+from infer.trial import run_trial
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 DIGITS = Plan(

@@ -13,17 +13,26 @@ from torch import Tensor
 
 from .. import artifact
 from ..errors import InputError, UsageError
-from ..spec import Finding
+from ..spec import Finding, TensorSpec
+from .fitting import Fitting
 
 Array = np.ndarray | Tensor
 
 
-class Tensors:
-    def __init__(self, folder: Path, manifest: artifact.Manifest, runner: Any, notes: list[Finding]) -> None:
-        self.path, self.manifest, self.notes = folder, manifest, notes
-        self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
-        self.inputs, self.outputs, self.sizes = manifest.inputs, manifest.outputs, manifest.sizes
+class Calls:
+    """Calls of a runner with tensors that are checked against its specs."""
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        sizes: Mapping[str, tuple[int, int]],
+        runner: Any,
+    ) -> None:
+        self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
         self.max_batch = self.sizes.get("batch", (1, 1))[1]
+        self._batched = all(s.batched for s in (*inputs, *outputs))
+        self._fitting = Fitting(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
 
     def predict(self, inputs: Any) -> Any:
@@ -33,6 +42,11 @@ class Tensors:
         output; a list of such requests the list of their answers, batched together where shapes allow.
         Raises `InputError` naming the input, what was expected and what came.
         """
+        if type(inputs) is dict and (fitting := self._fitting.tensors(inputs)) is not None:
+            outputs = self._run(fitting)
+            if any(isinstance(value, Tensor) for value in inputs.values()):
+                return outputs
+            return {name: value.numpy() for name, value in outputs.items()}
         if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
             return (
                 self._predict_rows(inputs) if self._stackable(inputs) else [self.predict(i) for i in inputs]
@@ -95,10 +109,6 @@ class Tensors:
                 )
         return checked
 
-    @property
-    def _batched(self) -> bool:
-        return all(s.batched for s in (*self.inputs, *self.outputs))
-
     def _run_pieces(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rows = len(next(iter(inputs.values()))) if self._batched else 1
         if rows <= self.max_batch:
@@ -114,10 +124,24 @@ class Tensors:
                     "this Predictor is closed", hint="Open the artifact again with Predictor.load"
                 )
             outputs = self._runner.run(inputs)
-        return {name: value.detach().cpu() for name, value in outputs.items()}
+        return {name: _at_hand(value) for name, value in outputs.items()}
 
     def close(self) -> None:
         with self._lock:
             if self._runner is not None:
                 self._runner.close()
                 self._runner = None
+
+
+class Tensors(Calls):
+    """The calls of an artifact."""
+
+    def __init__(self, folder: Path, manifest: artifact.Manifest, runner: Any, notes: list[Finding]) -> None:
+        super().__init__(manifest.inputs, manifest.outputs, manifest.sizes, runner)
+        self.path, self.manifest, self.notes = folder, manifest, notes
+        self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
+
+
+def _at_hand(value: Tensor) -> Tensor:
+    """On the CPU, without a graph of gradients."""
+    return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value
