@@ -91,10 +91,12 @@ endure: $(STAMP)
 	$(RUN) bench/serve_slow.py
 	$(RUN) bench/serve_soak.py
 
-# Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser.
+# Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser and
+# over the files of artifacts.
 fuzz: $(STAMP)
 	$(RUN) -m tests.schema_run 500
 	$(RUN) -m tests.fuzz_bodies 600
+	$(RUN) -m tests.fuzz_artifacts 100000 600
 
 bench-stream: $(STAMP)
 	$(RUN) bench/stream.py

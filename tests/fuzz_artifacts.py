@@ -1,12 +1,13 @@
 """Artifacts of somebody else under mutation: each is refused with a sentence and the right exit code, or opens.
 
-`python -m tests.fuzz_artifacts CASES SECONDS [SEED]`. One file of an artifact is mutated and the manifest's hashes are
-made right again, as whoever wants to harm would; then a command or the server's worker opens it, in a forked process
-with little memory. A hang, a crash, a traceback or a control character on the terminal is a failure.
+`python -m tests.fuzz_artifacts CASES SECONDS [SEED] [--quick]`. One file of an artifact is mutated and the hashes of
+the manifest are made right again, as an attacker would; then a command or the server's worker opens it, in a forked
+process with little memory. A hang, a crash, a traceback or a control character on the terminal is a failure.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -30,6 +31,7 @@ KERNELS = Path(__file__).resolve().parent.parent / ".pytest_cache" / "kernels"
 MEMORY = 3 << 30  # bytes that one process may take beside what it began with
 PATIENCE = 20.0  # seconds for one case
 BATCH = 40  # cases that one process runs
+TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 FINE = {0, 3, 5, 7}
 WEIGHT = {"manifest.json": 6, "model.onnx": 8, "graph.json": 3, "tokenizer.json": 4, "graph.pt2": 3}
 
@@ -59,6 +61,7 @@ def report(folder: Path, trust: bool) -> int:
 def serve(folder: Path, trust: bool) -> int:
     """As a worker of the server opens it, and as the front looks at it."""
     from infer.errors import InferError
+    from infer.printable import plain
     from infer.serve import overview, repository
     from infer.serve.opening import generates
     from infer.serve.worker.__main__ import card_of
@@ -75,7 +78,7 @@ def serve(folder: Path, trust: bool) -> int:
             overview._report(predictor)
             card_of(predictor)
     except InferError as error:
-        print(f"infer: {error}", file=sys.stderr)
+        print(f"infer: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -84,6 +87,7 @@ def speak(folder: Path, trust: bool) -> int:
     """As a language model is used: text, ids, a chat."""
     from infer.errors import InferError, UsageError
     from infer.predict import Predictor
+    from infer.printable import plain
 
     try:
         with Predictor.load(folder, trust_code=trust, kv_memory="1MiB") as predictor:
@@ -93,10 +97,34 @@ def speak(folder: Path, trust: bool) -> int:
             predictor.generate("hi", max_tokens=1)
             predictor.chat([{"role": "user", "content": "hello"}], max_tokens=1)
     except UsageError as error:  # it has no template, or no tokenizer
-        print(f"infer: {error}", file=sys.stderr)
+        print(f"infer: {plain(str(error))}", file=sys.stderr)
         return 0
     except InferError as error:
-        print(f"infer: {error}", file=sys.stderr)
+        print(f"infer: {plain(str(error))}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def text(folder: Path, trust: bool) -> int:
+    """The files of a language model's text, without the model."""
+    from infer import artifact
+    from infer.errors import InferError
+    from infer.generate.chat import ChatTemplate
+    from infer.generate.config import GenerationConfig
+    from infer.printable import plain
+    from infer.text import Text
+
+    try:
+        artifact.verify(folder, artifact.read_manifest(folder))
+        found = Text(folder / "tokenizer.json")
+        found.decode(found.encode("hello"))
+        found.token_bytes(5)
+        GenerationConfig.open(folder, found.tokenizer.get_vocab(True)).complete({})
+        template = ChatTemplate.open(folder)
+        if template is not None:
+            template.check()
+    except InferError as error:
+        print(f"infer: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -108,12 +136,15 @@ def _command(arguments: list[str]) -> int:
 
 
 ACTIONS: dict[str, Callable[[Path, bool], int]] = {
-    a.__name__: a for a in (verify, inspect, report, serve, speak)
+    a.__name__: a for a in (verify, inspect, report, serve, speak, text)
 }
 
 
-def bases(folder: Path) -> None:
-    """The artifacts that are mutated: tensors and text through ONNX Runtime, which needs no trust, and plain torch."""
+def bases(folder: Path, *, speaker: bool = True) -> None:
+    """Make the artifacts that are mutated: tensors and text through ONNX Runtime, and tensors through plain torch.
+
+    Without `speaker` the language model, which takes a while, is left out; the files of its text are there.
+    """
     import numpy as np
 
     from infer import Plan, optimize, publishing
@@ -137,8 +168,38 @@ def bases(folder: Path) -> None:
     )
     optimize(plan, folder / "tensors.infer")
     optimize(plan.with_(backend="eager"), folder / "torch.infer")
+    _add_texts(folder / "tensors.infer")
+    if not speaker:
+        return
     (folder / "text").mkdir()
     tiny(folder / "text", speaks=True, backend="ort").rename(folder / "speaker.infer")
+
+
+def _add_texts(made: Path) -> None:
+    """The files of a language model's text, in the manifest of an artifact that has no use for them."""
+    from tests.language_artifacts import _bytes_as_tokens
+
+    _bytes_as_tokens(made)
+    (made / "generation_config.json").write_text('{"eos_token_id": [2], "temperature": 0.5, "top_k": 3}')
+    said = json.loads((made / "manifest.json").read_bytes())
+    for name in TEXTS:
+        data = (made / name).read_bytes()
+        said["files"][name], said["lengths"][name] = hashlib.sha256(data).hexdigest(), len(data)
+    (made / "manifest.json").write_text(json.dumps(said))
+
+
+def preload() -> None:
+    """Import what the actions import, so that each forked process need not."""
+    import jinja2  # noqa: F401
+    import onnx_ir  # noqa: F401
+    import onnxruntime  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    import infer.cli.show
+    import infer.inspection
+    import infer.serve.overview
+    import infer.serve.worker.__main__  # noqa: F401
+    from infer.generate import grammar, jinja  # noqa: F401
 
 
 def cases(folder: Path, count: int, chance: random.Random) -> Iterator[Case]:
@@ -155,8 +216,10 @@ def cases(folder: Path, count: int, chance: random.Random) -> Iterator[Case]:
 def _action(base: str, file: str, chance: random.Random) -> str:
     if file == "report.json":
         return chance.choice(["report", "report", "serve"])
-    text = base.startswith("speaker") and not file.endswith((".onnx", ".data", ".safetensors"))
-    if text and file != "manifest.json" and file != "graph.json":
+    if file in TEXTS and base.startswith("tensors"):
+        return "text"
+    spoken = base.startswith("speaker") and not file.endswith((".onnx", ".data", ".safetensors"))
+    if spoken and file != "manifest.json" and file != "graph.json":
         return "speak"
     if file in ("manifest.json", "golden/inputs.safetensors"):
         return chance.choice(["verify", "inspect", "report", "serve"])
@@ -203,6 +266,7 @@ def _child(todo: list[Case], bases_in: Path, work: Path, results: int) -> None:
     """Run cases and write a line for each, before and after."""
     import torch
 
+    faulthandler.disable()
     torch.set_num_threads(1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -294,6 +358,7 @@ def run(
     counts: Counter[tuple[str, str]] = Counter()
     failures: list[tuple[Case, str, str]] = []
     todo = list(cases(folder, count, random.Random(seed)))
+    preload()
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         while todo and time.monotonic() < deadline:
@@ -316,9 +381,10 @@ def table(counts: Counter[tuple[str, str]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    count = int(arguments[0]) if arguments else 100_000
-    seconds = float(arguments[1]) if len(arguments) > 1 else 600.0
-    seed = int(arguments[2]) if len(arguments) > 2 else time.time_ns()
+    numbers = [a for a in arguments if a != "--quick"]
+    count = int(numbers[0]) if numbers else 100_000
+    seconds = float(numbers[1]) if len(numbers) > 1 else 600.0
+    seed = int(numbers[2]) if len(numbers) > 2 else time.time_ns()
     kept = os.environ.get("FUZZ_BASES")
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["INFER_CACHE"], os.environ["INFER_CONFIG"] = f"{scratch}/cache", f"{scratch}/config"
@@ -328,7 +394,7 @@ def main(arguments: list[str]) -> int:
         folder = Path(kept or f"{scratch}/bases")
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            bases(folder)
+            bases(folder, speaker="--quick" not in arguments)
         began = time.monotonic()
         counts, failures = run(folder, count, seconds, seed)
         print(table(counts), f"in {time.monotonic() - began:.0f} s, seed {seed}")

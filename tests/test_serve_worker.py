@@ -279,7 +279,7 @@ def test_what_opening_the_model_raises_is_raised_here_and_no_process_is_left() -
         starting.remote()
     assert not alive(pid)
     starting = Starting(Source(path="nowhere", opener="tests.serve_workers:dies"))
-    with pytest.raises(NotReadyError, match="exit code 7"):
+    with pytest.raises(ArtifactError, match="exit code 7"):
         starting.remote()
 
 

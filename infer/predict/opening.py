@@ -14,6 +14,7 @@ import msgspec
 from .. import artifact, capture, failures, folders, plugins
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
 from ..generate import StepShape
+from ..printable import plain
 from ..spec import Finding
 
 
@@ -35,7 +36,7 @@ def blaming(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         if refusal := failures.resource(error):
             raise refusal from error
-        said = " ".join(str(error).split())[:400]
+        said = plain(" ".join(str(error).split()), 400)
         raise ArtifactError(
             f"{what}: {type(error).__name__}: {said}",
             where=str(folder),

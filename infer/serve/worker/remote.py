@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import NotReadyError, UsageError
+from ...errors import ArtifactError, UsageError
 from ...manifest import read_report
 from ...text import Tokenizer
 from .messages import Card, Source
@@ -80,7 +80,7 @@ class Starting:
         watch: WatchLimits | None = None,
         restart: RestartLimits | None = None,
     ) -> None:
-        self._text = text
+        self._text, self._path = text, source.path
         self._workers: list[Supervised] = []
         for _ in range(replicas):
             plain = Supervised(source, watch=watch, restart=restart) if text else None
@@ -94,7 +94,11 @@ class Starting:
             cards = [worker.wait() for worker in self._workers]
         except LostError as error:
             self.close()
-            raise NotReadyError(f"the model's process ended while it started: {error}") from error
+            raise ArtifactError(
+                f"the model's process ended while it opened the artifact: {error}",
+                where=self._path,
+                hint="'infer verify' opens it alone; memory may have run out, or the artifact is damaged",
+            ) from error
         except BaseException:
             self.close()
             raise
