@@ -1,4 +1,4 @@
-"""Fair shares: no tenant waits for long while others flood the engine with priorities, many completions, long prompts."""
+"""Fair shares: no tenant waits for long while others flood the engine with priorities, completions, long prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from infer.errors import InputError, OverloadedError
 from infer.generate.engine import Engine
-from infer.generate.fairness import MOST_TENANTS, Shares, is_beyond_share
+from infer.generate.fairness import MOST_TENANTS, Shares
 from infer.generate.limits import EngineLimits
+from infer.generate.quota import is_beyond_share
 from infer.generate.requests import Request, Sampling
 from infer.generate.sequence import Job, Sequence
 from tests.generate_fakes import VOCABULARY, FakeStep, fake_shape

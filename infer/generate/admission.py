@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from ..errors import InputError, OverloadedError
-from .fairness import is_beyond_share
 from .limits import EngineLimits
+from .quota import is_beyond_share
 from .requests import MOST_PRIORITY, Request
 from .sequence import Sequence
 from .step import StepShape

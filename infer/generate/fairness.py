@@ -95,11 +95,6 @@ def arrived(sequence: Sequence) -> tuple[float, int, int]:
     return sequence.job.arrival, sequence.rank[1], sequence.index
 
 
-def is_beyond_share(own: int, total: int, tenants: int, limit: int) -> bool:
-    """Tell if a tenant may have no more of a queue: it is full, and the tenant has its part or the overflow is used."""
-    return total > limit and (own * tenants > limit or total > 2 * limit)
-
-
 def _places(running: Many[Sequence]) -> dict[int, int]:
     """How many sequences of its tenant stand before each, in order of rank."""
     counts: dict[str, int] = {}

@@ -12,11 +12,11 @@ import msgspec
 from ..errors import GrammarError, InputError, NotUsableError, UsageError
 from ..generate.requests import Sampling
 from . import strict
-from .clients import client_of
 from .generation import Generator
 from .openai_dialect import ContextLengthError, require_json
 from .openai_types import Common, Message, Structured, Tool
 from .routing import Call
+from .tenants import tenant_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -211,7 +211,7 @@ async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] 
     check = partial(generator.language.check_grammar, constraint)
     try:
         if generator.trials is not None:
-            tried = await generator.trials.check(client_of(call), constraint)
+            tried = await generator.trials.check(tenant_of(call), constraint)
             check = partial(check, (tried.size, tried.seconds))
         await asyncio.get_running_loop().run_in_executor(call.service.grammars, check)
     except NotUsableError as error:

@@ -15,6 +15,7 @@ from ..generate.requests import Output, Request
 from .generation_metrics import GenerationMetrics
 from .grammar_trials import trials_of
 from .limits import ServeLimits
+from .line import Line, Waiter
 from .speed import Foretold, Rate
 from .text_stream import Stream
 from .warming import warm
@@ -50,9 +51,7 @@ class Generator:
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.trials = trials_of(language, predictor.name)
         self.draining = False
-        self.waiting_requests = self.waiting_tokens = 0  # submitted, without a first token
-        # Of those: id → rank as the engine's, prompt tokens, seconds foretold until the first token.
-        self._queue: dict[str, tuple[float, int, float]] = {}
+        self.line = Line()  # submitted, without a first token
         self.foretold = Foretold()
         self.rate = Rate()  # of prompt tokens until their first token, whatever holds them up
         self._last_start = -math.inf
@@ -88,14 +87,13 @@ class Generator:
         `stepwise`: wake the reader at each step of the engine, not only at the end.
         """
         tokens = sum(len(request.prompt) for request in requests)
-        self.knock(timeout=timeout, priority=requests[0].priority, requests=len(requests), tokens=tokens)
+        tenant, priority = requests[0].tenant, requests[0].priority
+        self.knock(timeout=timeout, priority=priority, requests=len(requests), tokens=tokens, tenant=tenant)
         stream = Stream(self, requests, timeout=timeout, stepwise=stepwise)
-        self.waiting_requests += len(requests)
-        self.waiting_tokens += tokens
         for request in requests:
             size = len(request.prompt)
-            told = self.start_seconds(request.priority, size)
-            self._queue[request.id] = self.clock() + AGING * request.priority, size, told
+            told = self.start_seconds(priority, size, tenant)
+            self.line.enter(request.id, Waiter(tenant, self.clock() + AGING * priority, size, told))
         try:
             for request in requests:
                 if isinstance(self.driver, RemoteDriver):
@@ -110,18 +108,17 @@ class Generator:
         self.metrics.prompt_tokens.inc(tokens)
         return stream
 
-    def knock(self, *, timeout: float, priority: int = 0, requests: int = 1, tokens: int = 1) -> None:
+    def knock(
+        self, *, timeout: float, priority: int = 0, requests: int = 1, tokens: int = 1, tenant: str = ""
+    ) -> None:
         """Raises `OverloadedError` or `NotReadyError` where these would be refused now; by default the smallest, so
         that nobody tokenizes a larger one for nothing."""
         limits = self.limits
         if self.draining:
             raise NotReadyError("the server is stopping")
-        wait, allowed = self.start_seconds(priority), min(timeout, limits.max_start_seconds)
+        wait, allowed = self.start_seconds(priority, tenant=tenant), min(timeout, limits.max_start_seconds)
         cautious = wait + self.foretold.caution(wait)
-        if (
-            self.waiting_requests + requests > limits.max_queue_requests
-            or self.waiting_tokens + tokens > limits.max_queue_tokens
-        ):
+        if self.line.is_full(tenant, requests, tokens, limits):
             full = "the queue is full"
         elif cautious > allowed:
             full = f"a first token would take {wait:.2f} to {cautious:.2f} s, {allowed:.2f} is allowed"
@@ -130,11 +127,10 @@ class Generator:
         self.metrics.rejected("overloaded")
         raise OverloadedError(full, retry_after=wait)
 
-    def start_seconds(self, priority: int = 0, tokens: int = 0) -> float:
+    def start_seconds(self, priority: int = 0, tokens: int = 0, tenant: str = "") -> float:
         """Until a prompt of this priority that comes now would begin, or have its first token after `tokens` of its
         own: the tokens before that, over the rate measured."""
-        rank = self.clock() + AGING * priority
-        ahead = sum([theirs for urgency, theirs, _ in self._queue.values() if urgency <= rank])
+        ahead = self.line.ahead(tenant, self.clock() + AGING * priority, tokens)
         return self.rate.seconds(ahead + tokens)
 
     @property
@@ -155,6 +151,14 @@ class Generator:
     @property
     def idle(self) -> bool:
         return not self._streams
+
+    @property
+    def waiting_requests(self) -> int:
+        return self.line.requests
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self.line.tokens
 
     @property
     def running(self) -> int:
@@ -205,9 +209,7 @@ class Generator:
 
     def started(self, request_id: str, when: float | None, began: float = 0.0) -> None:
         """A waiting request, there since `began`, got its first token or, `when` None, was taken back."""
-        _, tokens, told = self._queue.pop(request_id)
-        self.waiting_requests -= 1
-        self.waiting_tokens -= tokens
+        _, _, tokens, told = self.line.leave(request_id)
         if when is not None:
             self.foretold.observe(told, when - began)
             self.rate.observe(tokens, max(when - max(self._last_start, began), 0.0))

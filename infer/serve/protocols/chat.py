@@ -11,7 +11,7 @@ from ..openai_dialect import DIALECT, generator
 from ..openai_types import ChatChunk, ChatCompletion, ChatRequest
 from ..routing import Call, Route
 from ..service import Service
-from ..tenants import owned
+from ..tenants import owned, tenant_of
 from ..tool_calls import Tools
 
 
@@ -37,7 +37,7 @@ async def chat(call: Call) -> Any:
     model = generator(call, request.model)
     _refuse(request)
     timeout = asked.timeout(call, request)
-    model.knock(timeout=timeout, priority=request.priority or 0)
+    model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     tools = Tools(request, model.template)
     grammar = tools.constraint(asked.grammar(request))
     shown = request.tools if tools.active else None

@@ -17,7 +17,7 @@ from ..openai_dialect import DIALECT, generator
 from ..openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..routing import Call, Route
 from ..service import Service
-from ..tenants import owned
+from ..tenants import owned, tenant_of
 from ..text_stream import Stream
 
 
@@ -43,7 +43,7 @@ async def completions(call: Call) -> Any:
     model = generator(call, request.model)
     _refuse(request)
     timeout = asked.timeout(call, request)
-    model.knock(timeout=timeout, priority=request.priority or 0)
+    model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     special = request.add_special_tokens is not False
     prompts = await asked.prompts(call, model, request.prompt, special)
     grammar = asked.grammar(request)
