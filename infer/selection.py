@@ -12,7 +12,7 @@ from . import capture, failures, fidelity, plugins
 from .errors import GateError, InferError, NotUsableError, ResourceError
 from .floats import FloatForms
 from .generate.step import StepShape
-from .spec import Choice, Finding, Plan
+from .spec import Choice, Finding, Plan, coarser_cache
 from .street import Street
 from .timing import time_trials
 from .trial import Trial, run_trial
@@ -151,9 +151,13 @@ def enforce(
             layers = fidelity.worst_layers(original, module, rows)
             worst = "; worst layers: " + ", ".join(f"{f.what} {f.value:.3f}" for f in layers)
         worst += f"; {stuck}" if stuck else ""
+        milder = "Choose a milder --quant"
+        if coarser_cache(street.plan) and best.shape is not None:
+            worst += f"; the KV cache is {street.plan.kv_dtype}, coarser than the weights"
+            milder = "Keep keys and values exact with --kv-dtype fp32"
         raise GateError(
             f"refused, not faithful enough: {reason}{worst}",
-            hint="Nothing was published. Choose a milder --quant, or allow more with --max-error",
+            hint=f"Nothing was published. {milder}, or allow more with --max-error",
         )
     if best.slower and not street.plan.allow_slower:
         raise GateError(

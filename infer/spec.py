@@ -310,8 +310,13 @@ def precision(plan: Plan) -> str:
     """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype; the KV
     cache of a language model counts where it is coarser."""
     weights = _precision_of_weights(plan)
-    cache = plan.kv_dtype if plan.kv_dtype in ("bfloat16", "int8") else weights
-    return max(weights, cache, key=list(LIMITS).index)
+    return plan.kv_dtype if coarser_cache(plan) else weights
+
+
+def coarser_cache(plan: Plan) -> bool:
+    """True when the KV cache of a language model keeps less precision than its weights and compute dtype."""
+    order = list(LIMITS)
+    return plan.kv_dtype in order and order.index(plan.kv_dtype) > order.index(_precision_of_weights(plan))
 
 
 def _precision_of_weights(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from . import device as hardware
 from . import mixed, plugins, quant
 from .errors import NotUsableError, UsageError
-from .spec import Choice, Finding, Plan
+from .spec import Choice, Finding, Plan, precision
 
 
 class Watch:
@@ -75,16 +75,16 @@ def resolve(street: Street) -> None:
     else:
         dtype = plan.dtype
     hardware.use_tf32(dtype, device.value)
-    kv = plan.kv_dtype
-    if kv == "auto":
-        kv = "bfloat16" if dtype == "bfloat16" else "float16"
-        street.choices.append(Choice("kv_dtype", "auto", kv, "half the traffic of float32 and as faithful"))
-    street.plan = plan = plan.with_(device=device.value, dtype=dtype, kv_dtype=kv)
+    street.plan = plan = plan.with_(device=device.value, dtype=dtype)
     street.asked = plan.backend
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
         least = mixed.smallest(plan.bits)
         street.choices.append(Choice("quant", "none", least, "the smallest format that the budget may use"))
         street.plan = plan = plan.with_(quant=least)
+    if plan.kv_dtype == "auto":
+        kv, why = _kv_dtype(plan)
+        street.choices.append(Choice("kv_dtype", "auto", kv, why))
+        street.plan = plan = plan.with_(kv_dtype=kv)
     if plan.backend == "trt" and plan.quant == "int8":
         why = "TensorRT computes int8 only with calibrated scales"
         street.choices.append(Choice("quant", "int8", "int8:static", why))
@@ -97,3 +97,12 @@ def resolve(street: Street) -> None:
         )
     if (limited := hardware.fit_threads(plan.threads)) is not None:
         street.found([limited])
+
+
+def _kv_dtype(plan: Plan) -> tuple[str, str]:
+    """The dtype of the KV cache of a resolved plan, and why: a float plan promises the float model's own answers."""
+    if plan.dtype == "bfloat16":
+        return "bfloat16", "half the traffic of float32 and as precise as the compute dtype"
+    if precision(plan) == "float32":
+        return "float32", "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off"
+    return "float16", "half the traffic of float32, and its error is small beside that of the weights"
