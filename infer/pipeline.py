@@ -45,6 +45,7 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
         original = float_graph(loaded, street.plan)
         if original.program is not None and street.plan.quant != "none":
             quant.fold_batch_norms(module_of(loaded), original.program)
+            split_recurrent(loaded)
         mix = layer_mix(street, loaded, original)
         mixed.decide(mix)
         original, best = build(street, loaded, original, mix, folder)
@@ -82,6 +83,13 @@ def _without_cache(street: Street, task: str) -> None:
         )
     street.choices = [c for c in street.choices if c.what != "kv_dtype"]
     street.plan = street.plan.with_(kv_dtype="auto")
+
+
+def split_recurrent(loaded: sources.LoadedModel) -> None:
+    """Make the weight matrices of recurrent layers quantizable, under names of their own."""
+    held = loaded.renames
+    split = quant.split_recurrent(module_of(loaded))
+    loaded.renames = {**held, **{new: held.get(old, old) for new, old in split.items()}}
 
 
 def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:
@@ -211,6 +219,7 @@ def shrink(
         module = module_of(copy)
         if original.program is not None:
             street.found(quant.fold_batch_norms(module_of(loaded), original.program, into=module))
+        split_recurrent(copy)
         pins = quant.resolve_pins(plan.layers, quant.layer_names(module))
         found = quant.quantize_model(
             module,

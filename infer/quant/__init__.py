@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ._fold import fold_batch_norms
     from ._formats import check_pins, layer_names, resolve_pins
     from ._layers import formats_of
+    from ._recurrent import split_recurrent
     from ._share import Coverage, cover, enforce, verdict_of
     from ._sites import Weight
     from ._walk import Shelf, quantize_model
@@ -158,6 +159,7 @@ _LAZY = {
     "layer_names": "_formats",
     "quantize_model": "_walk",
     "resolve_pins": "_formats",
+    "split_recurrent": "_recurrent",
     "verdict_of": "_share",
 }
 
@@ -190,5 +192,6 @@ __all__ = [
     "needs_stats",
     "quantize_model",
     "resolve_pins",
+    "split_recurrent",
     "verdict_of",
 ]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..errors import SourceError, UsageError
 from ._balance import Balance, balance, balance_rows
 from ._feedback import Factor, factor
-from ._kinds import CONVOLUTIONS, is_layer, is_product, pair, product_input, rows_of
+from ._kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, pair, product_input, rows_of
 
 BINS = 2048
 LEVELS = 127
@@ -148,7 +148,7 @@ def calibrate(
     input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's input isn't finite.
     """
     stats: dict[str, LayerStats] = {}
-    layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not isinstance(m, nn.Embedding)]
+    layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)]
     width = hessian_width([m for _, m in layers]) if hessian else 0
     mask: list[Tensor | None] = [None]
     handles = [m.register_forward_pre_hook(partial(_see, stats, name, width, mask)) for name, m in layers]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..spec import Finding
 from ._calibrate import LayerStats
-from ._kinds import is_layer
+from ._kinds import is_layer, is_looked_up
 
 STAGE = "calibrate"
 
@@ -19,7 +19,7 @@ def coverage(
     """Rows, tokens, share of layers reached, and the share of values beyond the clip of int8:static."""
     first = [next(iter(batch.values())) for batch in batches]
     rows = sum(len(value) for value in first)
-    layers = {n for n, m in model.named_modules() if is_layer(m) and not isinstance(m, nn.Embedding)}
+    layers = {n for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)}
     missed = sorted(layers - stats.keys())
     why = f"of {len(layers)}" + (f"; not reached: {', '.join(missed[:5])}" if missed else "")
     beyond = {name: saturation(seen) for name, seen in stats.items()}

@@ -6,6 +6,7 @@ Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs,
     Conv1D of transformers (GPT-2)    a Linear whose weight is stored as [inputs, outputs]
     Conv2d, Conv1d                    an image of height 1 where there is one dimension
     ConvTranspose2d, ConvTranspose1d  a Linear from the channels of a pixel to the patch that the pixel adds to
+    Matrix                            one weight of an LSTM, GRU or RNN (`_recurrent.py`), decoded at each call
 """
 
 from __future__ import annotations
@@ -14,10 +15,25 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+
+class Matrix(nn.Module):
+    """A weight matrix of a larger layer, of class `owner`; a call gives the float weight."""
+
+    def __init__(self, weight: nn.Parameter, owner: str) -> None:
+        super().__init__()
+        self.weight, self.owner = weight, owner
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(map(str, self.weight.shape))}, of {self.owner}"
+
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
-LAYERS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
-NAMES = "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d or Conv1D"
+LAYERS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED, Matrix)
+NAMES = "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Conv1D, LSTM, GRU or RNN"
 
 
 def is_conv1d_of_gpt2(layer: nn.Module) -> bool:
@@ -33,6 +49,16 @@ def is_layer(layer: nn.Module) -> bool:
 def kind_of(layer: nn.Module) -> type[nn.Module]:
     """The class of `LAYERS` that a layer is an instance of, or its own."""
     return next((kind for kind in LAYERS if isinstance(layer, kind)), type(layer))
+
+
+def is_looked_up(layer: nn.Module) -> bool:
+    """Whether rows of the weight are decoded, and nothing is multiplied: calibration has nothing to see."""
+    return isinstance(layer, nn.Embedding | Matrix)
+
+
+def name_of(layer: nn.Module) -> str:
+    """The class that a person knows the layer by."""
+    return layer.owner if isinstance(layer, Matrix) else type(layer).__name__
 
 
 def is_linear(layer: nn.Module) -> bool:

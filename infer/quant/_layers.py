@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import kernels  # noqa: F401  registers the operators
 from . import Quantizer
-from ._kinds import CONVOLUTIONS, TRANSPOSED, is_conv1d_of_gpt2, is_layer, pair, rows_of
+from ._kinds import CONVOLUTIONS, TRANSPOSED, Matrix, is_conv1d_of_gpt2, is_layer, pair, rows_of
 
 
 class Packed(nn.Module):
@@ -90,6 +90,21 @@ class QuantizedEmbedding(PackedLayer):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class QuantizedMatrix(PackedLayer):
+    """`Matrix` on a packed weight: a call decodes it."""
+
+    def __init__(self, layer: Matrix, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(packed, layer.weight.numel())
+        self.owner, self.rows, self.compute = layer.owner, layer.weight.shape[0], quantizer.embedding
+
+    def forward(self) -> Tensor:
+        tensors = self.packed.tensors()
+        if tensors["codes"].dtype == torch.int8:  # two plain operators, which runtimes fuse or fold
+            return self.packed.decode(tensors).to(self.packed.dtype)
+        every = torch.arange(self.rows, device=tensors["codes"].device)
+        return self.compute(every, tensors).to(self.packed.dtype)
 
 
 class QuantizedConv1D(QuantizedLinear):
@@ -228,6 +243,8 @@ def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Mo
         return QuantizedConv(layer, packed, quantizer)
     if isinstance(layer, TRANSPOSED):
         return QuantizedConvTranspose(layer, packed, quantizer)
+    if isinstance(layer, Matrix):
+        return QuantizedMatrix(layer, packed, quantizer)
     if is_conv1d_of_gpt2(layer):
         return QuantizedConv1D(layer, packed, quantizer)
     raise TypeError(f"no quantized form of {type(layer).__name__}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ._kinds import CONVOLUTIONS, TRANSPOSED, is_product, rows_of
+from ._kinds import CONVOLUTIONS, TRANSPOSED, is_looked_up, is_product, name_of, rows_of
 
 SMALLEST = 64 * 64
 
@@ -55,8 +55,8 @@ def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
         if reason := refuses_padding(layer, name):
             return reason
         return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
-    if not is_product(layer) and not isinstance(layer, nn.Embedding):
-        return f"{name} shrinks Linear and Embedding layers, not {type(layer).__name__}"
+    if not is_product(layer) and not is_looked_up(layer):
+        return f"{name} shrinks Linear and Embedding layers, not {name_of(layer)}"
     if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
         return reason
     if isinstance(layer, TRANSPOSED) and (reason := refuses_transposed(layer)):

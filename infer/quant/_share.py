@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import GateError
 from ..spec import Finding, Plan
+from ._kinds import name_of
 from ._layers import Packed, PackedLayer
 
 STAGE = "shrink"
@@ -195,7 +196,7 @@ def _left(
     name: str, module: nn.Module, attribute: str, tensor: Tensor, reasons: Mapping[str, str]
 ) -> tuple[str, str]:
     """The kind of layer and the reason of one weight that stays float."""
-    kind = type(module).__name__
+    kind = name_of(module).removeprefix("Stored")
     if isinstance(module, PackedLayer):
         return "bias", "is added in float"
     if attribute == "weight" and name in reasons:

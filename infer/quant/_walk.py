@@ -21,7 +21,7 @@ from ..spec import Finding, Plan
 from ..weights import WeightReader, check_finite
 from . import Stats, join, needs_stats
 from ._formats import FLOAT, Format, find_with_formats
-from ._kinds import NAMES, by_rows, is_stored_by_columns
+from ._kinds import NAMES, by_rows, is_looked_up, is_stored_by_columns
 from ._layers import Packed, replacement
 from ._sites import Site, Weight
 
@@ -147,7 +147,7 @@ def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | Non
     """Why a layer can't have a format, or None."""
     if reason := format.quantizer.refuses(site.layer, format.plan):
         return reason
-    reached = isinstance(site.layer, nn.Embedding) or _stats(site, stats) is not None
+    reached = is_looked_up(site.layer) or _stats(site, stats) is not None
     return None if reached or not needs_stats(format.plan) else "no calibration input reached it"
 
 

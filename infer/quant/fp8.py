@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..kernels.linear_fp8 import LARGEST
 from ..spec import Plan
 from . import Stats
-from ._kinds import is_linear, rows_of
+from ._kinds import is_linear, name_of, rows_of
 from ._refusals import too_small
 
 OPTIONS = ("",)
@@ -31,7 +31,7 @@ def missing() -> str | None:
 
 def refuses(layer: nn.Module, plan: Plan) -> str | None:
     if not is_linear(layer):
-        return f"fp8 shrinks Linear layers, not {type(layer).__name__}"
+        return f"fp8 shrinks Linear layers, not {name_of(layer)}"
     outputs, inputs = rows_of(layer).shape
     if outputs % MULTIPLE or inputs % MULTIPLE:
         return f"{outputs} x {inputs}; float8 products take multiples of {MULTIPLE}"
