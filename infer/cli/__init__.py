@@ -38,9 +38,10 @@ def predict(
     trust_code: Trust = False,
 ) -> None:
     """Run an artifact on a file of inputs."""
-    from ..predict import Predictor
+    from ..predict import Predictor, rehearsal
     from . import files
 
+    rehearsal.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
         files.write(files.answer(predictor, input), output)
 
@@ -73,8 +74,12 @@ def bench(
 ) -> None:
     """Latency percentiles, throughput, memory and the roofline of an artifact; tokens, of a language model."""
     from .. import bench as measuring
+    from ..predict import rehearsal
     from . import benching
 
+    for opened in (artifact, vs):
+        if opened is not None:
+            rehearsal.rehearse(opened, trust_code=trust_code)
     result = benching.measured(
         artifact,
         batch=batch,
@@ -112,8 +117,10 @@ def inspect(
 def verify(artifact: Artifact, trust_code: Trust = False, as_json: AsJson = False) -> None:
     """Check every hash, the signature, and the golden inputs of an artifact."""
     from .. import inspection
+    from ..predict import rehearsal
     from . import show
 
+    rehearsal.rehearse(artifact, trust_code=trust_code)
     show.facts(inspection.verify(artifact, trust_code=trust_code), as_json=as_json)
 
 

@@ -63,7 +63,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt."""
-    from ..predict import Predictor
+    from ..predict import Predictor, rehearsal
 
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -85,6 +85,7 @@ def generate(
     wants_stream = stream if stream is not None else sys.stdout.isatty() and not as_json
     if wants_stream and n > 1:
         raise UsageError(f"--stream shows one completion, not {n}")
+    rehearsal.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
@@ -113,7 +114,7 @@ def chat(
     trust_code: Trust = False,
 ) -> None:
     """Talk to a model in the terminal; lines of a pipe are messages, too."""
-    from ..predict import Predictor
+    from ..predict import Predictor, rehearsal
     from .chatting import Chat
 
     options: dict[str, Any] = {
@@ -126,6 +127,7 @@ def chat(
         "seed": seed,
         "stop": stop or None,
     }
+    rehearsal.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         Chat(predictor, system, options).run()
 
