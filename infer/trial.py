@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from . import capture, fidelity, golden, plugins
+from .fidelity import batch_sizes
 from .floats import FloatForms, opened
 from .generate.consistency import judged_windows, schedule_findings, spared_tokens
 from .generate.step import StepShape
@@ -199,6 +201,7 @@ def _compare(
     """Both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
     kept: dict[str, dict[str, Tensor]] = {}
+    usual: dict[str, float] = {}
     for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
         expected, got = reference.run(inputs), runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
@@ -206,7 +209,23 @@ def _compare(
         comparison.add(expected, got, inputs)
         if not kept:
             kept = _golden(plan, reference, runner, graph, inputs)
-    return comparison.findings(), kept
+            usual = batch_sizes.root_mean_squares(expected)
+    return [*comparison.findings(), *_at_sizes(reference, runner, graph, usual)], kept
+
+
+def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[str, float]) -> list[Finding]:
+    """The comparison at batches of one and three; the steps of a language model have schedules instead."""
+    if isinstance(runner, Windows) or not all(s.batched for s in graph.inputs):
+        return []
+    low, high = graph.sizes.get("batch", (1, 1))
+    rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
+    found: list[Finding] = []
+    for size in batch_sizes.SIZES:
+        if low <= size <= high:
+            batches = itertools.islice(batches_of(graph, size), -(-rows // size))
+            whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
+            found += batch_sizes.compare_size(size, whole, reference.run, runner.run, graph.task, usual)
+    return found
 
 
 def _golden(

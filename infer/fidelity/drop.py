@@ -10,6 +10,7 @@ from .gate import ALWAYS, limit
 
 # Metrics that go with the error itself; the others go with its square, as effects do.
 FIRST_ORDER = ("relative_error", "worst_token", "top1", "exact")
+NAN = ("non_finite", "only_float_nan")
 METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
 
 
@@ -33,7 +34,7 @@ def excess(findings: Sequence[Finding], limits: Limits, max_error: float | None)
     most = 0.0
     for finding in findings:
         metric = finding.what.rpartition(".")[2]
-        if (metric == "shape" and finding.value is False) or (metric == "non_finite" and finding.value):
+        if (metric in ("shape", "runs") and finding.value is False) or (metric in NAN and finding.value):
             return math.inf
         judged = limit(finding.what, limits, max_error)
         if judged is None or not isinstance(finding.value, int | float):

@@ -24,7 +24,7 @@ ALWAYS = "schedule_error"  # judged whatever the user allows, since no format ex
 def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> str | None:
     """The first violated limit as a sentence, or None.
 
-    A wrong shape, or a value that is not finite where the float model's is, fails at once. `max_error`
+    A wrong shape, and a value that is finite on one side only, fail at once. `max_error`
     replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
     resolve the limit of top1, a single flip is no violation; kl and relative_error still speak.
     """
@@ -35,6 +35,13 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
             return f"{output} has the wrong shape: {finding.why}"
         if metric == "non_finite" and finding.value:
             return f"{output} has {finding.value} values that are NaN or infinite, unlike the float model's"
+        if metric == "only_float_nan" and finding.value:
+            return (
+                f"{output} has {finding.value} values that are NaN in the float model and numbers in the "
+                "optimized one: give data for which the float model gives numbers, or mend the model"
+            )
+        if metric == "runs" and finding.value is False:
+            return f"the optimized model fails at {output}, unlike the float model: {finding.why}"
     for finding in findings:
         output, _, metric = finding.what.rpartition(".")
         if metric not in JUDGED or _set_aside(metric, max_error):

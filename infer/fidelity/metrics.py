@@ -29,6 +29,8 @@ _WHY = {
     "perplexity": "of the optimized model, next token",
     "perplexity_change": "relative change",
     "non_finite": "values that are NaN or infinite only in the optimized model",
+    "float_non_finite": "values that are NaN or infinite in the float model itself: there is no error to measure",
+    "only_float_nan": "values that are NaN in the float model and numbers in the optimized model",
     **retrieval.WHY,
 }
 _UNITS = {"kl": "nats", "kl_max": "nats"}

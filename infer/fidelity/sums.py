@@ -30,6 +30,8 @@ class Sums:
     values: int = 0
     equal: int = 0
     non_finite: int = 0
+    float_non_finite: int = 0
+    only_float_nan: int = 0
     difference: float = 0.0
     norm: float = 0.0
     max_abs: float = 0.0
@@ -63,8 +65,9 @@ class Sums:
             yield "perplexity_float", reference
             yield "perplexity", got
             yield "perplexity_change", got / reference - 1 if got is not None and reference else None
-        if self.non_finite:
-            yield "non_finite", self.non_finite
+        for what in ("non_finite", "float_non_finite", "only_float_nan"):
+            if count := getattr(self, what):
+                yield what, count
 
 
 def _share(part: float, whole: int) -> float | None:
@@ -155,6 +158,9 @@ def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
         still_masked = (reference < 0) & (got < MASKED)
         lost = (finite & ~sound) | (reference.isinf() & (reference != got) & ~still_masked)
         sums.non_finite += int(lost.sum())
+        hidden = reference.isneginf() if sums.logits else torch.zeros_like(finite)
+        sums.float_non_finite += int((~finite & ~hidden).sum())
+        sums.only_float_nan += int((reference.isnan() & ~got.isnan()).sum())
         reference, got = reference.where(finite & sound, 0.0), got.where(finite & sound, 0.0)
     difference = got - reference
     error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))

@@ -1,0 +1,113 @@
+"""The comparison at batch sizes that kernels, guards and statistics over the batch treat in their own way: 1 and 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import InferError
+from ..spec import Finding
+from .metrics import Comparison
+from .sums import kept_rows, rows_of
+
+SIZES = (1, 3)
+ROWS = 8  # compared at each size, at least
+KEPT = (
+    "shape",
+    "non_finite",
+    "float_non_finite",
+    "only_float_nan",
+    "exact",
+)  # of the metrics of `Comparison`
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+def root_mean_squares(outputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of the finite values of each float output."""
+    found = {}
+    for name, value in outputs.items():
+        if value.is_floating_point():
+            finite = value[value.isfinite()]
+            found[name] = float(finite.double().square().mean().sqrt()) if finite.numel() else 0.0
+    return found
+
+
+def compare_size(
+    size: int,
+    batches: Iterable[Mapping[str, Tensor]],
+    reference: Run,
+    run: Run,
+    task: str,
+    usual: Mapping[str, float],
+) -> list[Finding]:
+    """Both runners over `batches` of `size` rows each; `usual` gives each output's root mean square at other sizes.
+
+    Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
+    of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
+    model itself fails at this size there is nothing to compare, and one finding says so.
+    """
+    comparison = Comparison(task)
+    differences: dict[str, _Difference] = {}
+    for inputs in batches:
+        try:
+            expected = {name: value.cpu() for name, value in reference(inputs).items()}
+        except (InferError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
+            why = f"the float model itself fails there: {_first_line(error)}"
+            return [Finding("compare", f"batch {size}", None, why=why)]
+        try:
+            got = {name: value.cpu() for name, value in run(inputs).items()}
+        except (InferError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            return [Finding("compare", f"batch {size}.runs", False, why=_first_line(error))]
+        comparison.add(expected, got, inputs)
+        for name, value in expected.items():
+            if value.is_floating_point() and name in got and got[name].shape == value.shape:
+                differences.setdefault(name, _Difference()).add(value, got[name], inputs)
+    found = []
+    for finding in comparison.findings():
+        output, _, metric = finding.what.rpartition(".")
+        if metric in KEPT:
+            what = f"{output} at batch {size}.{metric}"
+            found.append(Finding("compare", what, finding.value, finding.unit, finding.why))
+    errors = [(d.relative(usual.get(name, 0.0)), name) for name, d in differences.items()]
+    if errors:
+        worst, name = max(errors)
+        why = f"of {name}, the worst output at this size, against its root mean square"
+        found.append(Finding("compare", f"batch {size}.relative_error", worst, why=why))
+    return found
+
+
+class _Difference:
+    """Squares added up over batches, of real tokens and finite values."""
+
+    def __init__(self) -> None:
+        self.difference = self.reference = 0.0
+        self.count = 0
+
+    def add(self, expected: Tensor, got: Tensor, inputs: Mapping[str, Tensor]) -> None:
+        kept = kept_rows(expected, inputs)
+        pair = [rows_of(t, False, kept is not None).double() for t in (expected, got)]
+        wanted, actual = pair if kept is None else [t[kept] for t in pair]
+        finite = wanted.isfinite() & actual.isfinite()
+        wanted, actual = wanted[finite], actual[finite]
+        self.difference += float((actual - wanted).square().sum())
+        self.reference += float(wanted.square().sum())
+        self.count += int(torch.count_nonzero(finite))
+
+    def relative(self, usual: float) -> float:
+        """Zero where nothing was finite, or all is zero at every size: the findings beside it speak of that."""
+        if not self.count:
+            return 0.0
+        scale = max(math.sqrt(self.reference / self.count), usual)
+        return math.sqrt(self.difference / self.count) / scale if scale else 0.0
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
