@@ -200,7 +200,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 class Workload(msgspec.Struct, frozen=True):
     """The use that a language model is timed for, at each batch size of the plan: that many prompts of `prompt` tokens,
-    read `chunk` tokens in a step, each answered by `answer` tokens. Measured dispatch sums a layer's time over it."""
+    read `chunk` tokens in a step, each answered by `answer` tokens. Dispatch sums a layer's time over it, the speed
+    gate the model's."""
 
     prompt: int = 256
     answer: int = 128

@@ -16,7 +16,7 @@ from .floats import FloatForms
 from .generate.windows import Windows
 from .predict.tensors import Calls
 from .report import anatomy, latency, wording
-from .spec import Finding, Plan
+from .spec import WORKLOAD, Finding, Plan
 from .trial import Timing, Trial, batches_of
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -93,6 +93,10 @@ def _time(
         trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device)))
         if isinstance(trial.runner, Windows):
             trial.findings += anatomy.decode_step(trial.runner.decoding(batch), batch)
+    rival = rivals[plan.batches[0]].runner
+    if isinstance(trial.runner, Windows) and isinstance(rival, Windows):
+        ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
+        trial.prompt = latency.paired(ours, theirs, device=plan.device)
 
 
 def _named(rivals: Mapping[int, Form], *, several: bool) -> str:

@@ -19,7 +19,8 @@ from .generate.consistency import judged_windows, schedule_findings, spared_toke
 from .generate.step import StepShape
 from .generate.windows import Windows
 from .report import latency, roofline, wording
-from .spec import Finding, Plan, limits, precision
+from .report.latency import Paired
+from .spec import WORKLOAD, Finding, Plan, limits, precision
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 
@@ -45,6 +46,7 @@ class Trial:
     changed: bool  # quantized or in another dtype: then being slower than the baseline counts
     latency: list[Timing] = field(default_factory=list)
     baseline: str = ""
+    prompt: Paired | None = None  # of a language model: one step of the workload's prompt
     forms: dict[str, dict[int, float]] = field(default_factory=dict)  # float form → batch size → seconds
     findings: list[Finding] = field(default_factory=list)
     runner: Any = None
@@ -58,8 +60,22 @@ class Trial:
 
     @property
     def slower(self) -> bool:
-        """Slower than the fastest float form that was tried, at a batch size of the plan."""
-        return self.changed and any(t.pair.verdict == "slower" for t in self.latency)
+        """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
+        or the prompts and answers of the declared workload together."""
+        return self.changed and any(
+            t.pair.verdict == "slower" or self._request_slower(t) for t in self.latency
+        )
+
+    def _request_slower(self, timing: Timing) -> bool:
+        """Does a batch of whole requests, prompts and answers as in the declared workload, take longer?"""
+        if self.prompt is None:
+            return False
+        steps = WORKLOAD.steps(timing.batch)
+        decoding = steps.pop(timing.batch, 0)
+        parts: list[tuple[float, Paired]] = [(decoding, timing.pair)]
+        parts += [(count * tokens / WORKLOAD.chunk, self.prompt) for tokens, count in steps.items()]
+        floats = sum(count * pair.b.p50 for count, pair in parts)
+        return sum(count * pair.b.p50 * pair.low for count, pair in parts) > latency.SLOWER * floats
 
     @property
     def verdict(self) -> str:
@@ -68,6 +84,8 @@ class Trial:
             return "not timed"
         parts = [f"{_speed(t.pair)} at batch {t.batch}" for t in self.latency]
         what = "" if self.shape is None else "decoding "
+        if self.prompt is not None:
+            parts.append(f"reading a prompt {_speed(self.prompt)}")
         return f"{what}{', '.join(parts)} against {self.baseline}"
 
     def unfaithful(self, plan: Plan) -> str | None:

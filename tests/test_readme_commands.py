@@ -70,7 +70,9 @@ def test_commands_are_found_and_few_are_exempt() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # it compiles two models, in int8 and in float; a minute and a half on two free cores
+@pytest.mark.timeout(
+    1800
+)  # it compiles two models, in int8 and in float; a minute and a half on two free cores
 @pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 def test_every_shown_command_does_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

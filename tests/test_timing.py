@@ -18,7 +18,7 @@ from infer.predict.fitting import Fitting
 from infer.predict.tensors import Calls
 from infer.report.latency import Paired, summarize
 from infer.spec import Plan, TensorSpec
-from infer.trial import Trial
+from infer.trial import Timing, Trial
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
 
@@ -144,6 +144,22 @@ def test_a_float_plan_is_timed_against_plain_torch_alone() -> None:
     ours, forms = trial("ort", 0.9, 0.9), Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0))
     timed(PLAN.with_(quant="none"), [ours], forms)
     assert (ours.baseline, forms.lowered) == (EAGER, [])
+
+
+@pytest.mark.parametrize(
+    ("decode", "prompt", "slower"), [(0.5, 1.5, False), (0.9, 40.0, True), (1.1, 0.1, True)]
+)
+def test_prompts_count_in_the_time_of_a_request(decode: float, prompt: float, slower: bool) -> None:
+    """A decode step of 1 ms, 128 of them to an answer, and a prompt of 20 ms: whole requests must not be slower."""
+
+    def pair(ratio: float, seconds: float) -> Paired:
+        verdict = "slower" if ratio > 1.03 else "faster"
+        return Paired(ratio, ratio, ratio, verdict, 11, summarize([seconds * ratio]), summarize([seconds]))
+
+    made = trial("inductor", 1.0, 1.0)
+    made.latency, made.prompt = [Timing(1, pair(decode, 1e-3))], pair(prompt, 20e-3)
+    assert made.slower is slower
+    assert f"reading a prompt {prompt:.2f}x slower" in made.verdict or prompt < 1
 
 
 def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ class Windows:
         ids, rows = torch.ones(batch, dtype=torch.int64), torch.arange(batch)
         return lambda: self.call(ids, rows, cache, named)
 
+    def reading(self, tokens: int) -> Callable[[], Any]:
+        """A call that reads a prompt of `tokens` tokens and computes the logits of its last one."""
+        tokens = min(tokens, self.shape.max_positions)
+        table, cache = self._room(1, tokens)
+        named = arrange(self.shape, [0], [tokens], table)
+        ids, rows = torch.ones(tokens, dtype=torch.int64), torch.tensor([tokens - 1])
+        return lambda: self.call(ids, rows, cache, named)
+
     def _room(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         blocks = max(-(-length // self.shape.page), 1)
         table = torch.arange(batch * blocks, dtype=torch.int32).reshape(batch, blocks)
