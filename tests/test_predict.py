@@ -214,6 +214,23 @@ def test_an_artifact_of_another_machine_is_lowered_again(made: Path, monkeypatch
         ].shape == (1, 8)
 
 
+def test_what_was_lowered_again_is_of_the_folder_that_is_opened(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import backends.eager as eager
+
+    monkeypatch.setattr(eager, "target", lambda device: {"isa": "a third"})
+    inputs = {"x": np.ones((1, 64), "float32"), "bias": np.zeros(1, "float32")}
+    for name in ("first.infer", "second.infer"):
+        shutil.copytree(made, tmp_path / name)
+        with Predictor.load(tmp_path / name) as predictor:
+            answer = predictor.predict(inputs)["y"]
+            place = Path(str(predictor.notes[0].value))
+        assert (place / "graph.pt2").resolve() == tmp_path / name / "graph.pt2"
+        shutil.rmtree(tmp_path / name)
+    assert answer.shape == (1, 8)
+
+
 def test_something_else_is_not_an_artifact(tmp_path: Path) -> None:
     with pytest.raises(InferError, match="not an artifact of infer"):
         Predictor.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,13 +88,26 @@ def lower_again(
     place = folders.cache("lowered") / key
     notes.append(Finding("open", "lowered again", str(place), why=f"made for another machine: {why}"))
     if place.exists():
+        _link_to(folder, place)
         return place
     with tempfile.TemporaryDirectory(dir=place.parent) as work:
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)
-        for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
-            (fresh / name).symlink_to((folder / name).resolve())
+        _link_to(folder, fresh)
         backend.lower(capture.load(folder), manifest.plan, fresh)
         with contextlib.suppress(OSError):  # another process was first: its result is equal
             fresh.rename(place)
     return place
+
+
+def _link_to(folder: Path, place: Path) -> None:
+    """Make the graph and the weights in `place` those of `folder`: it was lowered from an equal artifact, which may
+    have moved or changed since."""
+    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+        link, target = place / name, str((folder / name).resolve())
+        if link.is_symlink() and os.readlink(link) == target:
+            continue
+        fresh = place / f".{name}.{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(target)
+        fresh.replace(link)

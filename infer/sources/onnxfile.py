@@ -56,18 +56,21 @@ def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
     `hard_links` allows files that are linked elsewhere too, for those whose content is known. ONNX's own path checks
     were got around five times, and a hard link passes ONNX Runtime's.
     """
-    count = 0
+    count, sizes = 0, dict[str, int]()
     for tensor in _tensors(model.graph):
         if tensor.data_location != 1:
             continue
         count += 1
         fields = {entry.key: entry.value for entry in tensor.external_data}
-        _check_file(tensor.name, fields, path, hard_links)
+        location = fields.get("location", "")
+        if location not in sizes:
+            sizes[location] = _file_size(tensor.name, location, path, hard_links)
+        _check_span(tensor.name, fields, sizes[location], path)
     return count
 
 
-def _check_file(name: str, fields: dict[str, str], path: Path, hard_links: bool) -> None:
-    location = fields.get("location", "")
+def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
+    """Bytes of the external file of a tensor; raises `SourceError` unless it is a plain one in the model's folder."""
     target = path.parent / location
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
         raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {location!r}")
@@ -82,10 +85,14 @@ def _check_file(name: str, fields: dict[str, str], path: Path, hard_links: bool)
         raise _unsafe(path, f"the data of {name!r} is not a plain file: {location!r}")
     if info.st_nlink != 1 and not hard_links:
         raise _unsafe(path, f"the data of {name!r} is a hard link to a file elsewhere: {location!r}")
+    return info.st_size
+
+
+def _check_span(name: str, fields: dict[str, str], size: int, path: Path) -> None:
     offset, length = _number(fields.get("offset", "0")), _number(fields.get("length", "0"))
-    if offset < 0 or length < 0 or offset + length > info.st_size:
+    if offset < 0 or length < 0 or offset + length > size:
         raise SourceError(
-            f"{name!r} needs bytes {offset} to {offset + length}, {location!r} has {info.st_size}",
+            f"{name!r} needs bytes {offset} to {offset + length}, {fields['location']!r} has {size}",
             where=str(path),
         )
 
