@@ -55,7 +55,8 @@ def load(kind: str, folder: str, seconds: float, every: float, clients: int) -> 
     with serving(path=folder, **KINDS[kind]) as (server, url):
         until = time.monotonic() + seconds
         threads = [
-            threading.Thread(target=client, args=(kind, url, number, until, found)) for number in range(clients)
+            threading.Thread(target=client, args=(kind, url, number, until, found))
+            for number in range(clients)
         ]
         for thread in threads:
             thread.start()

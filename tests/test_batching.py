@@ -396,3 +396,17 @@ def test_bfloat16_goes_through_torch_and_comes_back_as_bits() -> None:
     assert Layout(fake).check({"x": bits}) == {"batch": 1}
     answer = run_arrays(fake, {"x": bits})["x"]
     assert torch.from_numpy(answer).view(torch.bfloat16).tolist() == [[2.0, 3.0]]
+
+
+@pytest.mark.parametrize(("priority", "most"), [(2, 60), (5, 250)])
+def test_a_flood_of_higher_priority_starves_no_entry(priority: int, most: int) -> None:
+    desk = Desk(max_batch=1)
+    waits = desk.put(timeout=1000, priority=priority)
+    for count in range(1, most):
+        desk.put(timeout=1000, priority=1)
+        desk.put(timeout=1000, priority=1)
+        if desk.batcher.take().entries == [waits]:
+            assert count > 1
+            return
+        desk.clock.now += 0.1
+    pytest.fail("it starved")

@@ -19,6 +19,7 @@ from .limits import ServeLimits
 from .promises import Item, Promises
 from .speed import Speed
 
+AGING = 2.0  # seconds of waiting that are worth one step of priority, so that nobody starves
 LOOK_PAST = 16  # entries that don't fit and may be overtaken while a batch is filled
 
 
@@ -65,9 +66,10 @@ class Batcher:
                 if urgency <= priority:
                     rows, work = rows + some, work + theirs
             return rows, work
+        mine = self._urgency(priority), deadline
         for queue in self._queues.values():
             for urgency, until, _, entry in queue:
-                if entry.waiting and (urgency, until) <= (priority, deadline):
+                if entry.waiting and (urgency, until) <= mine:
                     rows, work = rows + entry.rows, work + entry.work
         return rows, work
 
@@ -88,8 +90,13 @@ class Batcher:
         for entry in entries:
             entry.arrived, entry.waiting = now, True
             queue = self._queues.setdefault(entry.key, [])
-            heapq.heappush(queue, (entry.priority, entry.deadline, next(self._order), entry))
+            urgency = self._urgency(entry.priority)
+            heapq.heappush(queue, (urgency, entry.deadline, next(self._order), entry))
             self._count(entry, 1)
+
+    def _urgency(self, priority: int) -> int:
+        """The place of what comes now among all: what has waited goes before later work of more priority."""
+        return priority + int(self.clock() / AGING)
 
     def cancel(self, entry: Entry) -> bool:
         """Whether it was still waiting; it will be in no batch then, and what it holds is let go."""
@@ -113,7 +120,7 @@ class Batcher:
         return entry.waiting
 
     def take(self, lane: int = 0) -> Taken:
-        """The next batch: the most urgent entry by (priority, deadline), and as many of its key as fit."""
+        """The next batch: the most urgent entry by (priority and age, deadline), and as many of its key as fit."""
         taken = Taken()
         key = self._most_urgent(taken.expired)
         if key is None:
