@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
@@ -200,8 +201,14 @@ def _outputs(
         for size, actual in zip(spec.shape, nodes[str(node)].meta["val"].shape, strict=True):
             if isinstance(size, str):
                 symbols[str(actual)] = size
-    values = [nodes[str(name)].meta["val"] for name in signature.user_outputs]
-    names = names or _output_names(program, len(values))
+    given = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    are_tensors = [
+        isinstance(argument, TensorArgument) for argument in given
+    ]  # others are left away, as `flatten` does
+    values = [nodes[argument.name].meta["val"] for argument in given if isinstance(argument, TensorArgument)]
+    if not values:
+        raise NotUsableError("the model returns no tensor", hint="Return the tensors that it computes")
+    names = names or _output_names(program, are_tensors)
     if len(names) != len(values):
         raise UsageError(f"expected {len(values)} output names, got {len(names)}: {', '.join(names)}")
     return tuple(
@@ -210,10 +217,10 @@ def _outputs(
     )
 
 
-def _output_names(program: ExportedProgram, count: int) -> tuple[str, ...]:
-    spec = program.call_spec.out_spec
-    if spec is not None and spec.type is dict and len(spec.context) == count:
-        return tuple(str(key) for key in spec.context)
+def _output_names(program: ExportedProgram, are_tensors: list[bool]) -> tuple[str, ...]:
+    spec, count = program.call_spec.out_spec, sum(are_tensors)
+    if spec is not None and spec.type is dict and len(spec.context) == len(are_tensors):
+        return tuple(str(key) for key, kept in zip(spec.context, are_tensors, strict=True) if kept)
     return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
 
 

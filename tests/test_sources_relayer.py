@@ -62,3 +62,28 @@ def test_tied_weights_stay_one_tensor_when_quantized() -> None:
     ]
     assert len({c.data_ptr() for c in codes}) == 1
     assert all(torch.isfinite(out).all() for out in module(*inputs))
+
+
+class Shared(nn.Module):
+    """Two layers with one weight and a bias each; a bias that is also read on its own; an attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(torch.relu(self.first(x)))
+        y = torch.nn.functional.linear(y, self.third.weight) - self.third.bias
+        return self.attention(y, y, y)[0]
+
+
+def test_layers_with_shared_weights_or_owners_keep_their_numbers() -> None:
+    model, x = Shared().eval(), torch.randn(3, 5, 16)
+    program = torch.export.export(model, (x,), strict=False).module()
+    with torch.no_grad():
+        expected = program(x)
+        assert restore_layers(program) == 5
+        torch.testing.assert_close(program(x), expected)

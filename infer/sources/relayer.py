@@ -12,24 +12,23 @@ import torch
 from torch import Tensor, fx, nn
 
 aten = torch.ops.aten
+LAYERS = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
 def restore_layers(module: fx.GraphModule) -> int:
     """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; returns how many."""
-    restored = 0
-    for node in list(module.graph.nodes):
-        make = _MAKERS.get(node.target) if node.op == "call_function" else None
-        made = make(module, node) if make else None
-        if made is None:
-            continue
-        layer, x, weight = made
+    # All are read before the first is placed: a layer in the place of another's parameters hides them.
+    calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _MAKERS]
+    found = [(node, made) for node in calls if (made := _MAKERS[node.target](module, node)) is not None]
+    moved: dict[fx.Node, fx.Node] = {}
+    for node, (layer, x, weight) in found:
         name = _place(module, str(weight.target), layer)
         with module.graph.inserting_before(node):
-            call = module.graph.call_module(name, (x,))
+            call = moved[node] = module.graph.call_module(name, (moved.get(x, x),))
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         module.graph.erase_node(node)
-        restored += 1
+    restored = len(found)
     if restored:
         for node in reversed(list(module.graph.nodes)):
             if node.op == "get_attr" and not node.users:
@@ -43,7 +42,7 @@ def _drop_unread(module: fx.GraphModule) -> None:
     """Parameters that only a restored layer reads now leave their old places, or a tie would hold them in float."""
     read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     for prefix, owner in module.named_modules():
-        if isinstance(owner, nn.Linear | nn.Conv2d | nn.Embedding):
+        if isinstance(owner, LAYERS):
             continue
         for held in (owner._parameters, owner._buffers):
             for name in list(held):
@@ -121,17 +120,35 @@ def _pair(value: Any) -> Any:
 
 
 def _place(module: fx.GraphModule, weight: str, layer: nn.Module) -> str:
-    """Put the layer where its weight was, or beside it when that name is taken by a layer (a tied weight)."""
-    name = weight.rpartition(".")[0] or "layer"
+    """Put the layer where its weight was, or beside it where that module holds more or is a layer (a tied weight)."""
+    owner, _, own = weight.rpartition(".")
+    name = owner or "layer"
+    read = [str(n.target) for n in module.graph.nodes if n.op == "get_attr"]
+    if owner and not _can_replace(
+        module.get_submodule(owner), layer, [r for r in read if r.startswith(f"{owner}.")]
+    ):
+        name = f"{owner}.{own.removesuffix('_weight')}_layer"
     while _layer_at(module, name):
         name += "_again"
     module.add_submodule(name, layer)
     return name
 
 
+def _can_replace(owner: nn.Module, layer: nn.Module, read: list[str]) -> bool:
+    """Whether a layer can stand where `owner` is, which holds nothing else that the program reads."""
+    if owner._modules and not isinstance(owner, LAYERS):
+        return False
+    return all(_same(owner, layer, name.rpartition(".")[2]) for name in read)
+
+
+def _same(owner: nn.Module, layer: nn.Module, name: str) -> bool:
+    one, other = getattr(owner, name, None), getattr(layer, name, None)
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.data_ptr() == other.data_ptr()
+
+
 def _layer_at(module: fx.GraphModule, name: str) -> bool:
     try:
-        return isinstance(module.get_submodule(name), nn.Linear | nn.Conv2d | nn.Embedding)
+        return isinstance(module.get_submodule(name), LAYERS)
     except AttributeError:
         return False
 
