@@ -24,6 +24,7 @@ from infer.onnx import export as exporter
 from infer.onnx import paged, session, signs, source, steps, tables
 from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
+from infer.quant import enforce
 from infer.report import latency
 from infer.spec import Finding, Plan
 
@@ -91,7 +92,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
     if graph.onnx is None:
         done, chosen = _exported(graph, plan, path, target)
     elif plan.quant == "int8":
-        done = source.quantize(graph.onnx, path, target)
+        done, coverage = source.quantize(graph.onnx, path, target)
+        enforce(coverage, plan)
+        chosen = coverage.findings()
     else:
         source.copy(graph.onnx, path)
         done = Rewritten()

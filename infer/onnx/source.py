@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import NotUsableError, SourceError
-from .emit import Emit
+from ..quant import Coverage
+from . import stored
+from .emit import Emit, drop_unused
 from .export import DOMAIN, IR_VERSION_CAP, save
 from .int8 import Rewritten, rewrite
 from .linear import Form
@@ -52,22 +55,43 @@ def opset(source: Path) -> int:
     return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
-def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> Rewritten:
-    """Write the model with int8 layers: every MatMul and plain Gemm whose weight is stored."""
+def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> tuple[Rewritten, Coverage]:
+    """Write the model with int8 weights: products and embeddings with a stored matrix compute with them, all others
+    decode them. The coverage counts every stored float tensor.
+    """
     import onnx_ir as ir
 
     model = ir.load(str(source))
     if model.opset_imports.get("", 0) < OLDEST_OPSET:
         raise NotUsableError(f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above", where=str(source))
-    for node in list(model.graph):
-        weight = _weight(node)
-        if weight is not None:
-            _mark(model.graph, node, weight)
+    graph = model.graph
+    weights = stored.find(model)
+    written = set(graph.initializers)
+    embeddings = 0
+    for node in list(graph):
+        if (weight := _weight(node)) is not None:
+            _mark(graph, node, weight)
+        elif (table := _table(node)) is not None:
+            emit = Emit(graph, node)
+            emit.replace(stored.gather(emit, table))
+            embeddings += 1
     model.opset_imports[DOMAIN] = 1
     done = rewrite(model, target, form)
+    written = set(graph.initializers) - written
+    done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
+    kept = {name: value for name, value in graph.initializers.items() if name not in written}
+    if count := stored.store(graph, weights, kept):
+        done.forms[stored.FORM] += count
+    coverage = weights.count(graph, written)
+    drop_unused(graph)
+    if not coverage.quantized_values:
+        reasons = "; ".join(f"{kind}: {left.reason}" for kind, left in list(coverage.left.items())[:3])
+        raise NotUsableError(
+            f"no weight of this model can be int8 ({reasons or 'it stores none'})", hint="Use --quant none"
+        )
     model.ir_version = min(model.ir_version, max(IR_VERSION_CAP, 3))
     save(model, path)
-    return done
+    return done, coverage
 
 
 def is_float32(model: ir.Model) -> bool:
@@ -93,42 +117,61 @@ def _external(model: onnx.ModelProto) -> set[str]:
 
 
 def _weight(node: ir.Node) -> np.ndarray | None:
-    """The weight [K, N] of a product with a stored float32 matrix, else None."""
+    """The weight [K, N] of a product with a stored float32 matrix, its factor included, else None."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     value = node.inputs[1]
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    array = value.const_value.numpy()
-    if array.ndim != 2 or array.dtype != np.float32 or min(array.shape) < SMALLEST_WEIGHT:
+    array = None if value is None else stored.weight_of(value)
+    if array is None or array.ndim != 2 or min(array.shape) < SMALLEST_WEIGHT or not np.isfinite(array).all():
         return None
     if node.op_type == "MatMul":
         return array
-    plain = {"alpha": 1.0, "beta": 1.0}
-    if any(node.attributes.get_float(key, 1.0) != want for key, want in plain.items()):
+    array = array.T if node.attributes.get_int("transB", 0) else array
+    return array * np.float32(node.attributes.get_float("alpha", 1.0))
+
+
+def _table(node: ir.Node) -> np.ndarray | None:
+    """The rows of an embedding, else None."""
+    value = node.inputs[0] if node.domain == "" and node.op_type == "Gather" else None
+    if value is None or node.attributes.get_int("axis", 0) != 0:
         return None
-    if node.attributes.get_int("transA", 0):
-        return None
-    return array.T if node.attributes.get_int("transB", 0) else array
+    array = stored.weight_of(value)
+    large = array is not None and array.ndim == 2 and array.size >= stored.SMALLEST
+    return array if large and np.isfinite(array).all() else None  # type: ignore[arg-type]
 
 
 def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
     """Put an `infer::linear_int8` in the place of a product; per output channel, absmax / 127."""
     import onnx_ir as ir
 
-    rows = np.ascontiguousarray(weight.T)
-    scale = np.maximum(np.abs(rows).max(axis=1), 1e-30).astype(np.float32) / np.float32(127)
-    codes = np.rint(rows / scale[:, None]).clip(-127, 127).astype(np.int8)
+    codes, scale = stored.quantized(np.ascontiguousarray(weight.T), 0)
     emit = Emit(graph, node)
-    name = emit.weight_name
-    bias: Any = node.inputs[2] if len(node.inputs) > 2 else None
-    is_vector = bias is None or (bias.const_value is not None and bias.const_value.numpy().ndim == 1)
-    layer = [node.inputs[0], emit.constant(f"{name}/codes", codes), emit.constant(f"{name}/step", scale)]
+    # A weight that is shared may be scaled, or turned, differently by each of its products.
+    name = f"{emit.weight_name}/{emit.prefix}"
+    x: Any = node.inputs[0]
+    turned = node.attributes.get_int("transA", 0) if node.op_type == "Gemm" else 0
+    if turned:
+        x = emit("Transpose", x, perm=[1, 0])
+    layer = [x, emit.constant(f"{name}/codes", codes), emit.constant(f"{name}/step", scale.reshape(-1))]
+    bias = _bias(emit, node)
     output = ir.val(f"{emit.prefix}/int8")
-    if is_vector and bias is not None and bias.const_value.numpy().size == len(codes):
+    is_vector = bias is not None and bias.const_value is not None and bias.const_value.numpy().ndim == 1
+    if is_vector and bias.const_value.numpy().size == len(codes):
         layer.append(bias)
         bias = None
     emit.nodes.append(
         ir.node("linear_int8", layer, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/linear")
     )
     emit.replace(output if bias is None else emit("Add", output, bias))
+
+
+def _bias(emit: Emit, node: ir.Node) -> Any:
+    """What a Gemm adds, times its beta."""
+    bias: Any = node.inputs[2] if len(node.inputs) > 2 else None
+    beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
+    if bias is None or beta == 1.0:
+        return bias
+    if bias.const_value is None:
+        return emit("Mul", bias, emit.scalar(beta))
+    scaled = (bias.const_value.numpy() * np.float32(beta)).astype(np.float32)
+    return emit.constant(f"{bias.name}/{emit.prefix}/beta", scaled)
