@@ -66,6 +66,10 @@ class ChatTemplate:
         text = self._run(self._name(tools), {**self.tokens, **named})
         return _cut(text) if continue_final_message else text
 
+    def load(self) -> None:
+        """Import what rendering needs; no template is looked at."""
+        _ = self._environment
+
     def check(self) -> None:
         """Raise `ArtifactError` for a template that does not parse."""
         for name in self.sources:

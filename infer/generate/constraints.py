@@ -58,7 +58,7 @@ def read(constraint: Mapping[str, Any], limits: GrammarLimits) -> tuple[str, str
     ((kind, value),) = constraint.items()
     if kind not in KINDS:
         raise unknown("kind of grammar", str(kind), KINDS)
-    _bound_depth(value, limits.depth, kind)
+    _bound(value, limits.depth, kind)
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -91,9 +91,12 @@ def _check_form(kind: str, value: Any) -> None:
             raise InputError(str(error), where=kind) from error
 
 
-def _bound_depth(value: Any, most: int, kind: str) -> None:
+def _bound(value: Any, most: int, kind: str) -> None:
+    """Raise `InputError` for what is nested deeper than `most`, and for integers that no message can carry."""
     level = [value]
     for _ in range(most):
+        if any(isinstance(item, int) and not -(1 << 63) <= item < 1 << 63 for item in level):
+            raise InputError("expected integers of at most 64 bits", where=kind)
         level = [
             inner
             for outer in level

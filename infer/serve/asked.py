@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from .tenants import tenant_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
-INLINE_CHARACTERS = 2000  # less is tokenised sooner than a thread is woken
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
 RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
 MAX_PROMPTS, MAX_BIAS = 1024, 1024
@@ -38,13 +37,6 @@ def read(call: Call, to: type[T]) -> tuple[T, int]:
 @cache
 def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__)
-
-
-async def off_loop(call: Call, size: int, function: Callable[[], R]) -> R:
-    """`function()`, in a thread when its text is so long that the event loop would be missed."""
-    if size < INLINE_CHARACTERS:
-        return function()
-    return await asyncio.get_running_loop().run_in_executor(call.service.pool, function)
 
 
 async def prompts(call: Call, generator: Generator, given: str | list[Any], special: bool) -> list[list[int]]:
@@ -82,9 +74,11 @@ async def chat_prompt(
         raise InputError(f"{name} can't be said here", where=f"chat_template_kwargs.{name}")
     chat = [without_nulls(message) for message in messages]
     named = [without_nulls(tool) for tool in tools] if tools else None
-    size = sum(len(str(message.get("content", ""))) for message in chat)
-    text = await off_loop(call, size, lambda: template.render(chat, tools=named, **options))
-    return (await encode(call, generator, [text], False, "messages"))[0]
+    _check_size(generator, [str(message.get("content", "")) for message in chat], "messages")
+    row = await generator.texts.chat_ids(chat, named, options)
+    if not row:
+        raise InputError("the prompt is empty", where="messages")
+    return row
 
 
 def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
@@ -95,15 +89,17 @@ def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
 async def encode(
     call: Call, generator: Generator, texts: Sequence[str], special: bool, where: str
 ) -> list[list[int]]:
-    size = sum(map(len, texts))
-    if any(len(text) > generator.context * TOKEN_CHARACTERS for text in texts):
-        raise ContextLengthError(f"the text is longer than {generator.context} tokens", where=where)
-    encode_one = generator.text.encode
-    rows = await off_loop(call, size, lambda: [encode_one(text, special) for text in texts])
+    _check_size(generator, texts, where)
+    rows = await generator.texts.encode(texts, special, where)
     for row in rows:
         if not row:
             raise InputError("the prompt is empty", where=where)
     return rows
+
+
+def _check_size(generator: Generator, texts: Sequence[str], where: str) -> None:
+    if any(len(text) > generator.context * TOKEN_CHARACTERS for text in texts):
+        raise ContextLengthError(f"the text is longer than {generator.context} tokens", where=where)
 
 
 def check_ids(generator: Generator, row: list[int], where: str) -> list[int]:

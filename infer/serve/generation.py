@@ -12,11 +12,13 @@ from typing import Any
 
 from ..errors import InferError, NotReadyError, OverloadedError
 from ..generate.requests import Output, Request
+from .forks.server import forks_of
 from .generation_metrics import GenerationMetrics
 from .grammar_trials import trials_of
 from .limits import ServeLimits
 from .line import Line, Waiter
 from .speed import Foretold, Rate
+from .text_lanes import texts_of
 from .text_stream import Stream
 from .warming import warm
 from .worker.driver import RemoteDriver
@@ -49,7 +51,9 @@ class Generator:
         self.adapters: tuple[str, ...] = tuple(getattr(language, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
-        self.trials = trials_of(language, predictor.name)
+        self.forks = forks_of(language, predictor.name)
+        self.trials, self.texts = trials_of(self.forks), texts_of(language, self.forks)
+        self.unproven: str | None = "tokenizer and chat template are being tried"
         self.draining = False
         self.line = Line()  # submitted, without a first token
         self.foretold = Foretold()
@@ -68,8 +72,7 @@ class Generator:
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Outputs go to `home`; call once."""
         self._home = home
-        if self.trials is not None and isinstance(self.driver, RemoteDriver):
-            self.trials.start()
+        self.proof = home.create_task(self._prove())
         self._look()
 
     def warmup(self) -> None:
@@ -146,7 +149,7 @@ class Generator:
     @property
     def ready(self) -> bool:
         """A request would be run now."""
-        return self.healthy and getattr(self.driver, "ready", True)
+        return self.unproven is None and self.healthy and getattr(self.driver, "ready", True)
 
     @property
     def idle(self) -> bool:
@@ -184,8 +187,17 @@ class Generator:
             self._timer.cancel()
         for stream in set(self._streams.values()):
             stream.fail(error)
-        if self.trials is not None:
-            self.trials.close()
+        for part in (self.trials, self.texts, self.forks):
+            if part is not None:
+                part.close()
+
+    async def _prove(self) -> None:
+        try:
+            await self.texts.prove(chat=self.template is not None)
+            self.unproven = None
+        except InferError as error:
+            self.unproven = str(error)
+            log.error("%s is not ready: %s", self.predictor.name, error)
 
     def _look(self) -> None:
         """Now and then: fail all streams when the driver died, for a dead driver delivers nothing."""

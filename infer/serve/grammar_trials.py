@@ -22,7 +22,7 @@ from msgspec import structs
 from ..errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
 from ..generate.constraints import GrammarLimits, read
 from ..generate.grammar_trial import Tried
-from .forks.messages import FromTrial, Prepare, Try
+from .forks.messages import FromTrial, Try
 from .forks.server import ChildDiedError, ForkServer
 from .turns import Turns
 from .worker.messages import Failed, raised
@@ -52,11 +52,6 @@ class GrammarTrials:
         self._slow = Turns(SLOW, each=1, waiting=WAITING, what=what)
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
-    def start(self) -> None:
-        """So that the first grammar waits for no process to start."""
-        with contextlib.suppress(InferError):
-            self._forks.start()
-
     async def check(self, client: str, constraint: Mapping[str, Any]) -> Tried:
         """Raises `InputError` for a grammar that can't be read or enforced, or takes too much, `OverloadedError` when
         the client has too many that take long."""
@@ -82,7 +77,6 @@ class GrammarTrials:
     def close(self) -> None:
         for task in self._under_way.values():
             task.cancel()
-        self._forks.close()
 
     async def _settle(self, client: str, key: str, asked: Try) -> Tried | InferError:
         try:
@@ -157,10 +151,8 @@ class GrammarTrials:
             del self._spent[next(iter(self._spent))]
 
 
-def trials_of(language: Any, name: str) -> GrammarTrials | None:
+def trials_of(forks: ForkServer | None) -> GrammarTrials | None:
     """None for a model without a tokenizer of its own, or without the package that compiles."""
-    folder = getattr(language, "folder", None)
-    if folder is None or not (folder / "tokenizer.json").is_file() or find_spec("llguidance") is None:
+    if forks is None or not forks.prepare.vocab_size or find_spec("llguidance") is None:
         return None
-    prepare = Prepare(folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids))
-    return GrammarTrials(ForkServer(prepare, name), prepare.limits)
+    return GrammarTrials(forks, forks.prepare.limits)

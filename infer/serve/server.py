@@ -34,6 +34,7 @@ from .worker.process import age
 
 log = logging.getLogger("infer.serve")
 LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
+PROOF = 10.0  # seconds that the first line waits for tokenizers and chat templates to be tried
 SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
 
 
@@ -201,6 +202,8 @@ async def _live(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
+    if proofs := [model.proof for model in service.generators.values()]:
+        await asyncio.wait(proofs, timeout=PROOF)
     for line in (greeting(service, listener, secure=server.secure), *notes):
         say(line)
     try:

@@ -148,6 +148,8 @@ class Service:
             return f"the server is {self.state}"
         if not self.healthy:
             return "an engine died or is stuck"
+        if reason := next((model.unproven for model in self.generators.values() if model.unproven), None):
+            return reason
         away = [name for name, model in self.models.items() if not model.ready]
         return f"no worker of {', '.join(away)} answers; one that died is being started again"
 

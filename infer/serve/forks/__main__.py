@@ -22,10 +22,11 @@ import msgspec
 from ...errors import InferError
 from ...generate.grammar_compiler import GrammarCompiler
 from ...generate.grammar_trial import confine, run_trial
-from ...text import Text
+from ...text import Text, Tokenizer
 from ..worker.channel import Channel, ClosedError
 from ..worker.messages import Failed, failed
 from .messages import Ended, Fork, Kill, Prepare, Prepared, ToServer, Try
+from .text_job import TextJob
 
 OPEN_SECONDS = 60  # to open the tokenizer, or the process is killed
 MESSAGE = 1 << 20
@@ -36,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 class Children:
     """Of one fork server; `text` and `compiler` are what they inherit."""
 
-    def __init__(self, control: socket.socket, text: Text | None, compiler: GrammarCompiler | None) -> None:
+    def __init__(self, control: socket.socket, text: TextJob, compiler: GrammarCompiler | None) -> None:
         self._control, self._text, self._compiler = control, text, compiler
         self._pids: dict[int, int] = {}  # by the number that the front gave
         self._encoder = msgspec.msgpack.Encoder()
@@ -72,7 +73,9 @@ class Children:
             _be_a_child(server)
             self._control.close()
             sock = socket.socket(fileno=descriptor)
-            if asked.job == "trial" and self._compiler is not None:
+            if asked.job == "text":
+                self._text.run(sock)
+            elif self._compiler is not None:
                 _try_out(sock, self._compiler)
             code = 0
         finally:
@@ -82,7 +85,6 @@ class Children:
 def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
     channel: Channel[Any] = Channel(sock, Try)
     asked: Any = channel.receive()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library tells of its aborts
     try:
         if asked.politely:
             os.nice(NICE)
@@ -94,6 +96,7 @@ def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
 
 
 def _be_a_child(server: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries tell of their panics
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if sys.platform == "linux":
@@ -124,16 +127,17 @@ def main(descriptor: int) -> int:
 
 
 def _prepare(asked: Prepare, control: socket.socket) -> tuple[Children, Prepared]:
-    text = Text(Path(asked.folder) / "tokenizer.json")
+    path = Path(asked.folder) / "tokenizer.json"
+    text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else Text(path)
     unusable: Failed | None = None
     compiler = None
-    if asked.vocab_size and find_spec("llguidance") is not None:
+    if asked.vocab_size and isinstance(text, Text) and find_spec("llguidance") is not None:
         compiler = GrammarCompiler(text.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
         try:
             compiler.load()
         except InferError as error:
             unusable = failed(error)
-    return Children(control, text, compiler), Prepared(unusable)
+    return Children(control, TextJob(text, Path(asked.folder)), compiler), Prepared(unusable)
 
 
 def _loop(control: socket.socket, children: Children) -> None:

@@ -14,10 +14,12 @@ Job = Literal["trial", "text"]
 
 
 class Prepare(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
-    """To the fork server, first: open the tokenizer of this folder. Grammars need `vocab_size`; 0: there are none."""
+    """To the fork server, first: open the tokenizer of this folder. Grammars need `vocab_size`; 0: there are none.
+    `max_length`: of an encoder, whose texts are cut to it; 0: a language model, whose texts are not."""
 
     folder: str
     vocab_size: int = 0
+    max_length: int = 0
     eos_ids: tuple[int, ...] = ()
     limits: GrammarLimits = GrammarLimits()
 
@@ -61,3 +63,41 @@ class Try(msgspec.Struct, tag="try", frozen=True, array_like=True):
 ToServer = Prepare | Fork | Kill
 FromServer = Prepared | Ended | Failed
 FromTrial = Tried | Failed
+
+
+class Encode(msgspec.Struct, tag="encode", frozen=True, array_like=True):
+    """To a child: token ids of these texts; `Rows` or `Failed` follows. SIGVTALRM ends a child whose tokenizer takes
+    more than `seconds` of CPU time."""
+
+    texts: list[str]
+    special: bool
+    seconds: float
+
+
+class Chat(msgspec.Struct, tag="chat", frozen=True, array_like=True):
+    """To a child: render `chat`, the arguments of `ChatTemplate.render` as JSON, and encode it; `Rows` or `Failed`
+    follows. SIGPROF ends a child whose template takes more than `template_seconds` of CPU time."""
+
+    chat: str
+    template_seconds: float
+    seconds: float
+
+
+class Decode(msgspec.Struct, tag="decode", frozen=True, array_like=True):
+    """To a child: the text of these token ids; `Said` or `Failed` follows."""
+
+    ids: list[int]
+    skip_special: bool
+    seconds: float
+
+
+class Rows(msgspec.Struct, tag="rows", frozen=True, array_like=True):
+    rows: list[list[int]]
+
+
+class Said(msgspec.Struct, tag="said", frozen=True, array_like=True):
+    text: str
+
+
+ToText = Encode | Chat | Decode
+FromText = Rows | Said | Failed

@@ -42,9 +42,9 @@ class Child:
         self._decoder = msgspec.msgpack.Decoder(answers)
         self._in, self._over = bytearray(), False
         self._waiter: asyncio.Future[None] | None = None
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int | None] = loop.create_future()
-        loop.add_reader(sock, self._read)
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int | None] = self._loop.create_future()
+        self._loop.add_reader(sock, self._read)
 
     async def send(self, message: Any) -> None:
         """Raises `ChildDiedError`."""
@@ -69,11 +69,14 @@ class Child:
         return message
 
     def close(self) -> None:
-        """Kill it, whatever it does; may be called twice."""
-        self._stop_reading()
-        self._socket.close()
+        """Kill it, whatever it does; may be called twice, and by another thread."""
         if not self.ended.done():
             self._server.tell(Kill(self.number))
+        on_loop(self._loop, self._let_go)
+
+    def _let_go(self) -> None:
+        self._stop_reading()
+        self._socket.close()
 
     def _read(self) -> None:
         """What `receive` waits for; kept also when nobody waits any more."""
@@ -92,7 +95,7 @@ class Child:
     def _stop_reading(self) -> None:
         if not self._over:
             self._over = True
-            asyncio.get_running_loop().remove_reader(self._socket)
+            stop_reading(self._loop, self._socket)
 
     def _parse(self) -> Any:
         if len(self._in) < 4:
@@ -118,13 +121,14 @@ class ForkServer:
     """Starts with the first child that is asked for, or with `start`."""
 
     def __init__(self, prepare: Prepare, name: str) -> None:
-        self._prepare, self._name = prepare, name
+        self.prepare, self._name = prepare, name
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._prepared: asyncio.Future[Prepared] | None = None
         self._started = -PAUSE_SECONDS
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._decoder = msgspec.msgpack.Decoder(FromServer)
         self._closed = False
 
@@ -161,7 +165,7 @@ class ForkServer:
         if time.monotonic() - self._started < PAUSE_SECONDS:
             raise NotReadyError(f"the tokenizer of {self._name} is being opened again")
         self._started = time.monotonic()
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         command = [sys.executable, "-P", "-m", "infer.serve.forks", str(theirs.fileno())]
@@ -177,7 +181,7 @@ class ForkServer:
             )
         self._control, self._prepared = ours, loop.create_future()
         loop.add_reader(ours, self._read, ours)
-        self.tell(self._prepare)
+        self.tell(self.prepare)
 
     def tell(self, message: Any, descriptor: int | None = None) -> None:
         """Lost where the server has died; whoever waits for its child is told."""
@@ -190,9 +194,10 @@ class ForkServer:
                 )
 
     def close(self) -> None:
-        """End it and its children; may be called twice."""
+        """End it and its children; may be called twice, and by another thread."""
         self._closed = True
-        self._end(NotReadyError("the server is stopping"))
+        if self._loop is not None:
+            on_loop(self._loop, self._end, NotReadyError("the server is stopping"))
 
     def _read(self, control: socket.socket) -> None:
         try:
@@ -217,12 +222,12 @@ class ForkServer:
         process, self._process = self._process, None
         control, self._control = self._control, None
         prepared, self._prepared = self._prepared, None
-        if control is not None:
-            asyncio.get_running_loop().remove_reader(control)
-            control.close()
         if process is not None:
             process.kill()
             process.wait()
+        if control is not None and self._loop is not None:
+            stop_reading(self._loop, control)
+            control.close()
         if prepared is not None and not prepared.done():
             prepared.set_exception(error)
             prepared.exception()  # told to whoever waits; nobody else needs to
@@ -230,3 +235,29 @@ class ForkServer:
             if not child.ended.done():
                 child.ended.set_result(None)
         self._children.clear()
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
+    """Call it, on the loop's thread as long as the loop runs."""
+    try:
+        here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        here = False
+    if here or not loop.is_running():
+        function(*arguments)
+    else:
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def stop_reading(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    if not loop.is_closed() and sock.fileno() >= 0:
+        loop.remove_reader(sock)
+
+
+def forks_of(language: Any, name: str) -> ForkServer | None:
+    """For a language model in a folder with a tokenizer."""
+    folder = getattr(language, "folder", None)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    prepare = Prepare(folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids))
+    return ForkServer(prepare, name)

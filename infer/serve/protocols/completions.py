@@ -49,6 +49,8 @@ async def completions(call: Call) -> Any:
     grammar = asked.grammar(request)
     answer = Answer(model, request, prompts, grammar, call.adapter)
     await asked.compiled(call, model, grammar, "response_format")
+    if request.echo:
+        answer.prompt_texts = {r.id: await model.texts.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(owned(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
     answer.read(stream)
@@ -101,6 +103,7 @@ class Answer:
         ]
         usage, self.always = answers.options(request)
         self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage
+        self.prompt_texts: dict[str, str] = {}
         self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
     def read(self, stream: Stream) -> None:
@@ -152,7 +155,7 @@ class Answer:
             self._echoes[output.id] = list(zip(prompt, output.prompt_logprobs, strict=True))
 
     def _prompt_text(self, key: str) -> str:
-        return self.model.text.decode(self.stream.requests[key].prompt) if self.echo else ""
+        return self.prompt_texts[key] if self.echo else ""
 
     def _logprobs(
         self, index: int, key: str, new: Sequence[TokenLogprob], *, first: bool

@@ -90,7 +90,7 @@ async def tokenize(call: Call) -> Tokens:
         row = await asked.chat_prompt(call, model, request.messages, request.tools, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
-        row = await asked.off_loop(call, len(text), lambda: model.text.encode(text, special))
+        (row,) = await model.texts.encode([text], special, "prompt")
     words = [model.text.piece(token) or "" for token in row] if request.return_token_strs else None
     return Tokens(row, len(row), model.context, words)
 
@@ -100,7 +100,7 @@ async def detokenize(call: Call) -> Prompt:
     model = _model(call, request.model)
     if request.tokens:
         asked.check_ids(model, request.tokens, "tokens")
-    return Prompt(model.text.decode(request.tokens, skip_special=False))
+    return Prompt(await model.texts.decode(request.tokens, False))
 
 
 async def tokenizer_info(call: Call) -> TokenizerInfo:
