@@ -45,6 +45,7 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
         original = float_graph(loaded, street.plan)
         if original.program is not None and street.plan.quant != "none":
             quant.fold_batch_norms(module_of(loaded), original.program)
+            quant.fold_weight_norms(module_of(loaded))
             split_recurrent(loaded)
         mix = layer_mix(street, loaded, original)
         mixed.decide(mix)
@@ -219,6 +220,7 @@ def shrink(
         module = module_of(copy)
         if original.program is not None:
             street.found(quant.fold_batch_norms(module_of(loaded), original.program, into=module))
+            street.found(quant.fold_weight_norms(module_of(loaded), into=module))
         split_recurrent(copy)
         pins = quant.resolve_pins(plan.layers, quant.layer_names(module))
         found = quant.quantize_model(

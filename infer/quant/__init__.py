@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._share import Coverage, cover, enforce, verdict_of
     from ._sites import Weight
     from ._walk import Shelf, quantize_model
+    from ._weight_norm import fold_weight_norms
 
 
 class Stats(Protocol):
@@ -155,6 +156,7 @@ _LAZY = {
     "coverage": "_coverage",
     "enforce": "_share",
     "fold_batch_norms": "_fold",
+    "fold_weight_norms": "_weight_norm",
     "formats_of": "_layers",
     "layer_names": "_formats",
     "quantize_model": "_walk",
@@ -185,6 +187,7 @@ __all__ = [
     "coverage",
     "enforce",
     "fold_batch_norms",
+    "fold_weight_norms",
     "formats_of",
     "get",
     "join",

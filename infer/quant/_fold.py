@@ -84,7 +84,8 @@ def _modules(model: nn.Module, conv: str, norm: str) -> Any:
 
 def _share(model: nn.Module, into: nn.Module, conv: str, norm: str) -> None:
     (folded, _), (layer, _) = _modules(model, conv, norm), _modules(into, conv, norm)
-    layer.weight, layer.bias = folded.weight, folded.bias
+    for name in ("weight", "bias"):  # objects of their own: `Module.to` writes into parameters
+        setattr(layer, name, nn.Parameter(getattr(folded, name).detach(), requires_grad=False))
     _drop(into, norm)
 
 

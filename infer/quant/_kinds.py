@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 
 class Matrix(nn.Module):
@@ -58,7 +59,9 @@ def is_looked_up(layer: nn.Module) -> bool:
 
 def name_of(layer: nn.Module) -> str:
     """The class that a person knows the layer by."""
-    return layer.owner if isinstance(layer, Matrix) else type(layer).__name__
+    if isinstance(layer, Matrix):
+        return layer.owner
+    return parametrize.type_before_parametrizations(layer).__name__
 
 
 def is_linear(layer: nn.Module) -> bool:

@@ -159,7 +159,14 @@ def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] =
         for attribute, tensor in _weights(module):
             if (key := _key(tensor)) not in seen:
                 seen.add(key)
-                kind, reason = _left(name, module, attribute, tensor, reasons)
+                inside, computed, _ = name.partition(".parametrizations.")
+                if computed:
+                    kind, reason = (
+                        name_of(model.get_submodule(inside)),
+                        "its weight is computed (parametrized)",
+                    )
+                else:
+                    kind, reason = _left(name, module, attribute, tensor, reasons)
                 found.add_left(kind, tensor.numel(), tensor.nbytes, reason, asked=name in asked)
     return found
 
