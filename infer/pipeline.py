@@ -16,9 +16,10 @@ from torch import nn
 from . import artifact, capture, generate, mixed, plugins, quant, sources
 from .errors import NotUsableError, UsageError
 from .floats import FloatForms
-from .generate import chat, lora
+from .generate import chat
 from .generate.consistency import require_float_step
 from .kernels import native
+from .language_step import find_step, no_step, refuse_backend
 from .publishing import Outcome, publish
 from .report import roofline
 from .selection import Shrunk, choose, enforce, try_backends
@@ -37,10 +38,12 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
     """
     street = Street(resolve_plan_names(plan), watch or Watch())
     resolve(street)
+    refuse_backend(street.plan)
     prepare_kernels(street)
     with artifact.stage(output, replace=replace) as folder:
         street.watch.step("load", plan.source)
         loaded = load(street)
+        find_step(street, loaded)
         street.watch.step("capture", "the float original")
         original = float_graph(loaded, street.plan)
         if original.program is not None and street.plan.quant != "none":
@@ -134,21 +137,16 @@ def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Gra
         loaded.task,
         loaded.samples,
         loaded.calibration,
-        steps=decoder is not None and _runs_as_step(decoder, street.plan),
+        steps=decoder is not None and _runs_as_step(street),
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
     )
     return mixed.Mix(street.plan, real, street)
 
 
-def _runs_as_step(model: nn.Module, plan: Plan) -> bool:
-    """Whether a decoder will be lowered as a step; else whole windows of tokens are what runs."""
-    if plan.backend != "auto" and not plugins.get("backends", plan.backend).STEPS:
-        return False
-    try:
-        generate.probe(model, kv_dtype=plan.kv_dtype)
-    except NotUsableError:
-        return False
-    return True
+def _runs_as_step(street: Street) -> bool:
+    """True for a decoder that will be lowered as a step; else whole windows of tokens are what runs."""
+    name = street.plan.backend
+    return street.step_shape is not None and (name == "auto" or plugins.get("backends", name).STEPS)
 
 
 def build(
@@ -256,15 +254,11 @@ def _form(street: Street, loaded: sources.LoadedModel, captured: capture.Graph |
 
     if captured is not None and captured.onnx is not None:
         return Shrunk(captured, module)
-    if loaded.task == "text-generation" and isinstance(module, Decoder):
+    if street.step_shape is not None and isinstance(module, Decoder):
         try:
-            shape = generate.probe(module.model, kv_dtype=plan.kv_dtype)
-            if plan.adapters:
-                shape = generate.with_adapters(module.model, shape, *lora.parse(plan.adapters))
-            graph = generate.capture_step(module.model.to(low) if low else module.model, shape)
+            graph = generate.capture_step(module.model.to(low) if low else module.model, street.step_shape)
         except NotUsableError as error:
-            street.found([Finding("capture", "generation", False, why=str(error))])
+            no_step(street, str(error))
         else:
-            street.found([shape.finding(), *(shape.adapters.findings() if shape.adapters else ())])
-            return Shrunk(graph, module, shape, whole)
+            return Shrunk(graph, module, street.step_shape, whole)
     return Shrunk(whole(), module)

@@ -40,10 +40,9 @@ def try_backends(
         if trials and name == "eager":
             continue
         backend, small, shape, place = plugins.get("backends", name), shrunk.graph, shrunk.shape, folder
+        why = street.scores_only
         if shape is not None and not backend.STEPS and shrunk.windows is not None:
-            why = (
-                f"{name} has no attention over a paged KV cache: the artifact scores text and can't generate"
-            )
+            why = f"{name} has no attention over a paged KV cache"
             street.found([Finding("lower", "generation", False, why=why)])
             small, shape, place = shrunk.windows(), None, work / f"windows-{name}"
             place.mkdir(parents=True)
@@ -57,7 +56,9 @@ def try_backends(
         at.step("lower", name)
         plan = street.plan.with_(backend=name)
         try:
-            trials.append(run_trial(plan, original, small, place, work / name, at.step, floats, shape))
+            trial = run_trial(plan, original, small, place, work / name, at.step, floats, shape)
+            trial.scores_only = why
+            trials.append(trial)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             refusal = _refused(street, name, at.name, error, _others(name, small, plan))
             full = refusal if isinstance(refusal, ResourceError) else full

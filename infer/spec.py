@@ -148,6 +148,8 @@ class LayerChoice(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+# auto: generate where the model can, else score whole windows; generate: refuse a model that can't.
+TASKS = ("auto", "generate", "score")
 # none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback.
 CALIBRATIONS = ("auto", "none", "diagonal", "gptq")
 
@@ -173,6 +175,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     data: str | None = None
     golden: bool = True  # the artifact keeps two rows of `data` for its self-test, else synthetic ones
+    task: str = "auto"  # of a language model: `TASKS`
     load: str = "auto"
     trust_code: bool = False
     allow_slower: bool = False
@@ -328,6 +331,13 @@ def _precision_of_weights(plan: Plan) -> str:
         for bits, name in ((7.0, "int8"), (4.0, "4bit"), (3.0, "3bit"), (0.0, "2bit"))
         if plan.bits >= bits
     )
+
+
+def default_kv_dtype(plan: Plan) -> str:
+    """The KV cache of a plan whose dtypes and format are resolved: a float plan keeps the float model's answers."""
+    if plan.dtype == "bfloat16":
+        return "bfloat16"
+    return "float32" if _precision_of_weights(plan) == "float32" else "float16"
 
 
 def limits(plan: Plan, task: str) -> Limits:

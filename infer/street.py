@@ -6,8 +6,15 @@ from dataclasses import dataclass, field
 
 from . import device as hardware
 from . import mixed, plugins, quant
-from .errors import NotUsableError, UsageError
-from .spec import Choice, Finding, Plan, precision
+from .errors import NotUsableError, UsageError, unknown
+from .generate.step import StepShape
+from .spec import TASKS, Choice, Finding, Plan, default_kv_dtype
+
+_WHY_KV = {
+    "float32": "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off",
+    "float16": "half the traffic of float32, and its error is small beside that of the weights",
+    "bfloat16": "half the traffic of float32 and as precise as the compute dtype",
+}
 
 
 class Watch:
@@ -29,6 +36,8 @@ class Street:
     asked: str = "auto"  # the backend
     choices: list[Choice] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    step_shape: StepShape | None = None  # of a language model that will generate
+    scores_only: str = ""  # why a language model will not
 
     def found(self, findings: list[Finding]) -> None:
         for finding in findings:
@@ -51,6 +60,8 @@ def resolve_plan_names(plan: Plan) -> Plan:
     """Unknown names, and options that exclude each other, fail before anything is loaded."""
     if plan.bits is not None and plan.max_drop is not None:
         raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
+    if plan.task not in TASKS:
+        raise unknown("--task", plan.task, TASKS)
     if plan.layers and plan.quant == "none" and plan.bits is None and plan.max_drop is None:
         raise UsageError("--layer says what differs from --quant", hint="Give --quant as well")
     if (largest := max(plan.batches, default=1)) > plan.max_batch:
@@ -82,8 +93,8 @@ def resolve(street: Street) -> None:
         street.choices.append(Choice("quant", "none", least, "the smallest format that the budget may use"))
         street.plan = plan = plan.with_(quant=least)
     if plan.kv_dtype == "auto":
-        kv, why = _kv_dtype(plan)
-        street.choices.append(Choice("kv_dtype", "auto", kv, why))
+        kv = default_kv_dtype(plan)
+        street.choices.append(Choice("kv_dtype", "auto", kv, _WHY_KV[kv]))
         street.plan = plan = plan.with_(kv_dtype=kv)
     if plan.backend == "trt" and plan.quant == "int8":
         why = "TensorRT computes int8 only with calibrated scales"
@@ -97,12 +108,3 @@ def resolve(street: Street) -> None:
         )
     if (limited := hardware.fit_threads(plan.threads)) is not None:
         street.found([limited])
-
-
-def _kv_dtype(plan: Plan) -> tuple[str, str]:
-    """The dtype of the KV cache of a resolved plan, and why: a float plan promises the float model's own answers."""
-    if plan.dtype == "bfloat16":
-        return "bfloat16", "half the traffic of float32 and as precise as the compute dtype"
-    if precision(plan) == "float32":
-        return "float32", "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off"
-    return "float16", "half the traffic of float32, and its error is small beside that of the weights"

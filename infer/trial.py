@@ -52,6 +52,7 @@ class Trial:
     runner: Any = None
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
+    scores_only: str = ""  # why a language model can't
 
     @property
     def seconds(self) -> float:
@@ -102,6 +103,8 @@ class Trial:
             else f"the limits of {precision(plan)}"
         )
         lines = [self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
+        if self.scores_only:
+            lines.insert(0, f"scores text only: {self.scores_only}")
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:

@@ -12,7 +12,7 @@ ROWS = [
     "errors", "printable", "quiet", "spec", "folders", "regular_files", "failures", "plugins", "device", "kernels",
     "weights", "quant", "attention", "sources", "in_place", "capture", "onnx", "fidelity", "artifact_files",
     "manifest", "artifact", "golden", "text", "generate", "report", "predict", "floats", "trial", "timing", "mixed",
-    "street", "selection", "publishing",
+    "street", "language_step", "selection", "publishing",
     "pipeline", "bench", "inspection", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))

@@ -83,6 +83,13 @@ def optimize(
             "faithful and slowest), auto (gptq where there are rows that do not judge the result)"
         ),
     ] = "auto",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="of a language model: auto (generate where it can, else score whole windows), generate (refuse a "
+            "model that can't), score"
+        ),
+    ] = "auto",
     load: Annotated[str, typer.Option(help="auto, meta, sequential, per-tensor, torch, offload")] = "auto",
     batch: Annotated[str, typer.Option(help="batch sizes that matter, timed and gated")] = "1,8",
     max_batch: Annotated[int, typer.Option(help="largest batch the graph takes", min=1)] = 64,
@@ -127,6 +134,7 @@ def optimize(
         model=model,
         data=data,
         golden=not no_golden,
+        task=task,
         load=load,
         batches=batch,
         max_batch=max_batch,

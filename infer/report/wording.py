@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..spec import Finding, Plan
+from ..spec import Finding, Plan, default_kv_dtype
 from .latency import Paired
 
 _FLAGS = ("trust_code", "allow_slower", "allow_partial")
@@ -20,6 +20,7 @@ _OPTIONS: dict[str, object] = {
     "device": "auto",
     "model": None,
     "data": None,
+    "task": "auto",
 }
 _OPTIONS |= {"load": "auto", "max_error": None, "max_batch": 64, "max_length": 512, "threads": None}
 
@@ -135,7 +136,7 @@ def command(plan: Plan, output: str) -> str:
         value = getattr(plan, name)
         if value != default:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if plan.kv_dtype not in ("auto", "bfloat16" if plan.dtype == "bfloat16" else "float16"):
+    if plan.kv_dtype not in ("auto", default_kv_dtype(plan)):
         words += ["--kv-dtype", plan.kv_dtype]
     for name, format in plan.layers.items():
         words += ["--layer", f"{name}={format}"]
