@@ -49,19 +49,28 @@ class Shown:
         return any(word in EXEMPT for word in self.words)
 
 
-def shown() -> list[Shown]:
+def blocks() -> list[list[Shown]]:
+    """The commands of each block; a block makes what its later commands need."""
     found = []
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+            commands = []
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 line, _, output = part.partition("\n")
-                words = tuple(shlex.split(line, comments=True))
-                found.append(Shown(page.name, words, output.strip()))
+                commands.append(Shown(page.name, tuple(shlex.split(line, comments=True)), output.strip()))
+            found.append(commands)
     return found
 
 
+def named(block: list[Shown]) -> str:
+    return " ".join(block[0].words[:3]).replace("/", "-")
+
+
+RUN = [block for block in blocks() if not all(command.exempt for command in block)]
+
+
 def test_commands_are_found_and_few_are_exempt() -> None:
-    found = shown()
+    found = [command for block in blocks() for command in block]
     assert {s.words[0] for s in found} == {"make", "infer", "python"}
     assert sum(s.exempt for s in found) <= 3
     assert not re.search(r"```(bash|sh|shell)\b", "".join(p.read_text() for p in PAGES)), (
@@ -72,10 +81,11 @@ def test_commands_are_found_and_few_are_exempt() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(
     1800
-)  # it compiles two models, in int8 and in float; a minute and a half on two free cores
+)  # each compiles a model in int8 and in float; half a minute to a minute on two free cores
 @pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
+@pytest.mark.parametrize("block", RUN, ids=named)
 def test_every_shown_command_does_what_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    block: list[Shown], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command whose shown output is an error gives that error; every other one ends with 0."""
     pytest.importorskip("transformers")
@@ -85,9 +95,7 @@ def test_every_shown_command_does_what_the_page_says(
     shutil.copytree(ROOT / "models/pydoc_lm", tmp_path / "models/pydoc_lm")
     shutil.copy(ROOT / "serve.py", tmp_path)
     monkeypatch.chdir(tmp_path)
-    for command in shown():
-        if command.exempt:
-            continue
+    for command in (one for one in block if not one.exempt):
         name, *arguments = command.words
         if name == "python" or arguments[0] == "serve":
             ask_once(command)
@@ -114,9 +122,7 @@ def ask_once(command: Shown) -> None:
         port = free.getsockname()[1]
     words = ["-m", "infer", *command.words[1:]] if command.words[0] == "infer" else list(command.words[1:])
     with serving([sys.executable, *words, "--port", str(port)], port) as base:
-        repository = urllib.request.Request(f"{base}/v2/repository/index", data=b"{}", method="POST")
-        with urllib.request.urlopen(repository, timeout=60) as reply:
-            model = json.loads(reply.read())[0]["name"]
+        model = next(Path(word).stem for word in command.words if word.endswith(".infer"))
         tensor = {"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8], "data": [0.0] * 64}
         body = json.dumps({"inputs": [tensor]}).encode()
         asked = urllib.request.Request(
