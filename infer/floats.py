@@ -102,14 +102,20 @@ class Eager:
     """A graph in plain torch: what everything is compared with."""
 
     def __init__(self, graph: capture.Graph) -> None:
-        self._names, self._call = [o.name for o in graph.outputs], graph.callable()
+        self._names = [o.name for o in graph.outputs]
+        whole = graph.callable() if graph.program is None else None
+        self._call = _by_keyword(whole) if whole else capture.plain_call(graph.exported, graph.inputs)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return dict(zip(self._names, self._call(**inputs), strict=True))
+            return dict(zip(self._names, self._call(inputs), strict=True))
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    return lambda inputs: call(**inputs)
 
 
 class Own:
