@@ -15,13 +15,13 @@ from backends import eager
 from infer import generate
 from infer.cli import main
 from infer.errors import GateError
-from infer.fidelity import judge
+from infer.fidelity import excess, judge
 from infer.fidelity.tokens import token_errors
 from infer.generate.consistency import judged_windows, require_float_step, schedule_findings
 from infer.generate.schedules import SCHEDULES
 from infer.generate.step import Step, StepShape, paged
 from infer.generate.windows import Windows
-from infer.spec import LIMITS, Finding, Limits
+from infer.spec import LIMITS, Finding, Limits, Plan, limits
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -162,6 +162,16 @@ def test_a_runner_that_reads_other_pages_is_refused_in_every_class(
     for allowed in LIMITS.values():
         reason = judge(found, allowed, max_error=100.0)  # no --max-error allows it
         assert f"{words} differs most from one prefill at position" in str(reason)
+
+
+def test_no_budget_of_the_user_loosens_what_schedules_may_differ() -> None:
+    found = [Finding("compare", "decode.schedule_error", 0.3, why="decoding differs at position 3")]
+    enough = [Finding("compare", "logits.perplexity_change", 0.0)]
+    budget = limits(Plan(source="", quant="int8", max_drop=0.9), "text-generation")
+    assert judge(enough, budget, None) is None
+    assert "position 3 by 0.3" in str(judge([*found, *enough], budget, None))
+    assert excess([*found, *enough], budget, None) == float("inf")
+    assert "nothing was measured that --max-drop judges" in str(judge(found[:0], budget, None))
 
 
 def test_a_token_that_is_lost_is_refused_though_the_mean_is_small() -> None:

@@ -79,13 +79,15 @@ def schedule_findings(
             )
             continue
         own = _worst(alone, play, schedule, spared)
-        why = f"{schedule.words} differs most from one prefill at position {own.position}"
+        why = _why(own, "one prefill")
         found.append(Finding("compare", f"{schedule.name}.schedule_error", own.error, why=why))
         worst = max(worst, _worst(floats, play, schedule, spared))
         largest = max(largest, Worst(_relative(floats, play, schedule), 0, schedule.words))
-    why = f"{worst.words} differs most from the float model at position {worst.position}"
-    found.append(Finding("compare", "schedules.worst_token", worst.error, why=why))
-    why = f"of logits against the float model, the worst schedule: {largest.words}"
+    found.append(Finding("compare", "schedules.worst_token", worst.error, why=_why(worst, "the float model")))
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    why = (
+        f"against the float model, {len(SCHEDULES)} schedules of {tokens} tokens, the worst: {largest.words}"
+    )
     return [*found, Finding("compare", "schedules.relative_error", largest.error, why=why)]
 
 
@@ -126,6 +128,12 @@ class _Uncaptured:
         given: Any = {name: value.to(self._device) for name, value in inputs.items()}
         with paged(self._model), torch.no_grad():
             return {"logits": self._step(**given)}
+
+
+def _why(worst: Worst, other: str) -> str:
+    if worst.error == 0:
+        return f"{worst.words} equals {other} at every position"
+    return f"{worst.words} differs most from {other} at position {worst.position}"
 
 
 def _played(stepping: Stepping, sequences: Sequence[Tensor], schedule: Schedule) -> Play:
