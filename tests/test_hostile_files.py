@@ -22,12 +22,14 @@ from infer import Plan, Predictor, artifact, artifact_files, inspection, optimiz
 from infer.cli import main
 from infer.errors import ArtifactError, InferError, SourceError, UsageError
 from infer.generate.chat import ChatTemplate
+from infer.generate.config import GenerationConfig
 from infer.manifest import read_report
 from infer.serve import keys
 from infer.serve.memory import cache_bytes
 from infer.serve.opening import generates
 from infer.serve.repository import Repository, named
 from infer.sources import identify, read_data
+from infer.text import Text
 from tests.test_artifact import make, manifest
 from tests.test_data import ONE
 
@@ -430,3 +432,37 @@ def test_sizes_of_files_are_in_the_manifest(tmp_path: Path) -> None:
     (output / "manifest.json").write_text(json.dumps(older))
     artifact.verify(output, artifact.read_manifest(output))
     assert msgspec.structs.replace(manifest(), lengths={}).lengths == {}
+
+
+def test_texts_of_a_model_that_no_parser_takes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+    template = ChatTemplate.open(tmp_path)
+    assert template is not None
+    with pytest.raises(ArtifactError, match="can't be read"):
+        template.check()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ArtifactError, match="no UTF-8 text"):
+        ChatTemplate.open(tmp_path)
+    for said in ('{"top_k": 0.5}', "[" * 100000, "\xff"):
+        (tmp_path / "generation_config.json").write_text(said)
+        with pytest.raises(ArtifactError):
+            GenerationConfig.open(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(ArtifactError, match="tokenizer can't be read"):
+        Text(tmp_path / "tokenizer.json")
+
+
+def test_onnx_runtime_prints_nothing_of_its_own(
+    foreign: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    import onnx
+
+    model = onnx.load(foreign() / "compiled/model.onnx", load_external_data=False)
+    stored = next(t for t in model.graph.initializer if t.raw_data)
+    stored.raw_data = stored.raw_data + b"more"
+    made = foreign({"compiled/model.onnx": model.SerializeToString()})
+    capfd.readouterr()
+    assert main(["verify", str(made)]) == 3
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1

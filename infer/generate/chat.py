@@ -106,8 +106,8 @@ class ChatTemplate:
         if name not in self._templates:
             try:
                 self._templates[name] = self._environment.from_string(self.sources[name])
-            except jinja2.TemplateError as error:
-                why = f"chat template {name!r} can't be read: {error}"
+            except (jinja2.TemplateError, RecursionError, ValueError, OverflowError, SyntaxError) as error:
+                why = f"chat template {name!r} can't be read: {str(error)[:400]}"
                 raise ArtifactError(why, where=self._where) from error
         return self._templates[name]
 

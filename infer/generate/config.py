@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InputError
+from ..errors import ArtifactError, InputError
 from .chat import read_json, special_tokens
 from .requests import Sampling
 
@@ -39,7 +39,13 @@ class GenerationConfig(msgspec.Struct, frozen=True):
             found = (generation.get(f"{name}_id"), config.get(f"{name}_id"), tokens.get(name))
             return next((ids[0] for ids in map(_ids, found) if ids), None)
 
-        return cls(ends, one("bos_token"), one("pad_token"), _sampling(generation))
+        sampling = _sampling(generation)
+        try:
+            msgspec.convert(sampling, Sampling, strict=False)
+        except msgspec.ValidationError as error:
+            why = f"how to sample, which the model's makers recommend, is not usable: {error}"
+            raise ArtifactError(why, where=str(folder / "generation_config.json")) from error
+        return cls(ends, one("bos_token"), one("pad_token"), sampling)
 
     def complete(self, given: Mapping[str, Any]) -> Sampling:
         """`given` where it is not None, then what the makers recommend, then the defaults of `Sampling`."""
