@@ -107,6 +107,16 @@ def test_near_takes_rounding_and_no_more() -> None:
     assert not near(np.array([1, 3]), np.array([1, 2]))
 
 
+def test_near_takes_nan_for_nan_and_for_nothing_else() -> None:
+    known = np.array([np.nan, 1000.0, np.inf, 1e-3], np.float32)
+    assert near(known.copy(), known)
+    for place, value in ((0, 0.0), (1, np.inf), (2, -np.inf), (2, np.nan), (3, np.nan)):
+        other = known.copy()
+        other[place] = value
+        assert not near(other, known)
+    assert not near(known[:3], known)
+
+
 class Driver:
     """Answers `tokens` when `answer` is called."""
 

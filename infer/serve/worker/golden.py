@@ -119,7 +119,12 @@ class GoldenPrompt:
 def near(found: np.ndarray, known: np.ndarray) -> bool:
     if known.dtype.kind not in "fc":
         return bool(np.array_equal(found, known))
-    now, then = (np.nan_to_num(value.astype(np.complex128).ravel()) for value in (found, known))
+    finite = np.isfinite(known)
+    if not np.array_equal(np.isfinite(found), finite):
+        return False
+    if not np.array_equal(found[~finite], known[~finite], equal_nan=True):
+        return False
+    now, then = (value[finite].astype(np.complex128) for value in (found, known))
     return bool(np.linalg.norm(now - then) <= TOLERANCE * max(float(np.linalg.norm(then)), 1e-12))
 
 
