@@ -21,8 +21,8 @@ from infer.serve import text_lanes  # noqa: E402
 from infer.serve.forks.messages import Prepare  # noqa: E402
 from infer.serve.forks.server import ForkServer  # noqa: E402
 from infer.serve.text_lanes import ForkedTexts, LocalTexts  # noqa: E402
-from infer.text import Text  # noqa: E402
-from tests.serve_fakes import live  # noqa: E402
+from infer.text import Text, Tokenizer  # noqa: E402
+from tests.serve_fakes import embedder, live  # noqa: E402
 from tests.serve_speaker import Speaker  # noqa: E402
 
 FOLDER = Path(__file__).parent.parent / "models" / "pydoc_lm"
@@ -173,3 +173,38 @@ def test_a_model_whose_template_never_ends_is_not_ready_and_says_why(
         assert answer.status_code == 503
         assert "chat template" in answer.text
         assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_an_encoder_s_texts_are_cut_in_the_other_process(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+
+    async def main() -> None:
+        predictor = SimpleNamespace(longest=5, path=folder, name="encoder")
+        texts = text_lanes.texts_of_encoder(predictor)
+        assert texts is not None
+        texts.start()
+        try:
+            rows = await texts.encode(["one two three four five six seven eight", "x"], True, "texts")
+        finally:
+            texts.close()
+        expected = Tokenizer(folder / "tokenizer.json", max_length=5)
+        assert rows == expected.encode(["one two three four five six seven eight", "x"])
+        assert len(rows[0]) == 5
+
+    asyncio.run(main())
+
+
+def test_an_embedding_of_a_hostile_tokenizer_fails_and_the_server_goes_on(tmp_path: Path) -> None:
+    fake: Any = embedder()
+    fake.path, fake.longest = model(tmp_path, pattern="(a+)+b"), 8
+    fake.pad = Tokenizer(tmp_path / "tokenizer.json", max_length=8).pad
+    with live(fake) as server:
+
+        def embed(text: str) -> httpx.Response:
+            ask = {"model": fake.name, "input": text}
+            return httpx.post(f"{server.url}/v1/embeddings", json=ask, timeout=60)
+
+        failed = embed("a" * 60)
+        assert failed.status_code == 500
+        assert "tokenizer of this model fails" in failed.json()["error"]["message"]
+        assert embed("Hello").json()["data"][0]["embedding"][1] > 0

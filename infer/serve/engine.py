@@ -21,6 +21,7 @@ from .limits import ServeLimits
 from .metrics import ModelMetrics
 from .quarantine import Quarantine, digest_of
 from .ran import Ran, count_batch
+from .text_lanes import texts_of_encoder
 from .tickets import Answer, Awaited, Hop, Queued
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ class Engine:
         self.lanes = Lanes(self, executors)
         self._home: asyncio.AbstractEventLoop | None = None
         self.batcher.speed.seed(getattr(predictor, "speeds", ()))
+        self.texts = texts_of_encoder(predictor)
 
     def start(self, home: asyncio.AbstractEventLoop) -> None:
         """Answers go to `home`; call once."""
         self._home = home
         self.lanes.start()
+        if self.texts is not None:
+            self.texts.start()
 
     async def infer(self, arrays: Arrays, *, timeout: float, priority: int = NORMAL) -> Answer:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
@@ -149,6 +153,8 @@ class Engine:
             self.stopping = self.batcher.draining = True
             entries = [*self.batcher.clear(), *(entry for lane in self.lanes for entry in lane.current)]
         self.lanes.stop()
+        if self.texts is not None:
+            self.texts.close()
         for entry in entries:
             entry.ticket.fail(error)
 

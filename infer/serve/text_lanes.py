@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 from ..errors import ArtifactError, InferError, InputError, NotReadyError
 from .forks.messages import Chat, Decode, Encode, FromText
-from .forks.server import Child, ChildDiedError, ForkServer
+from .forks.server import Child, ChildDiedError, ForkServer, forks_of_encoder
 from .worker.driver import RemoteDriver
 from .worker.messages import Failed, raised
 
@@ -85,6 +86,11 @@ class ForkedTexts:
     def __init__(self, forks: ForkServer) -> None:
         self._forks = forks
         self._short, self._long = Lane(forks), Lane(forks)
+
+    def start(self) -> None:
+        """So that the first text waits for no process to start."""
+        with contextlib.suppress(InferError):
+            self._forks.start()
 
     async def prove(self, *, chat: bool) -> None:
         try:
@@ -187,6 +193,12 @@ def texts_of(language: Any, forks: ForkServer | None) -> Texts:
     if forks is not None and isinstance(language.driver, RemoteDriver):
         return ForkedTexts(forks)
     return LocalTexts(language)
+
+
+def texts_of_encoder(predictor: Any) -> ForkedTexts | None:
+    """For a model of tensors in workers that takes text too; None where texts are tokenized in this process."""
+    forks = forks_of_encoder(predictor)
+    return None if forks is None else ForkedTexts(forks)
 
 
 def seconds_for(characters: int) -> float:

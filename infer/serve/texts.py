@@ -30,7 +30,9 @@ async def tokenize(service: Service, engine: Engine, texts: list[str]) -> Arrays
         raise InputError("expected at least one text")
     if len(texts) > service.limits.max_queue_rows:
         raise InputError(f"expected at most {service.limits.max_queue_rows} texts, got {len(texts)}")
-    if sum(map(len, texts)) < INLINE_CHARACTERS:
+    if engine.texts is not None:
+        arrays = engine.predictor.pad(await engine.texts.encode(texts, True, "texts"))
+    elif sum(map(len, texts)) < INLINE_CHARACTERS:
         arrays = engine.predictor.tokenize(texts)
     else:
         arrays = await asyncio.get_running_loop().run_in_executor(

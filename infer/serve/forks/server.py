@@ -254,6 +254,14 @@ def stop_reading(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
+def forks_of_encoder(predictor: Any) -> ForkServer | None:
+    """For a model of tensors that takes text too, whose texts are cut to its longest input."""
+    longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
+    if not longest or path is None or not (path / "tokenizer.json").is_file():
+        return None
+    return ForkServer(Prepare(folder=str(path), max_length=longest), predictor.name)
+
+
 def forks_of(language: Any, name: str) -> ForkServer | None:
     """For a language model in a folder with a tokenizer."""
     folder = getattr(language, "folder", None)

@@ -51,17 +51,25 @@ class Remote(Carded):
         if self._tokenizer is None:
             if self.path is None or not (self.path / "tokenizer.json").exists():
                 raise UsageError(f"{self.name} takes tensors, not text")
-            meta = self.manifest.meta or {}
-            longest = min(int(meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1])
             self._tokenizer = Tokenizer(
-                self.path / "tokenizer.json", max_length=longest, pad_id=self.padding["input_ids"]
+                self.path / "tokenizer.json", max_length=self.longest, pad_id=self.padding["input_ids"]
             )
         return self._tokenizer
 
+    @property
+    def longest(self) -> int:
+        """Tokens to which a text is cut."""
+        meta = self.manifest.meta or {}
+        return min(int(meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1])
+
     def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
         """As `Predictor.tokenize`."""
+        return self.pad(self.tokenizer.encode(texts))
+
+    def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
+        """The inputs for texts of these token ids."""
         wanted = {spec.name for spec in self.inputs}
-        return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
+        return {name: value for name, value in self.tokenizer.pad(rows).items() if name in wanted}
 
     def close(self) -> None:
         for executor in self.executors:
