@@ -18,6 +18,7 @@ from .errors import ArtifactError, InputError, NotUsableError
 from .regular_files import read_regular
 
 MAX_BYTES = 1 << 28  # of tokenizer.json
+TextOrPair = str | Sequence[str]  # a text, or two that a model compares
 
 
 class Tokenizer:
@@ -28,15 +29,28 @@ class Tokenizer:
         self._tokenizer = _opened(path)
         self._tokenizer.enable_truncation(max_length)
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """One list of ids per text, special tokens added, cut to `max_length`."""
-        for index, text in enumerate(texts):
-            check_text(text, f"texts[{index}]")
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+    def encode(self, texts: Sequence[TextOrPair]) -> list[list[int]]:
+        """One list of ids per text or pair of texts, special tokens added, cut to `max_length`."""
+        return [encoding.ids for encoding in self._encodings(texts)]
 
-    def batch(self, texts: list[str]) -> dict[str, np.ndarray]:
-        """`input_ids` and `attention_mask`, int64 [len(texts), longest], padded on the right."""
-        return self.pad(self.encode(texts))
+    def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask` and `token_type_ids` (1 on the second text of a pair), int64 [len(texts),
+        longest], padded on the right."""
+        encodings = self._encodings(texts)
+        found = self.pad([encoding.ids for encoding in encodings])
+        types = np.zeros_like(found["input_ids"])
+        for row, encoding in zip(types, encodings, strict=True):
+            row[: len(encoding.type_ids)] = encoding.type_ids
+        return {**found, "token_type_ids": types}
+
+    def _encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
+        rows: list[Any] = []
+        for index, row in enumerate(texts):
+            pair = isinstance(row, list | tuple) and len(row) == 2
+            for part in row if pair else (row,):
+                check_text(part, f"texts[{index}]")  # type: ignore[arg-type]
+            rows.append(tuple(row) if pair else row)
+        return list(self._tokenizer.encode_batch(rows))
 
     def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
         longest = max((len(row) for row in rows), default=0)

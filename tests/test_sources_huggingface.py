@@ -161,7 +161,8 @@ def test_a_classifier_honours_its_mask_and_names_its_labels(tmp_path: Path) -> N
     loaded = opened(save(model, tmp_path))
     assert loaded.task == "classification"
     assert loaded.meta["labels"] == ["no", "yes"]
-    assert_same_logits(loaded, model, input_ids=IDS, attention_mask=MASK)
+    types = (torch.arange(IDS.shape[1]) > 2).long().expand_as(IDS)
+    assert_same_logits(loaded, model, input_ids=IDS, attention_mask=MASK, token_type_ids=types)
 
 
 @pytest.mark.parametrize(

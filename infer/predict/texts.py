@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
-from ..text import Tokenizer
+from ..text import TextOrPair, Tokenizer
 from .tensors import Tensors
 
 
@@ -17,7 +18,8 @@ class Texts(Tensors):
         self.padding: dict[str, int] = {}
         self._tokenizer: Tokenizer | None = None
         if (self.path / "tokenizer.json").exists():
-            self.padding = {"input_ids": int(self.manifest.meta.get("pad_id") or 0), "attention_mask": 0}
+            pad_id = int(self.manifest.meta.get("pad_id") or 0)
+            self.padding = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -32,8 +34,11 @@ class Texts(Tensors):
             self._tokenizer = Tokenizer(path, max_length=longest, pad_id=self.padding["input_ids"])
         return self._tokenizer
 
-    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
-        """`input_ids`, `attention_mask`: int64 [len(texts), longest], only those the model takes."""
+    def tokenize(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask`, `token_type_ids`: int64 [len(texts), longest], only those the model takes.
+
+        A row may be a pair of texts: question and passage, premise and hypothesis.
+        """
         wanted = {spec.name for spec in self.inputs}
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 

@@ -55,7 +55,7 @@ def from_ids(engine: Engine, rows: list[list[int]], where: str) -> Arrays:
         if min(row) < 0 or max(row) >= size:
             raise InputError(f"a token id must be 0 to {size - 1}", where=f"{where}[{index}]")
         for name, array in arrays.items():
-            array[index, : len(row)] = row if name == "input_ids" else 1
+            array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
     return {name: arrays[name] for name in engine.layout.inputs}
 
 

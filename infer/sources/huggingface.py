@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from ..weights.safetensors_file import SafetensorsReader
 from .model import LoadedModel
 from .pooling import Pooling, read_pooling
 from .skeleton import Match, build_skeleton, match
-from .wrappers import Classifier, Decoder, Encoder
+from .wrappers import Classifier, Decoder, Encoder, PairClassifier
 
 CARRIED = (
     "tokenizer.json",
@@ -39,6 +40,7 @@ TASKS = {
     "LMHeadModel": "text-generation",
     "ForSequenceClassification": "classification",
 }
+_OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
@@ -54,6 +56,8 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         )
     reader = SafetensorsReader(_weight_files(folder))
     model, findings = build_skeleton(lambda: _from_config(folder, task), _architecture(config))
+    if task != "text-generation":
+        _refuse_other_modalities(model, config, folder)
     pooling = read_pooling(folder) if task == "embedding" else None
     wrapped = _wrap(model, task, pooling)
     fit = match(wrapped, reader, lambda name: _other_names(name, model))
@@ -63,7 +67,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         kind="huggingface",
         module=wrapped,
         reader=FiniteReader(reader, str(folder)),
-        inputs=_inputs(task),
+        inputs=_inputs(wrapped),
         samples={},
         samples_from="",
         outputs=("embedding",) if task == "embedding" else ("logits",),
@@ -157,7 +161,7 @@ def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
     if task == "text-generation":
         return Decoder(model).eval()
     if task == "classification":
-        return Classifier(model).eval()
+        return (PairClassifier if _has_token_types(model) else Classifier)(model).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
         setattr(model, "pooler", None)  # noqa: B010
@@ -188,10 +192,27 @@ def _said(reader: SafetensorsReader, fit: Match) -> list[Finding]:
     return findings
 
 
-def _inputs(task: str) -> tuple[TensorSpec, ...]:
-    ids = TensorSpec("input_ids", "int64", ("batch", "seq"))
-    mask = TensorSpec("attention_mask", "int64", ("batch", "seq"))
-    return (ids,) if task == "text-generation" else (ids, mask)
+def _inputs(wrapped: nn.Module) -> tuple[TensorSpec, ...]:
+    """What the wrapper's forward takes: token ids, and of encoders their mask and token types."""
+    names = inspect.signature(wrapped.forward).parameters
+    return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names)
+
+
+def _has_token_types(model: nn.Module) -> bool:
+    types = getattr(getattr(model, "config", None), "type_vocab_size", 0) or 0
+    return types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def _refuse_other_modalities(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise `SourceError` for a model that reads images or sound, by the inputs of its own forward."""
+    names = [n for n in inspect.signature(model.forward).parameters if n in _OTHER_MODALITIES]
+    if names:
+        raise SourceError(
+            f"expected a model of text, but {_architecture(config)} takes {', '.join(names)}",
+            where=str(folder / "config.json"),
+            hint="Save its text half as a folder of its own, or give the model with --model file.py:factory and name "
+            "its tensors with --input",
+        )
 
 
 def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

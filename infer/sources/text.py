@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,19 +39,25 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     pad_id = loaded.meta.get("pad_id")
     encode = _encoder(loaded.files["tokenizer.json"])
     if loaded.task == "text-generation":
-        rows = _windows(encode(texts, None), window)
+        rows = _windows([row for row, _ in encode(texts, None)], window)
+        types = [[0] * len(row) for row in rows]
     else:
-        rows = [row for row in encode(_spread(_pieces(texts)), window) if row]
+        pieces: list[Any] = _spread(_pieces(texts))
+        if any(spec.name == "token_type_ids" for spec in loaded.inputs):
+            pieces = _paired(pieces)
+        encoded = [pair for pair in encode(pieces, window) if pair[0]]
+        rows, types = [row for row, _ in encoded], [kinds for _, kinds in encoded]
     if not rows:
         raise InputError("expected text, got none", where="--data")
     found = _padded(_spread(rows), int(pad_id or 0))
     shape = found["input_ids"].shape
-    found["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
+    found["token_type_ids"] = _padded(_spread(types), 0)["input_ids"]
     found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
     return {spec.name: found[spec.name] for spec in loaded.inputs}
 
 
-def _encoder(path: Path) -> Callable[[list[str], int | None], list[list[int]]]:
+def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
+    """A function of texts, or pairs of them, and the most tokens → token ids and token types of each."""
     if find_spec("tokenizers") is None:
         raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
     import tokenizers
@@ -63,9 +69,9 @@ def _encoder(path: Path) -> Callable[[list[str], int | None], list[list[int]]]:
         raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
     tokenizer.no_padding()
 
-    def encode(texts: list[str], limit: int | None) -> list[list[int]]:
+    def encode(texts: list[Any], limit: int | None) -> list[tuple[list[int], list[int]]]:
         tokenizer.no_truncation() if limit is None else tokenizer.enable_truncation(limit)
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        return [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(texts)]
 
     return encode
 
@@ -91,6 +97,14 @@ def _pieces(texts: list[str]) -> list[str]:
     for text in texts:
         parts = [part.strip() for part in _PARAGRAPHS.split(text) if part.strip()]
         found += parts if len(parts) > 1 else [line.strip() for line in text.splitlines() if line.strip()]
+    return found
+
+
+def _paired(pieces: list[str]) -> list[str | tuple[str, str]]:
+    """Each other paragraph together with the one after it: single texts and pairs are both judged."""
+    found: list[str | tuple[str, str]] = list(pieces)
+    for index in range(0, len(pieces) - 1, 2):
+        found[index] = (pieces[index], pieces[index + 1])
     return found
 
 

@@ -40,6 +40,17 @@ class Classifier(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
+class PairClassifier(Classifier):
+    """A sequence classifier that tells the first text of a pair from the second by their token types."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
+    ) -> Tensor:
+        """int64 [batch, seq] three times → logits float [batch, labels]."""
+        named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self.model(input_ids=input_ids, **named).logits
+
+
 class Encoder(nn.Module):
     """A sentence encoder with its pooling and normalisation inside the graph."""
 
