@@ -58,7 +58,7 @@ def read(constraint: Mapping[str, Any], limits: GrammarLimits) -> tuple[str, str
     ((kind, value),) = constraint.items()
     if kind not in KINDS:
         raise unknown("kind of grammar", str(kind), KINDS)
-    _bound(value, limits.depth, kind)
+    _bound(value, limits, kind)
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -91,10 +91,14 @@ def _check_form(kind: str, value: Any) -> None:
             raise InputError(str(error), where=kind) from error
 
 
-def _bound(value: Any, most: int, kind: str) -> None:
-    """Raise `InputError` for what is nested deeper than `most`, and for integers that no message can carry."""
-    level = [value]
-    for _ in range(most):
+def _bound(value: Any, limits: GrammarLimits, kind: str) -> None:
+    """Raise `InputError` for what is nested too deep or certainly too large, before all of it is looked at, and for
+    integers that no message can carry."""
+    level, values = [value], 0
+    for _ in range(limits.depth):
+        values += len(level)
+        if values > limits.source_bytes:
+            raise InputError(f"expected at most {limits.source_bytes} bytes, got {values} values", where=kind)
         if any(isinstance(item, int) and not -(1 << 63) <= item < 1 << 63 for item in level):
             raise InputError("expected integers of at most 64 bits", where=kind)
         level = [
@@ -105,4 +109,4 @@ def _bound(value: Any, most: int, kind: str) -> None:
         ]
         if not level:
             return
-    raise InputError(f"expected at most {most} levels of nesting", where=kind)
+    raise InputError(f"expected at most {limits.depth} levels of nesting", where=kind)
