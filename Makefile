@@ -96,6 +96,7 @@ endure: $(STAMP)
 fuzz: $(STAMP)
 	$(RUN) -m tests.schema_run 500
 	$(RUN) -m tests.fuzz_bodies 600
+	$(RUN) -m tests.fuzz_modules 1000
 	$(RUN) -m tests.fuzz_artifacts 100000 600
 
 bench-stream: $(STAMP)

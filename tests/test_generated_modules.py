@@ -1,0 +1,53 @@
+"""A few of the generated modules that `python -m tests.fuzz_modules` runs by the thousand: right, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import fuzz_modules
+from tests import generated_modules as generated
+from tests.fuzz_modules import Case, Ending
+
+# Seed, form, backend, format, exit code.
+CASES = [
+    Case(6, "pickle", "eager", "none", True),  # None among the outputs
+    Case(16, "exported", "eager", "int8", True),  # tied layers, each with its own bias
+    Case(21, "exported", "eager", "none", True),  # the same beside attention
+    Case(12, "state", "eager", "int8:weight", False),  # operators in place
+    Case(57, "pickle", "eager", "int8", True),  # hooks, a bilinear layer, boolean outputs
+    Case(29, "factory", "ort", "int8", True),
+]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.seed}-{case.form}-{case.backend}-{case.quant}"
+)
+def test_generated_modules_are_right_or_refused(case: Case, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    ending = fuzz_modules.run(case, tmp_path)
+    assert not ending.wrong, ending
+    assert ending.code in (0, *fuzz_modules.REFUSALS)
+
+
+def test_state_that_outlives_a_call_is_refused(tmp_path: Path) -> None:
+    seed = next(s for s in range(1000) if generated.recipe(s).oddity == "stateful")
+    ending = fuzz_modules.run(Case(seed, "pickle", "eager", "none", True), tmp_path)
+    assert (ending.code, ending.wrong) == (5, "")
+    assert "requests before" in ending.said
+
+
+def test_the_table_counts_endings_by_kind() -> None:
+    case = Case(6, "pickle", "eager", "none", True)
+    lines = fuzz_modules.table({case: Ending(5, "a sentence")}).splitlines()
+    row = next(line for line in lines if line.startswith("conv3d"))
+    assert row.split() == ["conv3d", "0", "0", "0", "0", "1", "0", "0"]
+
+
+def test_a_recipe_is_the_same_model_every_time() -> None:
+    for seed in range(8):
+        one, other = generated.build(seed).state_dict(), generated.build(seed).state_dict()
+        assert generated.recipe(seed) == generated.recipe(seed)
+        assert all(torch.equal(one[name], other[name]) for name in one)
