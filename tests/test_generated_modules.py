@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from infer.errors import SourceError
+from infer.sources.skeleton import build_skeleton
 from tests import fuzz_modules
 from tests import generated_modules as generated
 from tests.fuzz_modules import Case, Ending
@@ -51,3 +54,22 @@ def test_a_recipe_is_the_same_model_every_time() -> None:
         one, other = generated.build(seed).state_dict(), generated.build(seed).state_dict()
         assert generated.recipe(seed) == generated.recipe(seed)
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_random_buffers_in_no_checkpoint_are_repeated_or_refused(seeded: bool) -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if seeded:
+                torch.manual_seed(3)
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("matrix", torch.randn(8, 8), persistent=False)
+
+    if not seeded:
+        with pytest.raises(SourceError, match=r"other random numbers to buffer 'matrix' at each call"):
+            build_skeleton(Features, "a factory")
+        return
+    module, findings = build_skeleton(Features, "a factory")
+    assert "random numbers may be in matrix" in findings[0].why
+    torch.testing.assert_close(module.matrix, Features().matrix)

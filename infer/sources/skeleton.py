@@ -16,6 +16,12 @@ from ..weights import WeightReader
 from .recipes import users_code
 
 _EMPTY = (torch.empty, torch.empty_strided)
+_RANDOM = frozenset(
+    """
+    rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial normal_ uniform_ random_
+    bernoulli_ exponential_ cauchy_ log_normal_ geometric_ trunc_normal_
+    """.split()  # noqa: SIM905 - a word is a function
+)
 LISTED = 10
 
 
@@ -23,8 +29,13 @@ class EmptyOnMeta(TorchFunctionMode):
     """`torch.empty` gives meta tensors, all else stays real.
 
     Layers allocate their weights with `torch.empty`, while tables that are not in the checkpoint (rotary
-    frequencies, position ids, masks) are computed by `arange` and the like: these are right at once.
+    frequencies, position ids, masks) are computed by `arange` and the like: these are right at once. `drew`: random
+    numbers became real values, which differ from those of a build on the CPU, where weights draw theirs first.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drew = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -32,17 +43,24 @@ class EmptyOnMeta(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in _EMPTY and named.get("device") is None:
             named["device"] = "meta"
-        return func(*args, **named)
+        made = func(*args, **named)
+        if getattr(func, "__name__", "") in _RANDOM and isinstance(made, Tensor) and not made.is_meta:
+            self.drew = True
+        return made
 
 
 def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
     """The factory's module in eval mode, its state dict on meta; says why when it had to be built on CPU."""
     findings: list[Finding] = []
     try:
-        with EmptyOnMeta(), warnings.catch_warnings():
+        with EmptyOnMeta() as mode, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
             module = _called(factory, what)
         reason = _left_on_meta(module)
+        if mode.drew and _unsaved(module):
+            reason = (
+                f"random numbers may be in {', '.join(list(_unsaved(module))[:3])}, which no checkpoint holds"
+            )
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
         reason = (
             f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no reason given'}"
@@ -51,8 +69,27 @@ def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modu
         findings.append(Finding("load", "skeleton", "cpu", why=f"{what} can't be built on meta ({reason})"))
         with users_code(what):
             module = _called(factory, what)
+            if reason.startswith("random"):
+                _check_repeatable(module, _called(factory, what), what)
     _drop_values(module)
     return module.eval(), findings
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are in no state dict, by name."""
+    saved = module.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+
+
+def _check_repeatable(module: nn.Module, again: nn.Module, what: str) -> None:
+    """Raise `SourceError` when two calls of a factory differ in buffers that no checkpoint holds."""
+    others = _unsaved(again)
+    for name, buffer in _unsaved(module).items():
+        if not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(others[name])):
+            raise SourceError(
+                f"{what} gives other random numbers to buffer {name!r} at each call, and no checkpoint holds it",
+                hint="Register it as a persistent buffer, or seed torch in the factory",
+            )
 
 
 def _called(factory: Callable[[], nn.Module], what: str) -> nn.Module:
