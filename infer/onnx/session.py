@@ -69,7 +69,7 @@ def open_session(
             enable_fallback=0,  # on an error it would print a banner and try again
         )
     except runtime_errors() as error:
-        raise NotUsableError(f"ONNX Runtime refuses the model: {_sentence(error)}") from error
+        raise NotUsableError(f"ONNX Runtime refuses the model: {sentence(error)}") from error
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:
@@ -121,7 +121,7 @@ class OrtRunner:
         except runtime_errors() as error:
             if "allocate memory" in str(error) or "bad_alloc" in str(error):
                 raise ResourceError(
-                    f"out of memory: {_sentence(error)}", hint="Send smaller batches"
+                    f"out of memory: {sentence(error)}", hint="Send smaller batches"
                 ) from error
             raise
         return dict(zip(self._names, outputs, strict=True))
@@ -170,7 +170,7 @@ _NUMBERS |= {"float64": 11, "bfloat16": 16}
 _ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
     """The runtime's words without its error codes, source paths and C++ signatures."""
     text = _SOURCE.sub("", " ".join(str(error).split()).rpartition(" : ")[2])
     depth = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attention import PageLayout
 from ..spec import TensorSpec
 from .paged import HIDDEN, KEY, StepForm
-from .session import open_session, runtime_errors
+from .session import open_session, runtime_errors, sentence
 
 Array = np.ndarray
 _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto
@@ -73,7 +73,7 @@ class StepRunner:
         try:
             self._session.run_with_iobinding(binding)
         except runtime_errors() as error:
-            raise RuntimeError(f"ONNX Runtime: {error}") from error
+            raise RuntimeError(f"ONNX Runtime: {sentence(error)}") from error
         return binding.get_outputs()[0].numpy()
 
 
