@@ -132,11 +132,12 @@ def carry(given: str | None, files: Mapping[str, Path]) -> tuple[dict[str, Path]
     config = files.get("tokenizer_config.json")
     if given is not None:
         try:
-            ChatTemplate({"default": _template(Path(given))}, {}, given).check()
+            text = _template(Path(given))
         except ArtifactError as error:
             raise UsageError(
                 f"the chat template can't be read: {error.message}", where="--chat-template"
             ) from error
+        ChatTemplate({"default": text}, {}, given).check()
         return {**files, FILE: Path(given)}, []
     if FILE not in files and not (config is not None and "chat_template" in read_json(config)):
         why = "the folder holds none: completions work, chat needs --chat-template FILE"
