@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from . import folders
-from .errors import InferError, NotUsableError, ResourceError
+from .errors import InferError, NotUsableError, ResourceError, SourceError
 
 KEPT = 20  # logs of failures
 _DOING = {"lower": "lower", "compare": "run", "time": "run"}
@@ -34,6 +36,22 @@ def resource(error: BaseException) -> ResourceError | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"no space left on the disk: {error}", hint="Free some, or set INFER_CACHE")
     return None
+
+
+@contextlib.contextmanager
+def of_float_model() -> Iterator[None]:
+    """Turn whatever the float original raises on the inputs at hand into a `SourceError`: no backend is to blame."""
+    try:
+        yield
+    except InferError:
+        raise
+    except Exception as error:
+        if refusal := resource(error):
+            raise refusal from error
+        raise SourceError(
+            f"the float model itself fails on its inputs: {describe(error)}",
+            hint="Give inputs that the model can run, with --data",
+        ) from error
 
 
 def of_backend(name: str, stage: str, error: Exception, others: list[str]) -> InferError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import capture, fidelity, golden, plugins
+from . import capture, failures, fidelity, golden, plugins
 from .fidelity import batch_sizes
 from .floats import FloatForms, opened
 from .generate.consistency import judged_windows, schedule_findings, spared_tokens
@@ -224,7 +224,9 @@ def _compare(
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
     for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
-        expected, got = reference.run(inputs), runner.run(inputs)
+        with failures.of_float_model():
+            expected = reference.run(inputs)
+        got = runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}
         got = {name: value.cpu() for name, value in got.items()}
         comparison.add(expected, got, inputs)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from infer import Plan, cli, failures, pipeline, plugins
-from infer.errors import NotUsableError, ResourceError
+from infer.errors import NotUsableError, ResourceError, SourceError
 
 
 @pytest.fixture
@@ -96,6 +96,43 @@ def test_when_every_backend_fails_the_refusal_names_each(
         pipeline.optimize(linear, tmp_path / "out")
     assert "ort broke" in str(caught.value)
     assert "inductor broke" in str(caught.value)
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 64), nn.Linear(64, 64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"quant": "none"},
+        {"quant": "int8", "allow_slower": False, "batches": (1, 16)},
+        {"quant": "int8:static"},
+        {"quant": "none", "bits": 5.0},
+    ],
+    ids=["compared", "timed", "calibrated", "budgeted"],
+)
+def test_data_that_the_float_model_fails_on_are_exit_3(tmp_path: Path, asked: dict[str, Any]) -> None:
+    ids = torch.arange(80).reshape(16, 5) % 10
+    ids[8:, 3] = 40  # rows that no example of the capture holds
+    torch.save(Lookup(), tmp_path / "model.pt")
+    torch.save({"ids": ids}, tmp_path / "data.pt")
+    plan = Plan(
+        source=str(tmp_path / "model.pt"),
+        inputs=("ids=int64[batch,5]",),
+        data=str(tmp_path / "data.pt"),
+        trust_code=True,
+        backend="eager",
+        **{"batches": (), "allow_slower": True, **asked},
+    )
+    with pytest.raises(SourceError, match="float model itself fails on its inputs: IndexError: index out"):
+        pipeline.optimize(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_the_last_logs_are_kept() -> None:

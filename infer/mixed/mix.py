@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .. import quant
+from .. import failures, quant
 from ..capture import flatten
 from ..errors import NotUsableError, UsageError
 from ..fidelity import Comparison, Effect, drop
@@ -200,7 +200,8 @@ class Mix:
         """What --max-drop judges, of a whole assignment, on the calibration rows."""
         comparison = Comparison(self.real.task)
         for batch in self.real.batches():
-            expected = self._run(batch)
+            with failures.of_float_model():
+                expected = self._run(batch)
             with self.candidates.in_place(formats):
                 comparison.add(expected, self._run(batch), batch)
         return drop(comparison.findings(), self.real.task)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..quant._kinds import is_linear
+from .. import failures
 from ..spec import WORKLOAD
 
 Shape = tuple[int, int]  # rows, in_features
@@ -31,7 +32,7 @@ def inputs_seen(
         now: dict[int, Use] = {id(layer): {} for layer in linears}
         handles = [layer.register_forward_pre_hook(_counting(now[id(layer)])) for layer in linears]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), failures.of_float_model():
                 model(**batch)
         finally:
             for handle in handles:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import failures
 from ..errors import SourceError, UsageError
 from ._balance import Balance, balance, balance_rows
 from ._feedback import Factor, factor
@@ -160,7 +161,8 @@ def calibrate(
         model.eval()
         for batch in batches:
             mask[0] = batch.get(MASK)
-            model(**batch)
+            with failures.of_float_model():
+                model(**batch)
             count += 1
     finally:
         model.train(training)
