@@ -127,9 +127,10 @@ def capture(
     examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
     with quiet(), torch.no_grad():
         try:
-            program = in_place.without(
-                torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
-            )
+            program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            if in_place.writes_inputs(program):
+                in_place.keep_inputs(module)
+            program = in_place.without(program)
         except NotUsableError:
             raise
         except Exception as error:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
 
 from .errors import NotUsableError
 from .quiet import quiet
@@ -50,6 +51,25 @@ def without(program: ExportedProgram) -> ExportedProgram:
 def writes(program: ExportedProgram) -> bool:
     """Whether operators of torch write into their operands. The paged cache, written by an operator of ours, may be."""
     return any(_writes(node) for node in program.graph.nodes)
+
+
+def writes_inputs(program: ExportedProgram) -> bool:
+    """Whether a captured program writes into tensors that its caller owns."""
+    if not writes(program):
+        return False
+    with quiet():
+        signature = program.run_decompositions({}).graph_signature
+    return any(spec.kind is OutputKind.USER_INPUT_MUTATION for spec in signature.output_specs)
+
+
+def keep_inputs(module: nn.Module) -> None:
+    """Let a module that writes into its inputs write into copies, so that rows given to it twice are the same rows."""
+    module.register_forward_pre_hook(_with_copies, with_kwargs=True)
+
+
+def _with_copies(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    copied: tuple[Any, Any] = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    return copied
 
 
 def _writes(node: fx.Node) -> bool:

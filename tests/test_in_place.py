@@ -112,3 +112,18 @@ def test_an_in_place_activation_keeps_the_operators_of_the_model() -> None:
     graph = capture.capture(model, spec, {"input": torch.randn(2, 3, 8, 8)})
     calls = [str(n.target) for n in graph.exported.graph.nodes if n.op == "call_function"]
     assert calls == ["aten.conv2d.default", "aten.batch_norm.default", "aten.relu.default"]
+
+
+def test_rows_given_to_a_model_that_writes_into_its_inputs_stay() -> None:
+    def doubled(m: Model, x: Tensor) -> Tensor:
+        x.mul_(2)
+        return m.third(m.second(m.first(x)))
+
+    model, rows = Model(doubled), torch.randn(4, 5, 64)
+    before = rows.clone()
+    graph = capture.capture(model, SPEC, {"x": rows}, sizes={"batch": (1, 8)})
+    with torch.no_grad():
+        first, second = model(x=rows), model(x=rows)
+    assert torch.equal(rows, before)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(graph.run({"x": rows})[graph.outputs[0].name], first)

@@ -91,7 +91,7 @@ def _violation(
     if value is None:
         if metric != "relative_error":
             return None
-        return f"{finding.what} can't be known: the float output is all zeros or not finite"
+        return f"{finding.what} can't be known: on these inputs the float output is empty, all zeros or not finite"
     if not isinstance(value, int | float):
         return None
     if metric in ("schedule_error", "worst_token"):

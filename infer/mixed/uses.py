@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..quant._kinds import is_linear
 from .. import failures
+from ..quant._kinds import is_linear
 from ..spec import WORKLOAD
 
 Shape = tuple[int, int]  # rows, in_features
