@@ -42,11 +42,13 @@ def endless(number: int) -> dict[str, Any]:
 def run(work: Callable[[GrammarTrials], Coroutine[Any, Any, None]], limits: GrammarLimits = LIMITS) -> None:
     async def main() -> None:
         prepare = Prepare(folder=str(FOLDER), vocab_size=4096, eos_ids=(0,), limits=limits)
-        trials = GrammarTrials(ForkServer(prepare, "pydoc"), limits)
+        forks = ForkServer(prepare, "pydoc")
+        trials = GrammarTrials(forks, limits)
         try:
             await work(trials)
         finally:
             trials.close()
+            forks.close()
 
     asyncio.run(main())
     assert not server_children()
