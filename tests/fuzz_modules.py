@@ -1,4 +1,5 @@
-"""Random modules through `optimize`; `python -m tests.fuzz_modules [NUMBER [FIRST_SEED]]` prints a table.
+"""Random modules through `optimize`; `python -m tests.fuzz_modules [NUMBER [FIRST_SEED [SECONDS]]]` prints a
+table of the modules that were tried in that time.
 
 Each ends as an artifact whose outputs are those of the float model, at batch sizes that nothing judged, or as a refusal
 with a sentence that leaves nothing behind. Exit code 1, a traceback or a wrong number makes the run fail.
@@ -11,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -211,12 +213,15 @@ def table(endings: Mapping[Case, Ending]) -> str:
 
 
 def main() -> int:
-    number, first = (int(a) for a in (sys.argv[1:] + ["300", "0"][len(sys.argv) - 1 :]))
+    number, first, seconds = (int(a) for a in (sys.argv[1:] + ["300", "0", "36000"][len(sys.argv) - 1 :]))
+    end = time.monotonic() + seconds
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     endings: dict[Case, Ending] = {}
     reasons: Counter[str] = Counter()
     for seed in range(first, first + number):
+        if time.monotonic() > end:
+            break
         folder = Path(tempfile.mkdtemp(prefix="infer-fuzz-"))
         made = case(seed)
         ending = endings[made] = run(made, folder)

@@ -199,7 +199,17 @@ def test_against_zeros_only_zeros_are_faithful() -> None:
 def test_odd_and_empty_shapes_are_compared(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     found = metrics(x, x.clone())
-    assert found["y.relative_error"] == (0 if x.numel() else None)
+    assert found.get("y.relative_error", "nothing to compare") == (0 if x.numel() else "nothing to compare")
+
+
+def test_an_empty_output_is_faithful_beside_another_that_is_compared() -> None:
+    full, empty = torch.randn(4, 5), torch.zeros(0, 5)
+    beside = fidelity.compare({"x": full, "y": empty}, {"x": full, "y": empty}, task="tensors")
+    assert fidelity.judge(beside, LIMITS["int8"], None) is None
+    wrong = fidelity.compare({"x": full, "y": empty}, {"x": -full, "y": empty}, task="tensors")
+    assert "x.relative_error 2 is above" in str(fidelity.judge(wrong, LIMITS["int8"], None))
+    alone = fidelity.compare({"y": empty}, {"y": empty}, task="tensors")
+    assert "nothing was compared" in str(fidelity.judge(alone, LIMITS["int8"], None))
 
 
 def test_batches_add_up_to_the_whole() -> None:

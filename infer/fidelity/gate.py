@@ -42,6 +42,8 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
             )
         if metric == "runs" and finding.value is False:
             return f"the optimized model fails at {output}, unlike the float model: {finding.why}"
+    if 0 in rows.values() and not any(_is_judged(finding) for finding in findings):
+        return f"nothing was compared: on these inputs the float model gives no values in {', '.join(rows)}"
     for finding in findings:
         output, _, metric = finding.what.rpartition(".")
         if metric not in JUDGED or _set_aside(metric, max_error):
@@ -52,6 +54,10 @@ def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) 
     if len(_fields(limits)) == 1 and max_error is None and not _judged(findings, limits):
         return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
+
+
+def _is_judged(finding: Finding) -> bool:
+    return finding.what.rpartition(".")[2] in JUDGED and finding.value is not None
 
 
 def _set_aside(metric: str, max_error: float | None) -> bool:
@@ -91,7 +97,7 @@ def _violation(
     if value is None:
         if metric != "relative_error":
             return None
-        return f"{finding.what} can't be known: on these inputs the float output is empty, all zeros or not finite"
+        return f"{finding.what} can't be known: on these inputs the float output is all zeros or not finite"
     if not isinstance(value, int | float):
         return None
     if metric in ("schedule_error", "worst_token"):

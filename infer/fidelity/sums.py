@@ -50,11 +50,14 @@ class Sums:
         if not self.floating:
             yield "exact", _share(self.equal, self.values)
             return
-        yield "relative_error", _ratio(self.difference, self.norm) if self.rows else None
-        yield "worst_row_error", self.worst_row if self.rows and math.isfinite(self.worst_row) else None
+        if not self.rows:  # an empty output, or padding alone: nothing to compare, nothing wrong
+            yield "rows", 0
+            return
+        yield "relative_error", _ratio(self.difference, self.norm)
+        yield "worst_row_error", self.worst_row if math.isfinite(self.worst_row) else None
         yield "cosine", _share(self.cosine, self.rows)
-        yield "cosine_min", self.cosine_min if self.rows else None
-        yield "max_abs", self.max_abs if self.rows else None
+        yield "cosine_min", self.cosine_min
+        yield "max_abs", self.max_abs
         if self.logits:
             yield "rows", self.rows
             yield "top1", _share(self.top1, self.rows)
