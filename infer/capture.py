@@ -128,9 +128,9 @@ def capture(
     with quiet(), torch.no_grad():
         try:
             program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
-            if in_place.writes_inputs(program):
+            program, wrote_inputs = in_place.without(program)
+            if wrote_inputs:
                 in_place.keep_inputs(module)
-            program = in_place.without(program)
         except NotUsableError:
             raise
         except Exception as error:

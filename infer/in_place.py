@@ -31,8 +31,8 @@ _FRESH = frozenset(
 )
 
 
-def without(program: ExportedProgram) -> ExportedProgram:
-    """`program` without operators that write into their operands; what it writes into its inputs is left away.
+def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+    """`program` without operators that write into their operands, and whether it wrote into its inputs.
 
     Raises `NotUsableError` when an output depends on a buffer that the program writes: an answer would depend on the
     calls before it.
@@ -45,21 +45,14 @@ def without(program: ExportedProgram) -> ExportedProgram:
             program = program.run_decompositions({})
     else:
         program.graph_module.recompile()
-    return _without_writes(program)
+    specs = program.graph_signature.output_specs
+    wrote_inputs = any(spec.kind is OutputKind.USER_INPUT_MUTATION for spec in specs)
+    return _without_writes(program), wrote_inputs
 
 
 def writes(program: ExportedProgram) -> bool:
     """Whether operators of torch write into their operands. The paged cache, written by an operator of ours, may be."""
     return any(_writes(node) for node in program.graph.nodes)
-
-
-def writes_inputs(program: ExportedProgram) -> bool:
-    """Whether a captured program writes into tensors that its caller owns."""
-    if not writes(program):
-        return False
-    with quiet():
-        signature = program.run_decompositions({}).graph_signature
-    return any(spec.kind is OutputKind.USER_INPUT_MUTATION for spec in signature.output_specs)
 
 
 def keep_inputs(module: nn.Module) -> None:
