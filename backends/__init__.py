@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 
 from infer.capture import Graph
-from infer.spec import Finding, Plan, TensorSpec
+from infer.plan import Plan
+from infer.spec import Finding, TensorSpec
 
 
 class Runner(Protocol):

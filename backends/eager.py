@@ -13,7 +13,8 @@ import torch
 
 from infer import capture
 from infer.kernels import prepack
-from infer.spec import Finding, Plan
+from infer.plan import Plan
+from infer.spec import Finding
 
 EXECUTES_CODE = True
 PORTABLE = False

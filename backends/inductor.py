@@ -21,8 +21,9 @@ from infer import capture, folders, kernels
 from infer import device as hardware
 from infer.errors import ArtifactError, NotUsableError
 from infer.kernels import native, packed, prepack
+from infer.plan import Plan
 from infer.quiet import quiet
-from infer.spec import Finding, Plan
+from infer.spec import Finding
 
 EXECUTES_CODE = True
 PORTABLE = False

@@ -24,9 +24,10 @@ from infer.onnx import export as exporter
 from infer.onnx import paged, session, signs, source, steps, tables
 from infer.onnx.int8 import Rewritten
 from infer.onnx.operands import Target
+from infer.plan import Plan
 from infer.quant import enforce
 from infer.report import latency
-from infer.spec import Finding, Plan
+from infer.spec import Finding
 
 EXECUTES_CODE = False
 PORTABLE = True

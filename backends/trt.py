@@ -19,7 +19,8 @@ from infer.errors import NotUsableError
 from infer.onnx import calibrate, casts, engine, source
 from infer.onnx import export as exporter
 from infer.onnx.int8 import Rewritten, rewrite
-from infer.spec import Finding, Plan
+from infer.plan import Plan
+from infer.spec import Finding
 
 EXECUTES_CODE = True
 PORTABLE = False

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from infer import kernels, plugins
 from infer.kernels import chain_build, linear_packed, native, packing
 from infer.kernels.large_pages import LargePages
+from infer.plan import Plan
 from infer.quiet import quiet
-from infer.spec import Plan
 
 EXACT = 1e-5  # relative: what the order of float32 additions may change
 

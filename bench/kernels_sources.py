@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from infer.spec import Plan
+from infer.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 Inputs = Mapping[str, Tensor]

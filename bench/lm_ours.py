@@ -25,7 +25,7 @@ from infer import device as hardware
 from infer.generate import StepShape
 from infer.generate.pages import new_cache
 from infer.generate.windows import arrange
-from infer.spec import Plan
+from infer.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares

@@ -24,7 +24,7 @@ from infer import pipeline, plugins
 from infer.generate import StepShape
 from infer.generate.engine import Engine
 from infer.generate.requests import Request, Sampling
-from infer.spec import Plan
+from infer.plan import Plan
 
 MODEL = "pydoc_lm"
 NAME = f"4 bit file of {MODEL}"

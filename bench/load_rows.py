@@ -56,7 +56,7 @@ class Anonymous:
 
 def open_folder(folder: Path, strategy: str) -> Any:
     from infer import sources
-    from infer.spec import Plan
+    from infer.plan import Plan
 
     loaded = sources.load(Plan(source=str(folder), load=strategy, data="random"))
     sources.fill(loaded)
@@ -139,8 +139,8 @@ def checksum(model: Any) -> str:
 def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     """Read, quantize and drop block by block; write the packed tensors one by one."""
     from infer import sources
+    from infer.plan import Plan
     from infer.quant import quantize_model
-    from infer.spec import Plan
     from infer.weights.writing import write_safetensors
 
     import_all()
@@ -171,8 +171,8 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
     import torch
 
     from infer import quant as formats
+    from infer.plan import Plan
     from infer.sources.huggingface import _weight_files
-    from infer.spec import Plan
     from infer.weights.safetensors_file import SafetensorsReader
 
     packed = SafetensorsReader(folder / PACKED)

@@ -32,7 +32,7 @@ from infer import device as hardware  # noqa: E402
 from infer import fidelity, pipeline, plugins, quant  # noqa: E402
 from infer.capture import flatten  # noqa: E402
 from infer.mixed import budget, ladder, sensitivity  # noqa: E402
-from infer.spec import Plan  # noqa: E402
+from infer.plan import Plan  # noqa: E402
 
 KL = ("logits.kl", "KL, nats")
 SHOWN = {

@@ -36,8 +36,8 @@ from infer import quant, sources  # noqa: E402
 from infer.capture import flatten  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.fidelity import Comparison  # noqa: E402
+from infer.plan import Plan  # noqa: E402
 from infer.quant import nf4  # noqa: E402
-from infer.spec import Plan  # noqa: E402
 from infer.weights.safetensors_file import SafetensorsReader  # noqa: E402
 
 FINE = ("nf4:16", "int4:16", "fp4:16")

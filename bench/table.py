@@ -37,9 +37,10 @@ from infer import device as hardware  # noqa: E402
 from infer.errors import InferError  # noqa: E402
 from infer.floats import FloatForms  # noqa: E402
 from infer.pipeline import Street, Watch  # noqa: E402
+from infer.plan import Plan  # noqa: E402
 from infer.selection import Shrunk, try_backends  # noqa: E402
 from infer.sources import heldout  # noqa: E402
-from infer.spec import Finding, Plan  # noqa: E402
+from infer.spec import Finding  # noqa: E402
 from infer.trial import Trial  # noqa: E402
 
 QUANTS = (

@@ -30,9 +30,9 @@ from results_path import result_path  # noqa: E402
 
 from infer import device as hardware  # noqa: E402
 from infer.mixed import dispatch  # noqa: E402
+from infer.plan import Plan  # noqa: E402
 from infer.quant import Candidates, Shelf  # noqa: E402
 from infer.report import latency  # noqa: E402
-from infer.spec import Plan  # noqa: E402
 
 BOUND = 1.2
 FORMATS = ("nf4", "cluster:3", "cluster:6", "int8", "int8:weight")

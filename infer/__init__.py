@@ -14,7 +14,7 @@ __all__ = ["Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__versio
 _HOMES = {
     "Finding": "spec",
     "InferError": "errors",
-    "Plan": "spec",
+    "Plan": "plan",
     "Predictor": "predict",
     "TensorSpec": "spec",
     "optimize": "pipeline",

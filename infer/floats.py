@@ -14,7 +14,8 @@ from .errors import NotUsableError, ResourceError
 from .generate import cuda_graphs
 from .generate.step import StepShape
 from .generate.windows import Windows
-from .spec import Finding, Plan
+from .plan import Plan
+from .spec import Finding
 
 EAGER = "torch eager"
 

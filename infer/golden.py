@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .artifact import Manifest
 from .errors import ArtifactError, InputError, SourceError, UsageError
-from .spec import DTYPE_NAMES, Finding, Plan, TensorSpec
+from .plan import Plan
+from .spec import DTYPE_NAMES, Finding, TensorSpec
 from .weights.safetensors_file import SafetensorsReader, read_header
 
 ROWS = 2

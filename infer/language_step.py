@@ -6,8 +6,9 @@ from . import generate, plugins, sources
 from .errors import NotUsableError, UsageError
 from .generate import lora
 from .generate.step import StepShape
+from .plan import Plan
 from .sources.wrappers import Decoder
-from .spec import Finding, Plan
+from .spec import Finding
 from .street import Street
 
 _ANOTHER = "Without --task generate the artifact is made and scores text only"

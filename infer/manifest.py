@@ -13,9 +13,10 @@ import msgspec
 
 from . import folders
 from .errors import ArtifactError
+from .plan import Plan
 from .printable import plain_values
 from .regular_files import read_regular
-from .spec import NAMES, Choice, Finding, LayerChoice, Plan, TensorSpec
+from .spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -20,11 +20,12 @@ from .generate import chat
 from .generate.consistency import require_float_step
 from .kernels import native
 from .language_step import find_step, no_step, refuse_backend
+from .plan import Plan
 from .publishing import Outcome, publish
 from .report import roofline
 from .selection import Shrunk, choose, enforce, try_backends
 from .sources.wrappers import Decoder
-from .spec import DTYPES, Finding, Plan
+from .spec import DTYPES, Finding
 from .street import Street, Watch, resolve, resolve_plan_names
 from .trial import Trial
 

@@ -12,8 +12,10 @@ from . import capture, failures, fidelity, plugins
 from .errors import GateError, InferError, NotUsableError, ResourceError
 from .floats import FloatForms
 from .generate.step import StepShape
-from .spec import Choice, Finding, Plan, coarser_cache
+from .plan import Plan
+from .spec import Choice, Finding
 from .street import Street
+from .thresholds import coarser_cache
 from .timing import time_trials
 from .trial import Trial, run_trial
 

@@ -8,7 +8,9 @@ from . import device as hardware
 from . import mixed, plugins, quant
 from .errors import NotUsableError, UsageError, unknown
 from .generate.step import StepShape
-from .spec import TASKS, Choice, Finding, Plan, default_kv_dtype
+from .plan import TASKS, Plan
+from .spec import Choice, Finding
+from .thresholds import default_kv_dtype
 
 _WHY_KV = {
     "float32": "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off",

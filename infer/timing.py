@@ -14,9 +14,10 @@ from typing import Any
 from . import capture, plugins
 from .floats import FloatForms
 from .generate.windows import Windows
+from .plan import WORKLOAD, Plan
 from .predict.tensors import Calls
 from .report import anatomy, latency, wording
-from .spec import WORKLOAD, Finding, Plan
+from .spec import Finding
 from .trial import Timing, Trial, batches_of
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering

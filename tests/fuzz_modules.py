@@ -27,7 +27,7 @@ from torch import Tensor
 from infer import Plan, Predictor, capture, failures, pipeline
 from infer.errors import InferError
 from infer.quiet import quiet
-from infer.spec import limits
+from infer.thresholds import limits
 from tests import generated_modules as generated
 
 FORMS = ("pickle", "pickle", "pickle", "factory", "state", "exported", "onnx")

@@ -19,8 +19,8 @@ from infer.generate import Engine, EngineLimits, Request, Sampling, StepShape, W
 from infer.generate.adapters import Adapters
 from infer.generate.lora import parse
 from infer.generate.windows import arrange
+from infer.plan import Plan
 from infer.quant._layers import QuantizedLinear
-from infer.spec import Plan
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give

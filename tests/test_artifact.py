@@ -13,7 +13,7 @@ import pytest
 
 from infer import artifact
 from infer.errors import ArtifactError, BusyError, ResourceError, UnsafeSourceError
-from infer.spec import Plan
+from infer.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 

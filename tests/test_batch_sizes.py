@@ -14,7 +14,8 @@ from infer import Plan, Predictor, fidelity, optimize
 from infer.errors import GateError
 from infer.fidelity.batch_sizes import compare_size
 from infer.pipeline import Outcome
-from infer.spec import LIMITS, Finding
+from infer.spec import Finding
+from infer.thresholds import LIMITS
 
 pytestmark = pytest.mark.filterwarnings("ignore:(var|std)")
 RECIPE = """

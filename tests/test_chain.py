@@ -16,8 +16,8 @@ from infer import generate
 from infer.generate.windows import arrange
 from infer.kernels import chain_match, native, prepack
 from infer.kernels.native import build as compiling
+from infer.plan import Plan
 from infer.quant import quantize_model
-from infer.spec import Plan
 from tests.tiny_decoders import SIZES, VOCABULARY, build
 
 pytestmark = [

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from infer.kernels import native, prepack
 from infer.kernels.native import build as compiling
+from infer.plan import Plan
 from infer.quant import Stats, calibrate, quantize_model
-from infer.spec import Plan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # transformers and the exporter have many to give

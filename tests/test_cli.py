@@ -16,7 +16,7 @@ import torch
 
 from infer.cli import main, options
 from infer.errors import UsageError
-from infer.spec import Plan
+from infer.plan import Plan
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 DIGITS = [str(MODELS / "digits.pt"), "--model", f"{MODELS / 'digits.py'}:build", "--backend", "eager"]

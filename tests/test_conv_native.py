@@ -15,7 +15,7 @@ from infer import quant
 from infer.kernels import conv2d_packed as twins
 from infer.kernels import native, prepack
 from infer.kernels.native import build
-from infer.spec import Plan
+from infer.plan import Plan
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
 INF = float("inf")

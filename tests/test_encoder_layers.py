@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from infer import capture, kernels, quant
 from infer.kernels import native, prepack
+from infer.plan import Plan
 from infer.quiet import quiet
-from infer.spec import Plan, TensorSpec
+from infer.spec import TensorSpec
 
 SPEC = (TensorSpec("x", "float32", ("batch", 7, 64)),)
 

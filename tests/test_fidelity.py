@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from infer import device, fidelity
 from infer.fidelity import sums
 from infer.fidelity.gate import limit
-from infer.spec import LIMITS, Finding, Limits
+from infer.spec import Finding
+from infer.thresholds import LIMITS, Limits
 
 
 def values(findings: list[Finding]) -> dict[str, object]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import quant
+from infer.plan import Plan
 from infer.quant import fp8
-from infer.spec import Plan
 
 OP = torch.ops.infer.linear_fp8
 PLAN = Plan(source="", quant="fp8")

@@ -15,8 +15,8 @@ from infer.generate.limits import EngineLimits
 from infer.generate.probing import probe
 from infer.generate.requests import Output, Request, Sampling
 from infer.generate.step import Step, paged
+from infer.plan import Plan
 from infer.quant import quantize_model
-from infer.spec import Plan
 from tests.language_artifacts import PYDOC
 from tests.tiny_decoders import SIZES, VOCABULARY, build
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from infer import capture, quant
 from infer.errors import NotUsableError
 from infer.kernels import native, prepack
-from infer.spec import Plan, TensorSpec
+from infer.plan import Plan
+from infer.spec import TensorSpec
 
 SPEC = (TensorSpec("x", "float32", ("batch", 5, 64)),)
 

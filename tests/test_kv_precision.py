@@ -8,9 +8,11 @@ import pytest
 
 from infer.errors import GateError
 from infer.generate.step import StepShape
+from infer.plan import Plan
 from infer.selection import enforce
-from infer.spec import Finding, Plan, coarser_cache, precision
+from infer.spec import Finding
 from infer.street import Street, Watch, resolve
+from infer.thresholds import coarser_cache, precision
 from infer.trial import Trial
 
 SHAPE = StepShape(layers=1, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64)

@@ -16,9 +16,11 @@ from infer.mixed import dispatch, uses
 from infer.mixed.budget import for_drop
 from infer.mixed.ladder import ladder
 from infer.mixed.sensitivity import Layer
+from infer.plan import Plan
 from infer.quant import resolve_pins
-from infer.spec import LIMITS, Finding, Limits, Plan, TensorSpec
+from infer.spec import Finding, TensorSpec
 from infer.street import Street, Watch
+from infer.thresholds import LIMITS, Limits
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from infer import quant
 from infer.fidelity import Effect, compare
 from infer.mixed import sensitivity
 from infer.mixed.replay import Replay
+from infer.plan import Plan
 from infer.quant import Candidates, Shelf
-from infer.spec import Plan
 
 PLAN = Plan(source="x", quant="nf4")
 

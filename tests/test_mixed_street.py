@@ -15,7 +15,8 @@ from infer.cli import main, options
 from infer.errors import GateError, UsageError
 from infer.pipeline import Street, Watch
 from infer.report import document, html, layers
-from infer.spec import Finding, LayerChoice, limits, precision
+from infer.spec import Finding, LayerChoice
+from infer.thresholds import limits, precision
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 DIGITS = Plan(

@@ -13,8 +13,9 @@ from torch import nn
 from backends import ort
 from infer import device
 from infer.errors import NotUsableError
+from infer.plan import Plan
 from infer.report import latency
-from infer.spec import Finding, Plan
+from infer.spec import Finding
 from tests.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
 
 pytestmark = pytest.mark.skipif(ort.missing() is not None, reason=ort.missing() or "")

@@ -14,8 +14,9 @@ from infer import capture, kernels, plugins
 from infer.kernels import native, prepack
 from infer.kernels.linear_packed import int8_twin, lut4_twin, rounded_table
 from infer.kernels.native import build
+from infer.plan import Plan
 from infer.quant import cluster, int8, nf4
-from infer.spec import Plan, TensorSpec
+from infer.spec import TensorSpec
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler")
 PLAN = Plan(source="test", quant="nf4")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from infer import plugins, quant
 from infer.errors import SourceError, UsageError
+from infer.plan import Plan
 from infer.quant import int8, nf4
 from infer.quant._calibrate import BINS, LayerStats, calibrate
 from infer.quant._kmeans import optimal_centres
-from infer.spec import Plan
 
 FORMATS = [
     *("int8", "int8:weight", "nf4", "nf4:16", "int4", "fp4"),

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from infer import quant
 from infer.kernels.linear_packed import int8_twin
+from infer.plan import Plan
 from infer.quant import int8
 from infer.quant._balance import balance, balance_rows
 from infer.quant._calibrate import calibrate
 from infer.quant._layers import QuantizedLinear
-from infer.spec import Plan
 
 PLAN = Plan(source="m.pt", quant="int8:static")
 

@@ -14,10 +14,10 @@ from transformers.pytorch_utils import Conv1D
 from infer import quant
 from infer.errors import NotUsableError
 from infer.mixed import uses
+from infer.plan import Plan
 from infer.quant import Coverage
 from infer.quant._calibrate import calibrate
 from infer.quant._walk import quantize_model
-from infer.spec import Plan
 from infer.weights import DictReader
 
 ALL = ["int8", "int8:weight", "int8:static", "nf4", "int4", "cluster:3"]

@@ -12,10 +12,11 @@ from infer import plugins, quant
 from infer.errors import NotUsableError, UsageError
 from infer.kernels import native
 from infer.mixed import Mix, Real
+from infer.plan import Plan
 from infer.quant import _calibrate, _scales, cluster, fp4, int4
 from infer.quant._calibrate import calibrate, hessian_width
 from infer.quant._feedback import factor
-from infer.spec import Finding, Plan, TensorSpec
+from infer.spec import Finding, TensorSpec
 from infer.street import Street, Watch
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]

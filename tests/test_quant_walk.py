@@ -12,9 +12,10 @@ from torch.export import Dim
 
 from infer import capture, kernels, quant
 from infer.errors import NotUsableError, SourceError, UsageError
+from infer.plan import Plan
 from infer.quant import _walk
 from infer.quant._layers import QuantizedConv, QuantizedEmbedding, QuantizedLinear
-from infer.spec import Finding, Plan
+from infer.spec import Finding
 from infer.weights import DictReader
 
 FORMATS = ["int8", "int8:weight", "int8:static", "nf4", "cluster:2", "cluster:3"]

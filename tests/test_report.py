@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from infer.artifact import Manifest
+from infer.plan import Plan
 from infer.report import document, html, terminal, wording
 from infer.report.latency import Latency, Paired, summarize
-from infer.spec import Choice, Finding, Plan, TensorSpec
+from infer.spec import Choice, Finding, TensorSpec
 
 
 @dataclass

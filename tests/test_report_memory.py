@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from infer import capture
 from infer import device as hardware
 from infer.errors import UsageError
+from infer.plan import Plan
 from infer.report import memory, profile, roofline
-from infer.spec import Finding, Plan, TensorSpec
+from infer.spec import Finding, TensorSpec
 
 
 class Tiny(nn.Module):

@@ -21,7 +21,9 @@ from infer.generate.consistency import judged_windows, require_float_step, sched
 from infer.generate.schedules import SCHEDULES
 from infer.generate.step import Step, StepShape, paged
 from infer.generate.windows import Windows
-from infer.spec import LIMITS, Finding, Limits, Plan, limits
+from infer.plan import Plan
+from infer.spec import Finding
+from infer.thresholds import LIMITS, Limits, limits
 from tests.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer.errors import SourceError, UsageError
+from infer.plan import Plan
 from infer.sources import STRATEGIES, LoadedModel, fill, resolve_strategy
 from infer.sources.offload import Streamed
 from infer.sources.skeleton import build_skeleton, match
-from infer.spec import Plan
 from infer.weights import DictReader, WeightReader
 from infer.weights.safetensors_file import SafetensorsReader
 from infer.weights.torch_file import TorchReader

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from infer.errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
+from infer.plan import Plan
 from infer.sources import STRATEGIES, LoadedModel, fill, load
-from infer.spec import Plan
 
 WORDS = [
     "the",

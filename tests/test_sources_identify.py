@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from infer.errors import InferError, SourceError, UnsafeSourceError, UsageError
+from infer.plan import Plan
 from infer.sources import identify, load
-from infer.spec import Plan
 
 
 class Payload:

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer.errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
+from infer.plan import Plan
 from infer.sources import LoadedModel, fill, load
 from infer.sources.specs import propose_input
-from infer.spec import Plan
 
 NET = """
 import torch

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from infer import quant
+from infer.plan import Plan
 from infer.sources.relayer import restore_layers
-from infer.spec import Plan
 
 
 class Mixed(nn.Module):

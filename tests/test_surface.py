@@ -8,7 +8,7 @@ import typer
 import infer
 from infer import artifact, errors, plugins
 from infer.cli import app
-from infer.spec import Plan
+from infer.plan import Plan
 
 COMMANDS = [
     "optimize", "predict", "generate", "chat", "bench", "serve", "top", "inspect", "verify", "doctor", "report",

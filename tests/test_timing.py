@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from infer import capture, timing
 from infer.errors import InputError, NotUsableError
 from infer.floats import EAGER, FloatForms, Own
+from infer.plan import Plan
 from infer.predict.fitting import Fitting
 from infer.predict.tensors import Calls
 from infer.report.latency import Paired, summarize
-from infer.spec import Plan, TensorSpec
+from infer.spec import TensorSpec
 from infer.trial import Timing, Trial
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from infer import capture, kernels, plugins, quant
 from infer.kernels import prepack
+from infer.plan import Plan
 from infer.quant import calibrate
 from infer.quiet import quiet
-from infer.spec import Plan, TensorSpec
+from infer.spec import TensorSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = (

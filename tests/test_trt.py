@@ -14,7 +14,8 @@ from backends import trt
 from infer import device as hardware
 from infer.errors import NotUsableError
 from infer.onnx import engine
-from infer.spec import Plan, TensorSpec
+from infer.plan import Plan
+from infer.spec import TensorSpec
 from tests.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
 
 onnx = pytest.importorskip("onnx")

@@ -14,11 +14,13 @@ from .. import artifact, fidelity, pipeline, sources
 from .. import device as hardware
 from ..errors import GateError, UsageError
 from ..golden import read_inputs
+from ..plan import Plan
 from ..predict import Predictor
 from ..report import memory
 from ..report import profile as profiler
 from ..report.latency import Latency, Paired, measure, paired
-from ..spec import LIMITS, Finding, Plan, precision_class
+from ..spec import Finding
+from ..thresholds import LIMITS, precision_class
 
 Call = Callable[[], object]
 

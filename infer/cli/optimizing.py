@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..spec import Plan
+from ..plan import Plan
 from .arguments import AsJson, Trust
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from ..errors import SourceError, UsageError, unknown
+from ..plan import CALIBRATIONS, Plan
 from ..regular_files import read_regular
-from ..spec import ALIASES, CALIBRATIONS, Plan
+from ..spec import ALIASES
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 MAX_PLAN = 1 << 27  # bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..spec import Finding, Limits
+from ..spec import Finding
+from ..thresholds import Limits
 from .gate import ALWAYS, limit
 
 # Metrics that go with the error itself; the others go with its square, as effects do.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..spec import LIMITS, Finding, Limits
+from ..spec import Finding
+from ..thresholds import LIMITS, Limits
 
 # Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
 JUDGED: dict[str, tuple[str, bool]] = {

@@ -14,7 +14,8 @@ from ..capture import Graph
 from ..errors import GateError
 from ..fidelity import judge
 from ..fidelity.tokens import token_errors
-from ..spec import Finding, Limits
+from ..spec import Finding
+from ..thresholds import Limits
 from .schedules import SCHEDULES, SHORTER, TOKENS, Play, Schedule, Stepping, WrongShape, prefill
 from .step import Step, StepShape, paged
 from .windows import Windows

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from .. import __version__, capture, folders, plugins
 from .. import device as hardware
 from ..kernels import native
+from ..plan import Plan
 from ..quant import Candidates, Weight
 from ..quant._kinds import is_linear
 from ..report import latency
-from ..spec import DTYPE_NAMES, Plan, TensorSpec
+from ..spec import DTYPE_NAMES, TensorSpec
 
 SLOWER = 1.03  # as the whole-model gate has it
 SECONDS = 0.4  # of timing for one shape, format and number of rows

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import GateError
+from ..plan import WORKLOAD, saves_memory
 from ..quant import Weight
 from ..quant._kinds import is_linear
-from ..spec import WORKLOAD, Finding, saves_memory
+from ..spec import Finding
 from . import dispatch
 from .dispatch import Timed
 from .ladder import ladder, rungs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spec import Plan
+from ..plan import Plan
 
 # Nominal bits. Of formats with equal bits only the one with the least error is a rung.
 RUNGS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "nf4:16": 4.6, "cluster:6": 6.3, "int8": 8.0}

@@ -15,8 +15,9 @@ from .. import failures, quant
 from ..capture import flatten
 from ..errors import NotUsableError, UsageError
 from ..fidelity import Comparison, Effect, drop
+from ..plan import Plan
 from ..quant import Candidates, Shelf, Stats, Weight
-from ..spec import DTYPES, Finding, LayerChoice, Plan, TensorSpec
+from ..spec import DTYPES, Finding, LayerChoice, TensorSpec
 from . import sensitivity
 from .dispatch import Time
 from .ladder import ladder, rungs

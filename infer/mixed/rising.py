@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from .. import quant
 from ..fidelity import excess
-from ..spec import Finding, limits
+from ..spec import Finding
+from ..thresholds import limits
 from . import budget
 from .ladder import rungs
 from .mix import FLOAT, STAGE, Mix

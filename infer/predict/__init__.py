@@ -15,7 +15,8 @@ from ..errors import ArtifactError, InferError
 from ..generate import Windows, cuda_graphs
 from ..generate.language import parse_size
 from ..manifest import read_report
-from ..spec import LIMITS, Finding, precision
+from ..spec import Finding
+from ..thresholds import LIMITS, precision
 from .generation import Generation, Options
 from .opening import backend_of, blaming, differences, generation_shape, lower_again
 from .tensors import Array

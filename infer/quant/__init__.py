@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import plugins
 from ..errors import unknown
-from ..spec import Plan
+from ..plan import Plan
 
 if TYPE_CHECKING:
     from ._balance import Balance

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._formats import FLOAT, Format, format_of, names_of, pinned, quantizable
 from ._sites import Weight

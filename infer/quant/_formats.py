@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import UsageError
-from ..spec import Plan
+from ..plan import Plan
 from . import Quantizer, get
 from ._sites import Site, Weight, find
 

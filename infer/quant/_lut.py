@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.packing import FINE, GROUP, decode, pack, tables_of_rows
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._feedback import fit_with_feedback
 from ._scales import fit

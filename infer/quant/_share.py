@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import GateError
-from ..spec import Finding, Plan
+from ..plan import Plan
+from ..spec import Finding
 from ._kinds import name_of
 from ._layers import Packed, PackedLayer
 

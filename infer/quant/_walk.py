@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from .. import device as hardware
 from ..errors import NotUsableError, SourceError, UsageError
-from ..spec import Finding, Plan
+from ..plan import Plan
+from ..spec import Finding
 from ..weights import WeightReader, check_finite
 from . import Stats, join, needs_stats
 from ._formats import FLOAT, Format, find_with_formats

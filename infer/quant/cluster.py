@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from ..errors import UsageError
 from ..kernels.native import quantize as native
 from ..kernels.packing import BITS, GROUP, TABLE_ROWS, pack
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._kmeans import optimal_centres
 from ._lut import dequantize, embedding, fit_calibrated, linear

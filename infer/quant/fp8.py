@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.linear_fp8 import LARGEST
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._kinds import is_linear, name_of, rows_of
 from ._refusals import too_small

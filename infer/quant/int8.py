@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._balance import Balance
 from ._feedback import round_with_feedback

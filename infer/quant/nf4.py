@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..kernels.packing import GROUP
-from ..spec import Plan
+from ..plan import Plan
 from . import Stats
 from ._lut import OPTIONS, dequantize, embedding, linear, quantize_with
 from ._refusals import refuses_table_format

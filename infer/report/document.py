@@ -10,8 +10,10 @@ import msgspec
 from .. import device as hardware
 from ..artifact import Manifest
 from ..fidelity.gate import judge, limit
+from ..plan import Plan
 from ..printable import plain_values
-from ..spec import Choice, Finding, LayerChoice, Limits, Plan, TensorSpec, limits, precision
+from ..spec import Choice, Finding, LayerChoice, TensorSpec
+from ..thresholds import Limits, limits, precision
 from . import roofline, wording
 from .latency import Latency, Paired
 

@@ -18,7 +18,9 @@ from .. import device as hardware
 from ..capture import Graph
 from ..generate import StepShape
 from ..generate.windows import CONTEXT
-from ..spec import Finding, Plan, precision_class
+from ..plan import Plan
+from ..spec import Finding
+from ..thresholds import precision_class
 
 IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cache
 IN_CACHE_WORDS = "in cache"

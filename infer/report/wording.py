@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..spec import Finding, Plan, default_kv_dtype
+from ..plan import Plan
+from ..spec import Finding
+from ..thresholds import default_kv_dtype
 from .latency import Paired
 
 _FLAGS = ("trust_code", "allow_slower", "allow_partial")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, SourceError, UsageError
+from ..plan import Plan
 from ..regular_files import require_regular
-from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
+from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from ..weights import raw_bytes
 from ..weights.containers import refuse_expanded
 from ..weights.torch_file import load_safely

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SourceError, unknown
-from ..spec import Choice, Finding, Plan
+from ..plan import Plan
+from ..spec import Choice, Finding
 from ..weights import WeightReader, num_bytes, read_as
 from .mapped import Mapper
 from .model import LoadedModel

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..plan import Plan
 from ..regular_files import MAX_JSON, read_regular
-from ..spec import Finding, Plan, TensorSpec
+from ..spec import Finding, TensorSpec
 from ..weights import FiniteReader, num_bytes
 from ..weights.safetensors_file import SafetensorsReader
 from .model import LoadedModel

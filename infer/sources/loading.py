@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UnsafeSourceError, UsageError
-from ..spec import Finding, Plan
+from ..plan import Plan
+from ..spec import Finding
 from . import data
 from .filling import resolve_strategy
 from .huggingface import load_huggingface

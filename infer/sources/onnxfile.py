@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
-from ..spec import DTYPES, Finding, Plan, TensorSpec
+from ..plan import Plan
+from ..spec import DTYPES, Finding, TensorSpec
 from .model import LoadedModel
 
 MAX_DEPTH = 16

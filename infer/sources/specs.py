@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..errors import UsageError
-from ..spec import Finding, Plan, TensorSpec
+from ..plan import Plan
+from ..spec import Finding, TensorSpec
 
 LENGTHS = ("seq", "time", "length", "tokens")
 EXAMPLE = "Example: --input x=float32[batch,3,224,224]"

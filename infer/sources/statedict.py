@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UsageError
-from ..spec import Finding, Plan
+from ..plan import Plan
+from ..spec import Finding
 from ..weights import DictReader, FiniteReader, WeightReader, num_bytes
 from ..weights.containers import refuse_expanded, strip_prefixes, unwrap
 from ..weights.safetensors_file import SafetensorsReader

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotUsableError, SourceError, UsageError
+from ..plan import Plan
 from ..quiet import quiet
-from ..spec import DTYPE_NAMES, Finding, Plan, TensorSpec
+from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from .model import LoadedModel
 from .recipes import Recipe, users_code
 from .relayer import restore_layers

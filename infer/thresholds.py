@@ -1,0 +1,125 @@
+"""Fidelity thresholds by precision class: what the gate allows for a plan."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .plan import Plan
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row.
+
+    Of language models, relative errors of the worst single token: `worst_token` against the float model, and
+    `schedule` against the same step in one prefill, which no budget of the user (`max_drop`, `max_error`) loosens.
+    """
+
+    relative_error: float | None = None
+    cosine: float | None = None
+    top1: float | None = None
+    kl: float | None = None
+    perplexity: float | None = None
+    worst_token: float | None = None
+    schedule: float | None = None
+
+
+# The quality table of the design: what each precision class may lose against the float original.
+LIMITS: dict[str, Limits] = {
+    "float32": Limits(
+        relative_error=1e-3,
+        cosine=0.9999,
+        top1=0.998,
+        kl=1e-4,
+        perplexity=0.001,
+        worst_token=1e-2,
+        schedule=5e-3,
+    ),
+    "tf32": Limits(
+        relative_error=5e-3,
+        cosine=0.9995,
+        top1=0.995,
+        kl=5e-4,
+        perplexity=0.001,
+        worst_token=5e-2,
+        schedule=1e-2,
+    ),
+    "float16": Limits(
+        relative_error=1e-2,
+        cosine=0.999,
+        top1=0.995,
+        kl=1e-3,
+        perplexity=0.002,
+        worst_token=0.1,
+        schedule=2e-2,
+    ),
+    "bfloat16": Limits(
+        relative_error=5e-2, cosine=0.998, top1=0.98, kl=3e-3, perplexity=0.01, worst_token=0.5, schedule=0.1
+    ),
+    "int8": Limits(
+        relative_error=0.10, cosine=0.995, top1=0.98, kl=5e-3, perplexity=0.01, worst_token=1.0, schedule=0.15
+    ),
+    "4bit": Limits(
+        relative_error=0.30, cosine=0.95, top1=0.85, kl=0.10, perplexity=0.12, worst_token=1.2, schedule=0.15
+    ),
+    "3bit": Limits(
+        relative_error=0.50, cosine=0.88, top1=0.70, kl=0.40, perplexity=0.50, worst_token=1.5, schedule=0.15
+    ),
+    "2bit": Limits(
+        relative_error=0.80, cosine=0.70, top1=0.50, kl=1.50, perplexity=2.00, worst_token=2.0, schedule=0.15
+    ),
+}
+
+
+def precision_class(quant: str, dtype: str) -> str:
+    """The row of `LIMITS` that judges this quantization and compute dtype."""
+    name, _, option = quant.partition(":")
+    if name == "cluster":
+        return {"2": "2bit", "3": "3bit", "6": "int8"}.get(option, "4bit")
+    if name in ("nf4", "int4", "fp4"):
+        return "4bit"
+    if name in ("int8", "fp8"):
+        return "int8"
+    return dtype if dtype in LIMITS else "float32"
+
+
+def precision(plan: Plan) -> str:
+    """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype; the KV
+    cache of a language model counts where it is coarser."""
+    weights = _precision_of_weights(plan)
+    return plan.kv_dtype if coarser_cache(plan) else weights
+
+
+def coarser_cache(plan: Plan) -> bool:
+    """True when the KV cache of a language model keeps less precision than its weights and compute dtype."""
+    order = list(LIMITS)
+    return plan.kv_dtype in order and order.index(plan.kv_dtype) > order.index(_precision_of_weights(plan))
+
+
+def _precision_of_weights(plan: Plan) -> str:
+    if plan.bits is None:
+        return precision_class(plan.quant, plan.dtype)
+    return next(
+        name
+        for bits, name in ((7.0, "int8"), (4.0, "4bit"), (3.0, "3bit"), (0.0, "2bit"))
+        if plan.bits >= bits
+    )
+
+
+def default_kv_dtype(plan: Plan) -> str:
+    """The KV cache of a plan whose dtypes and format are resolved: a float plan keeps the float model's answers."""
+    if plan.dtype == "bfloat16":
+        return "bfloat16"
+    return "float32" if _precision_of_weights(plan) == "float32" else "float16"
+
+
+def limits(plan: Plan, task: str) -> Limits:
+    """What the gate allows. `max_drop` replaces the row of its precision class by one label-free measure: the relative
+    increase of perplexity of a language model, the share of rows whose best class changed of a classifier, and the
+    relative error of the outputs of everything else."""
+    if plan.max_drop is None:
+        return LIMITS[precision(plan)]
+    if task == "text-generation":
+        return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
+    return (
+        Limits(top1=1 - plan.max_drop) if task == "classification" else Limits(relative_error=plan.max_drop)
+    )
