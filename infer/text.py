@@ -85,11 +85,6 @@ class Text:
         check_text(text, "text")
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
-    def encode_many(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
-        for index, text in enumerate(texts):
-            check_text(text, f"texts[{index}]")
-        return [e.ids for e in self.tokenizer.encode_batch(list(texts), add_special_tokens=special)]
-
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Bytes that are no whole character come as U+FFFD; an id outside the vocabulary is an `InputError`."""
         for index, number in enumerate(ids):
@@ -100,10 +95,6 @@ class Text:
     def piece(self, number: int) -> str | None:
         """The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`), or None."""
         return self.tokenizer.id_to_token(number) if 0 <= number < 1 << 31 else None
-
-    def id_of(self, piece: str) -> int | None:
-        """The inverse of `piece`."""
-        return self.tokenizer.token_to_id(piece)
 
     def token_bytes(self, number: int) -> bytes:
         """What the token adds to a text, in UTF-8; of some tokens only a part of a character. Empty for no token."""

@@ -63,17 +63,17 @@ def serve(folder: Path, trust: bool) -> int:
     from infer.errors import InferError
     from infer.printable import plain
     from infer.serve import overview, repository
-    from infer.serve.opening import generates
+    from infer.serve.opening import is_language_model
     from infer.serve.worker.__main__ import card_of
 
     try:
-        generates(folder)
+        is_language_model(folder)
         for found in repository.Repository([folder]).latest():
             repository.named(found)
         from infer.predict import Predictor
 
         with Predictor.load(folder, trust_code=trust) as predictor:
-            if not generates(folder):
+            if not is_language_model(folder):
                 predictor.warmup()
             overview._report(predictor)
             card_of(predictor)

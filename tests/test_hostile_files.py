@@ -26,7 +26,7 @@ from infer.generate.config import GenerationConfig
 from infer.manifest import read_report
 from infer.serve import keys
 from infer.serve.memory import cache_bytes
-from infer.serve.opening import generates
+from infer.serve.opening import is_language_model
 from infer.serve.repository import Repository, named
 from infer.sources import identify, read_data
 from infer.text import Text
@@ -265,7 +265,7 @@ def test_no_manifest_that_a_server_looks_at_may_be_another_thing(tmp_path: Path,
     place = tmp_path / "m.infer"
     odd(place / "manifest.json")
     with within(10):
-        assert generates(place) is False
+        assert is_language_model(place) is False
         assert cache_bytes(place, None, 1 << 30) == 0
         assert [named(found) for found in Repository([place]).latest()] == [("m", "?")]
         with pytest.raises(ArtifactError):

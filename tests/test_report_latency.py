@@ -165,16 +165,3 @@ def test_garbage_collection_waits_and_comes_back_after_an_error() -> None:
         latency.measure(fake.call("a", took), clock=fake.clock)
     assert seen == [True, True, True, False, False, False]
     assert gc.isenabled()
-
-
-def test_throughput_calls_the_factory_once_per_batch_size() -> None:
-    asked: list[int] = []
-
-    def factory(batch: int) -> latency.Call:
-        asked.append(batch)
-        return lambda: None
-
-    rows = latency.throughput(factory, (1, 8), min_seconds=0.0)
-    assert asked == [1, 8]
-    assert [row.batch for row in rows] == [1, 8]
-    assert rows[1].per_second == pytest.approx(8 / max(rows[1].latency.p50, 1e-9))

@@ -109,17 +109,6 @@ def test_flops_of_a_linear_are_two_per_multiply_add() -> None:
     assert roofline.count_flops(lambda: torch.ones(3) + 1) is None
 
 
-def test_graph_flops_scale_with_the_batch() -> None:
-    graph = tiny_graph()
-    assert roofline.graph_flops(graph, 1) == 2 * 16 * 4
-    assert roofline.graph_flops(graph, 8) == 8 * 2 * 16 * 4
-
-
-def test_a_graph_of_fixed_size_is_counted_as_it_is() -> None:
-    fixed = capture.capture(Tiny().eval(), (TensorSpec("x", "float32", (3, 16)),), {"x": torch.randn(3, 16)})
-    assert roofline.graph_flops(fixed, 8) == 3 * 2 * 16 * 4
-
-
 def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
     monkeypatch.setattr(hardware, "bandwidth_for", lambda *_: 1e9)

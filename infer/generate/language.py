@@ -90,9 +90,6 @@ class Language:
         """See `Adapters.load`; raises `UsageError` for a model without room for any."""
         self._adapters.load(name, folder)
 
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
     @property
     def adapter_names(self) -> tuple[str, ...]:
         """Of those that are loaded."""

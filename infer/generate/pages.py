@@ -150,15 +150,6 @@ class PagePool:
         self.release(page)
         return copy
 
-    def forget_all(self) -> None:
-        """Empty the prefix cache (weights or adapters changed); pages in use stay."""
-        for page in list(self._idle):
-            self._free.append(page)
-        self._idle.clear()
-        for page in self._known.values():
-            self._names[page] = None
-        self._known.clear()
-
     def _forget(self, page: int) -> None:
         name = self._names[page]
         if name is not None:

@@ -42,9 +42,6 @@ class Texts(Tensors):
         wanted = {spec.name for spec in self.inputs}
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 
-    def count_tokens(self, texts: list[str]) -> int:
-        return sum(len(ids) for ids in self.tokenizer.encode(texts))
-
     def embed(self, texts: list[str]) -> np.ndarray:
         """float32 [len(texts), dim]; texts of similar length run together, at most `max_batch` at a time."""
         if self.task != "embedding":

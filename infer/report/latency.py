@@ -59,12 +59,6 @@ class Paired(msgspec.Struct, frozen=True):
         return 1 / self.ratio
 
 
-class Throughput(msgspec.Struct, frozen=True):
-    batch: int
-    latency: Latency
-    per_second: float  # rows, at the median latency
-
-
 def summarize(seconds: Sequence[float], warmup: int = 0) -> Latency:
     """Percentiles (linear between neighbours) of at least one timed call."""
     times = np.asarray(seconds, dtype=np.float64)
@@ -153,21 +147,6 @@ def paired(
 def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
     """All far off on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
     return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
-
-
-def throughput(
-    factory: Callable[[int], Call],
-    batch_sizes: Sequence[int],
-    *,
-    device: str = "cpu",
-    min_seconds: float = 0.5,
-) -> list[Throughput]:
-    """Rows per second at each batch size; `factory(batch)` gives the call that runs one batch."""
-    rows = []
-    for batch in batch_sizes:
-        taken = measure(factory(batch), device=device, min_seconds=min_seconds)
-        rows.append(Throughput(batch, taken, batch / max(taken.p50, 1e-9)))
-    return rows
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:

@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,17 +117,6 @@ class PeakMemory:
     def grown(self) -> int:
         """Bytes by which the peak stood above the start."""
         return self.peak - self.before
-
-
-@contextmanager
-def cuda_snapshot(path: Path) -> Iterator[None]:
-    """Record every CUDA allocation within the block into a file that pytorch.org/memory_viz shows."""
-    torch.cuda.memory._record_memory_history()
-    try:
-        yield
-        torch.cuda.memory._dump_snapshot(str(path))
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def probe(

@@ -63,15 +63,6 @@ def count_flops(call: Callable[[], object]) -> int | None:
     return int(counter.get_total_flops()) or None
 
 
-def graph_flops(graph: Graph, batch: int) -> int | None:
-    """Operations of one call of a float graph on `batch` rows (on its samples when no size is named "batch").
-
-    None for a graph without a torch program.
-    """
-    once = _one_call(graph)
-    return None if once is None else once * (batch if _batched(graph) else 1)
-
-
 def _batched(graph: Graph) -> bool:
     return all(s.shape and s.shape[0] == "batch" for s in graph.inputs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import SourceError, UsageError
-from ..manifest import MANIFEST, MAX_BYTES
-from ..regular_files import read_regular
+from ..errors import ArtifactError, UsageError
+from ..manifest import read_manifest
 from .repository import Found
+from .warming import generates
 from .worker.messages import Source, rename
 from .worker.remote import Starting
 from .worker.supervised import WatchLimits
@@ -49,7 +48,7 @@ def open_models(
 
 def begin(source: Source, replicas: int, *, watchdog: float) -> Starting:
     """Start its workers."""
-    text, watch = generates(Path(source.path)), WatchLimits(batch=watchdog, idle=watchdog)
+    text, watch = is_language_model(Path(source.path)), WatchLimits(batch=watchdog, idle=watchdog)
     return Starting(source, 1 if text else replicas, text=text, watch=watch)
 
 
@@ -123,10 +122,9 @@ def _here(source: Source, stack: contextlib.ExitStack) -> Opened:
     return predictor, {"open": time.perf_counter() - began}
 
 
-def generates(folder: Path) -> bool:
-    """Whether it is an artifact of a language model, from a look at its manifest; False when that can't be read."""
+def is_language_model(folder: Path) -> bool:
+    """Return True for a readable artifact that generates text; opening any other one says what is wrong with it."""
     try:
-        found = json.loads(read_regular(folder / MANIFEST, MAX_BYTES))
-        return (found.get("meta") or {}).get("generation") is not None
-    except (SourceError, ValueError, AttributeError, RecursionError):
+        return generates(read_manifest(folder))
+    except ArtifactError:
         return False

@@ -13,7 +13,7 @@ PROMPT = 64  # tokens
 
 
 def generates(manifest: Any) -> bool:
-    """Whether the artifact holds the step of a language model; else it is served as tensors."""
+    """Return True for the manifest of a language model that generates; any other one is served as tensors."""
     return (getattr(manifest, "meta", None) or {}).get("generation") is not None
 
 
