@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from . import generate, plugins, sources
 from .errors import NotUsableError, UsageError
-from .generate import lora
 from .generate.step import StepShape
+from .option_values import parse_adapters
 from .plan import Plan
 from .sources.wrappers import Decoder
 from .spec import Finding
@@ -58,7 +58,7 @@ def _probed(plan: Plan, loaded: sources.LoadedModel) -> StepShape:
     # Streamed weights are read from disk at each forward: the schedules of the lowered form judge them.
     shape = generate.probe(loaded.module.model, kv_dtype=plan.kv_dtype, run_chunks=loaded.load != "offload")
     return (
-        generate.with_adapters(loaded.module.model, shape, *lora.parse(plan.adapters))
+        generate.with_adapters(loaded.module.model, shape, *parse_adapters(plan.adapters))
         if plan.adapters
         else shape
     )

@@ -1,49 +1,182 @@
-"""What is asked of one `optimize`, and the workload that language models are timed for."""
+"""The plan: the one definition of every option of `optimize`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-# auto: generate where the model can, else score whole windows; generate: refuse a model that can't.
-TASKS = ("auto", "generate", "score")
-# none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback.
-CALIBRATIONS = ("auto", "none", "diagonal", "gptq")
+from . import option_values as values
+from .options import Option
+
+MODEL, TARGET, QUANT = "Source", "Target", "Quantization"
+LLM, CHECKS = "Language models", "Data and checks"
+GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --help
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is asked of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
+    """Every option of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
 
-    source: str
-    backend: str = "auto"
-    quant: str = "none"
-    layers: dict[
-        str, str
-    ] = {}  # layer name or glob → format; whoever is named here is never decided otherwise
-    bits: float | None = None  # mean bits per weight of the layers that a format can take
-    max_drop: float | None = None  # share, 0…1: see `limits`
-    calibrate: str = "auto"  # how quantizers use real inputs: `CALIBRATIONS`
-    dtype: str = "auto"
-    kv_dtype: str = "auto"  # of the KV cache of a language model: `KV_DTYPES` of `infer.attention`
-    chat_template: str | None = None  # a Jinja file, for a language model
-    adapters: str = ""  # SLOTS or SLOTS:RANK of LoRA adapters that a language model has room for
-    device: str = "auto"
-    inputs: tuple[str, ...] = ()
-    model: str | None = None
-    data: str | None = None
-    golden: bool = True  # the artifact keeps two rows of `data` for its self-test, else synthetic ones
-    task: str = "auto"  # of a language model: `TASKS`
-    load: str = "auto"
-    trust_code: bool = False
-    allow_slower: bool = False
-    allow_partial: bool = False  # less than a tenth of the weights quantized is enough
-    max_error: float | None = None
-    max_batch: int = 64
-    max_length: int = 512
-    threads: int | None = None
-    batches: tuple[int, ...] = (1, 8)
-    seed: int = 0
+    source: Annotated[
+        str, Option("model to optimize: .pt, .pt2, .safetensors, .onnx, or a Hugging Face folder", flag="")
+    ]
+    backend: Annotated[
+        str, Option("what runs the model: auto (the fastest here), eager, inductor, ort, trt", group=TARGET)
+    ] = "auto"
+    quant: Annotated[
+        str,
+        Option(
+            "format of the weights: none, int8[:weight|:static], nf4[:16], int4[:16], fp4[:16], fp8, "
+            "cluster[:2|:3|:4|:6]",
+            group=QUANT,
+        ),
+    ] = "none"
+    layers: Annotated[
+        dict[str, str],
+        Option(
+            "pin the format of one layer, or of all that a glob matches (FORMAT as for --quant, or float); repeatable",
+            group=QUANT,
+            flag="--layer",
+            metavar="NAME=FORMAT",
+            repeat=True,
+            parse=values.parse_layers,
+            format=values.format_layers,
+        ),
+    ] = {}
+    bits: Annotated[
+        float | None,
+        Option(
+            "mixed precision within a size: mean bits per weight of the layers that a format can take, tables and "
+            "scales included. Each layer gets a format from --quant up, by its measured effect on the output",
+            group=QUANT,
+            minimum=1,
+            maximum=32,
+        ),
+    ] = None
+    max_drop: Annotated[
+        float | None,
+        Option(
+            "mixed precision within a loss: the smallest model that loses at most this share (0.5% or 0.005) on "
+            "held-out inputs, without labels. The loss is the relative increase of perplexity of a language model, the "
+            "share of rows whose best class changed of a classifier, the relative error of the outputs of any other",
+            group=QUANT,
+            metavar="SHARE",
+            parse=values.parse_share,
+            format=repr,
+        ),
+    ] = None
+    calibrate: Annotated[
+        str,
+        Option(
+            "how real inputs are used to quantize: none, diagonal (weigh columns by their mean square), gptq (error "
+            "feedback: most faithful, slowest), auto (gptq where there are rows to spare)",
+            group=QUANT,
+            parse=values.parse_calibration,
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str, Option("compute dtype: auto, fp32, fp16, bf16, tf32", group=TARGET, parse=values.parse_dtype)
+    ] = "auto"
+    kv_dtype: Annotated[
+        str,
+        Option("dtype of the KV cache: auto, fp32, fp16, bf16, int8", group=LLM, parse=values.parse_kv_dtype),
+    ] = "auto"
+    chat_template: Annotated[
+        str | None,
+        Option("chat template (a Jinja file) to use instead of the model's own", group=LLM, path=True),
+    ] = None
+    adapters: Annotated[
+        str,
+        Option(
+            f"make room for so many LoRA adapters, of rank {values.RANK} or RANK",
+            group=LLM,
+            metavar="SLOTS[:RANK]",
+            parse=values.check_adapters,
+        ),
+    ] = ""
+    device: Annotated[
+        str, Option("device to run on: auto, cpu, cuda, cuda:N", group=TARGET, parse=values.parse_device)
+    ] = "auto"
+    inputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "name, dtype and shape of an input, like ids=int64[batch,seq]; repeatable",
+            group=MODEL,
+            flag="--input",
+            metavar="NAME=DTYPE[DIMS]",
+            repeat=True,
+            parse=values.parse_texts,
+        ),
+    ] = ()
+    model: Annotated[
+        str | None,
+        Option(
+            "Python function that builds the model of a state dict", group=MODEL, metavar="FILE.py:FACTORY"
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Option(
+            "real inputs, to calibrate and to judge with: .npz, .npy, .pt, a text file, a folder, "
+            "FILE.py:FUNCTION, or random",
+            group=CHECKS,
+        ),
+    ] = None
+    golden: Annotated[
+        bool,
+        Option(
+            "store no row of --data in the artifact: its self-test uses synthetic inputs instead of two real rows",
+            group=CHECKS,
+            flag="--no-golden",
+            negative=True,
+            one_way=True,
+        ),
+    ] = True
+    task: Annotated[
+        str,
+        Option(
+            "use of a language model: auto (generate where it can, else score), generate (refuse a model that "
+            "can't), score (whole sequences only)",
+            group=LLM,
+        ),
+    ] = "auto"
+    load: Annotated[
+        str,
+        Option(
+            "how weights are read: auto (by free memory), meta, sequential, per-tensor, torch, offload",
+            group=MODEL,
+        ),
+    ] = "auto"
+    trust_code: Annotated[
+        bool, Option("open files that hold code, which then runs here", group=MODEL, one_way=True)
+    ] = False
+    allow_slower: Annotated[
+        bool, Option("keep a result that is slower than the float model, for its size", group=CHECKS)
+    ] = False
+    allow_partial: Annotated[
+        bool, Option("keep a result with less than a tenth of its weights quantized", group=CHECKS)
+    ] = False
+    max_error: Annotated[
+        float | None,
+        Option("accept this relative error of the outputs, and judge nothing else", group=CHECKS),
+    ] = None
+    max_batch: Annotated[int, Option("largest batch that the artifact accepts", group=TARGET, minimum=1)] = 64
+    max_length: Annotated[
+        int, Option("longest sequence that the artifact accepts", group=TARGET, minimum=1)
+    ] = 512
+    threads: Annotated[int | None, Option("CPU threads; default: all", group=TARGET, minimum=1)] = None
+    batches: Annotated[
+        tuple[int, ...],
+        Option(
+            "batch sizes to time and to judge",
+            group=CHECKS,
+            flag="--batch",
+            metavar="SIZES",
+            parse=values.parse_batches,
+            format=values.format_batches,
+        ),
+    ] = (1, 8)
+    seed: Annotated[int, Option("seed of the rows drawn from --data", group=CHECKS)] = 0
 
     @property
     def quant_name(self) -> str:
@@ -56,36 +189,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.quant.partition(":")[2]
 
     def with_(self, **changes: Any) -> Plan:
+        """Return a copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)
-
-
-class Workload(msgspec.Struct, frozen=True):
-    """The use that a language model is timed for, at each batch size of the plan: that many prompts of `prompt` tokens,
-    read `chunk` tokens in a step, each answered by `answer` tokens. Dispatch sums a layer's time over it, the speed
-    gate the model's."""
-
-    prompt: int = 256
-    answer: int = 128
-    chunk: int = 256
-
-    def steps(self, batch: int) -> dict[int, int]:
-        """Tokens in a step → number of such steps."""
-        whole, rest = divmod(batch * self.prompt, self.chunk)
-        steps = {batch: self.answer}
-        for tokens, count in ((self.chunk, whole), (rest, 1)):
-            if tokens and count:
-                steps[tokens] = steps.get(tokens, 0) + count
-        return steps
-
-    def logits(self, batch: int) -> dict[int, int]:
-        """Tokens whose logits a step computes → number of such steps: of a prompt only its last token's."""
-        return {batch: self.answer + 1}
-
-    def __str__(self) -> str:
-        return f"a prompt of {self.prompt} tokens and an answer of {self.answer}"
-
-
-WORKLOAD = Workload()
 
 
 def saves_memory(quant: str) -> bool:

@@ -8,7 +8,8 @@ from . import device as hardware
 from . import mixed, plugins, quant
 from .errors import NotUsableError, UsageError, unknown
 from .generate.step import StepShape
-from .plan import TASKS, Plan
+from .option_values import TASKS
+from .plan import Plan
 from .spec import Choice, Finding
 from .thresholds import default_kv_dtype
 

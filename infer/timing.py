@@ -14,11 +14,12 @@ from typing import Any
 from . import capture, plugins
 from .floats import FloatForms
 from .generate.windows import Windows
-from .plan import WORKLOAD, Plan
+from .plan import Plan
 from .predict.tensors import Calls
 from .report import anatomy, latency, wording
 from .spec import Finding
 from .trial import Timing, Trial, batches_of
+from .workload import WORKLOAD
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 FASTEST = "the fastest float form"

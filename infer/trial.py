@@ -18,11 +18,12 @@ from .floats import FloatForms, opened
 from .generate.consistency import judged_windows, schedule_findings, spared_tokens
 from .generate.step import StepShape
 from .generate.windows import Windows
-from .plan import WORKLOAD, Plan
+from .plan import Plan
 from .report import latency, roofline, wording
 from .report.latency import Paired
 from .spec import Finding
 from .thresholds import limits, precision
+from .workload import WORKLOAD
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
 

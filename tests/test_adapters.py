@@ -17,8 +17,8 @@ from infer import generate, quant
 from infer.errors import BusyError, InferError, SourceError, UsageError
 from infer.generate import Engine, EngineLimits, Request, Sampling, StepShape, Windows
 from infer.generate.adapters import Adapters
-from infer.generate.lora import parse
 from infer.generate.windows import arrange
+from infer.option_values import parse_adapters as parse
 from infer.plan import Plan
 from infer.quant._layers import QuantizedLinear
 from tests.tiny_decoders import VOCABULARY, build

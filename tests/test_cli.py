@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from infer.cli import main, options
+from infer.cli import main, optimize
 from infer.errors import UsageError
 from infer.plan import Plan
 
@@ -158,11 +158,11 @@ def test_an_artifact_exists_already(artifact: Path, capsys: pytest.CaptureFixtur
 
 def test_a_plan_from_a_manifest_is_the_same_plan(artifact: Path) -> None:
     stored = json.loads((artifact / "manifest.json").read_text())["plan"]
-    plan = options.read_plan(artifact / "manifest.json", stored["source"])
+    plan = optimize.read_plan(artifact / "manifest.json", {"source": stored["source"]})
     assert isinstance(plan, Plan)
     assert plan.backend == "eager"
     with pytest.raises(UsageError, match="the plan can't be read"):
-        options.read_plan(artifact / "report.html", "x")
+        optimize.read_plan(artifact / "report.html", {"source": "x"})
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

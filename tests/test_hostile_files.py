@@ -225,13 +225,13 @@ def test_no_data_may_be_another_thing(tmp_path: Path, odd: Callable, name: str) 
 
 
 def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: Callable) -> None:
-    from infer.cli.options import read_plan
+    from infer.cli.optimize import read_plan
     from infer.generate.chat import carry
 
     path = odd(tmp_path / "plan.toml")
     with within(10):
         for read in (
-            lambda: read_plan(path, "x"),
+            lambda: read_plan(path, {"source": "x"}),
             lambda: carry(str(path), {}),
             lambda: keys.read_file(path),
         ):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from infer import Plan, pipeline
+from infer import option_values as values
 from infer.artifact import Manifest
-from infer.cli import main, options
+from infer.cli import main, optimize
 from infer.errors import GateError, UsageError
 from infer.pipeline import Street, Watch
 from infer.report import document, html, layers
@@ -60,7 +61,7 @@ def test_every_layer_says_its_format_its_bits_what_it_costs_and_why(mixed: pipel
 def test_the_plan_of_the_manifest_makes_the_same_artifact_again(
     mixed: pipeline.Outcome, tmp_path: Path
 ) -> None:
-    stored = options.read_plan(mixed.path / "manifest.json", DIGITS.source)
+    stored = optimize.read_plan(mixed.path / "manifest.json", {"source": DIGITS.source})
     again = pipeline.optimize(stored, tmp_path / "again.infer")
     assert again.manifest.files[WEIGHTS] == mixed.manifest.files[WEIGHTS]
     assert again.manifest.plan == mixed.manifest.plan
@@ -140,17 +141,16 @@ def test_sensitive_layers_rise_instead_of_a_refusal(tmp_path: Path) -> None:
     )
 
 
-def test_options_become_a_plan() -> None:
-    named = {"dtype": "auto", "device": "auto", "batches": "1", "max_batch": 8, "source": "x"}
-    plan = options.to_plan(**named, max_drop="0.5%", layers=("a=nf4", "b*=float", "a=cluster:3"))
-    assert plan.max_drop == pytest.approx(0.005)
-    assert list(plan.layers.items()) == [("b*", "float"), ("a", "cluster:3")]
-    assert options.to_plan(**named, max_drop="0.02").max_drop == 0.02
+def test_budgets_and_pins_are_parsed() -> None:
+    assert values.parse_share("0.5%") == pytest.approx(0.005)
+    assert values.parse_share("0.02") == 0.02
+    pins = values.parse_layers(("a=nf4", "b*=float", "a=cluster:3"))
+    assert list(pins.items()) == [("b*", "float"), ("a", "cluster:3")]
     for text in ("5", "-1%", "much", "0"):
         with pytest.raises(UsageError, match="expected a share like 0.5% or 0.005"):
-            options.to_plan(**named, max_drop=text)
+            values.parse_share(text)
     with pytest.raises(UsageError, match="expected NAME=FORMAT, got 'head'.*lm_head=int8"):
-        options.to_plan(**named, layers=("head",))
+        values.parse_layers(("head",))
 
 
 @pytest.mark.parametrize(

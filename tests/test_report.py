@@ -379,8 +379,8 @@ def test_command_repeats_every_option_that_is_not_the_default() -> None:
     )
     said = wording.command(plan, "m.infer")
     assert said == (
-        "infer optimize m.pt --output m.infer --quant nf4 --max-error 0.2 "
-        "--input 'x=float32[batch,3]' --batch 4 --trust-code"
+        "infer optimize m.pt --output m.infer --quant nf4 --input 'x=float32[batch,3]' --trust-code "
+        "--max-error 0.2 --batch 4"
     )
 
 

@@ -38,7 +38,7 @@ def test_flags_of_optimize() -> None:
         "--chat-template", "--data", "--device", "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer",
         "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--no-golden", "--output",
         "--plan",
-        "--profile", "--quant", "--task", "--threads", "--trust-code", "--verbose",
+        "--profile", "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
     ]  # fmt: skip
 
 

@@ -8,7 +8,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8")  # the operator takes the index
+from ..spec import KV_DTYPES
+
+__all__ = ["KV_DTYPES", "PageLayout", "Parts"]
 _TORCH = {
     "float32": torch.float32,
     "float16": torch.float16,

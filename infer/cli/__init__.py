@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InferError
 from ..printable import plain
-from . import language, optimizing, serving
+from . import language, optimize, serving
 from .arguments import Artifact, AsJson, Trust
 
 INTERRUPTED = 130
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Shrink a trained model, lower it, check it against the original, serve it.",
 )
 
-app.command()(optimizing.optimize)
+app.command()(optimize.optimize)
 
 
 @app.command()

@@ -11,11 +11,11 @@ from rich.table import Table
 from .. import artifact, bench
 from ..bench import language
 from ..errors import UsageError
+from ..option_values import parse_batches
 from ..predict import generation_shape
 from ..report import wording
 from ..report.latency import Paired
 from ..spec import Finding
-from . import options
 
 WIDTH = 160  # of what no terminal shows, so that nothing is folded
 Measured = bench.Bench | language.LanguageBench
@@ -26,9 +26,9 @@ def measured(path: Path, *, batch: str | None, context: str | None, tokens: int,
     if generation_shape(artifact.read_manifest(path)) is None:
         if context is not None:
             raise UsageError("--context is for language models that generate", where=str(path))
-        return bench.run(path, batches=options.parse_batches(batch or "1,2,4,8,16"), **rest)
-    contexts = None if context is None else options.parse_batches(context)
-    batches = options.parse_batches(batch or "1,8")
+        return bench.run(path, batches=parse_batches(batch or "1,2,4,8,16"), **rest)
+    contexts = None if context is None else parse_batches(context)
+    batches = parse_batches(batch or "1,8")
     return language.run(path, batches=batches, contexts=contexts, tokens=tokens, **rest)
 
 

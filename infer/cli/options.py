@@ -1,95 +1,113 @@
-"""Command-line options → `Plan`."""
+"""Command line options from their one definition: the fields of a struct (see `infer.options`)."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import typer
+from rich.markup import escape
 
-from ..errors import SourceError, UsageError, unknown
-from ..plan import CALIBRATIONS, Plan
-from ..regular_files import read_regular
-from ..spec import ALIASES
+from ..errors import UsageError
+from ..options import Field, fields, from_values
 
-DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
-MAX_PLAN = 1 << 27  # bytes
-DEVICES = ("auto", "cpu", "cuda")
-
-
-def to_plan(
-    *,
-    dtype: str,
-    device: str,
-    batches: str,
-    max_batch: int,
-    kv_dtype: str = "auto",
-    adapters: str = "",
-    calibrate: str = "auto",
-    layers: Sequence[str] = (),
-    max_drop: str | None = None,
-    **rest: Any,
-) -> Plan:
-    """Spellings made canonical, bad combinations refused before anything is opened."""
-    from ..attention import KV_DTYPES  # and torch, which a server of workers has no need of
-    from ..generate import lora
-
-    dtype = ALIASES.get(dtype, dtype)
-    if dtype not in DTYPES:
-        raise UsageError(f"no compute dtype named {dtype!r}", hint=f"Known: {', '.join(DTYPES)}")
-    if device not in DEVICES:
-        raise UsageError(f"no device named {device!r}", hint=f"Known: {', '.join(DEVICES)}")
-    kv_dtype = ALIASES.get(kv_dtype, kv_dtype)
-    if kv_dtype not in (known := ("auto", *KV_DTYPES)):
-        raise UsageError(f"no dtype of the KV cache named {kv_dtype!r}", hint=f"Known: {', '.join(known)}")
-    if calibrate not in CALIBRATIONS:
-        raise unknown("--calibrate", calibrate, CALIBRATIONS)
-    sizes = parse_batches(batches)
-    drop = None if max_drop is None else parse_share(max_drop)
-    pins = parse_layers(layers)
-    if adapters:
-        lora.parse(adapters)
-    own: dict[str, Any] = {
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "adapters": adapters,
-        "device": device,
-        "batches": sizes,
-        "max_batch": max_batch,
-    }
-    return Plan(**own, calibrate=calibrate, layers=pins, max_drop=drop, **rest)
+S = TypeVar("S", bound=msgspec.Struct)
+GIVEN = "context"  # the parameter by which typer says what was typed
 
 
-def parse_share(text: str) -> float:
-    """`0.5%` and `0.005` → 0.005."""
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        value = float(number) / (100 if percent else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"expected a share like 0.5% or 0.005, got {text!r}", where="--max-drop")
-    return value
+def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command whose first two parameters are a `kind` and the names of its options that were given.
+
+    Typer sees one parameter for each field of `kind`, then the command's own. `groups`: the panels of --help, in order.
+    """
+    ordered = sorted(fields(kind), key=lambda field: groups.index(field.option.group) if field.flag else -1)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
+
+        def run(**typed: Any) -> Any:
+            context = typed.pop(GIVEN)
+            texts = {field.name: _value(field, typed.pop(field.name)) for field in fields(kind)}
+            made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
+            given = {name for name in texts if context.get_parameter_source(name).name != "DEFAULT"}
+            return command(made, given, **typed)
+
+        context = inspect.Parameter(GIVEN, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        made = [context, *map(parameter, ordered), *own]
+        made = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in made]
+        run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in made}
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        return run
+
+    return decorate
 
 
-def parse_layers(texts: Sequence[str]) -> dict[str, str]:
-    """`lm_head=int8`, `*.mlp.*=cluster:3` → by name; a later one replaces an earlier one."""
-    pins: dict[str, str] = {}
-    for text in texts:
-        name, found, format = (part.strip() for part in text.rpartition("="))
-        if not found or not name or not format:
-            raise UsageError(
-                f"expected NAME=FORMAT, got {text!r}", where="--layer", hint="Example: lm_head=int8"
-            )
-        pins.pop(name, None)
-        pins[name] = format
-    return pins
+def parameter(field: Field) -> inspect.Parameter:
+    """The parameter that makes typer offer one option; what typer can't convert comes as text."""
+    option = field.option
+    required = field.default is msgspec.NODEFAULT
+    if not field.flag:
+        kind: Any = str if field.plain_type else list[str]
+        info: Any = typer.Argument(help=escape(option.help), metavar=option.metavar)
+        return _parameter(field.name, kind, info, ... if required else field.default)
+    info = typer.Option(
+        *_declarations(field),
+        help=escape(option.help),
+        rich_help_panel=option.group,
+        metavar=option.metavar,
+        envvar=option.envvar,
+        min=_bound(field, option.minimum),
+        max=_bound(field, option.maximum),
+        show_default=True if option.shown_default is None else option.shown_default,
+    )
+    kind = list[str] if option.repeat else Path if option.path else str
+    if option.parse is None and not option.repeat and not option.path:
+        kind = field.plain_type or str
+    return _parameter(field.name, kind | None if _shown(field) is None else kind, info, _shown(field))
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    empty = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=Annotated[kind, info]
+    )
+
+
+def _declarations(field: Field) -> tuple[str, ...]:
+    """The flag, and for a switch the one that turns it off."""
+    if field.plain_type is not bool or field.option.one_way:
+        return (field.flag,)
+    return (f"{field.flag}/--no-{field.flag.removeprefix('--')}",)
+
+
+def _bound(field: Field, bound: float | None) -> float | None:
+    return int(bound) if bound is not None and field.plain_type is int else bound
+
+
+def _shown(field: Field) -> Any:
+    """The default as typer has it."""
+    if field.plain_type is bool:
+        return field.default is not field.option.negative
+    if field.option.repeat or field.default is None:
+        return None
+    if field.option.parse or field.plain_type is None:
+        return field.texts(field.default)[0]
+    return field.default
+
+
+def _value(field: Field, typed: Any) -> Any:
+    """What typer gives, as `from_values` wants it; None for what was not typed."""
+    if field.plain_type is bool:
+        return typed is not field.option.negative
+    return str(typed) if isinstance(typed, Path) else typed or None if field.option.repeat else typed
 
 
 def parse_named(texts: Sequence[str], where: str) -> dict[str, str]:
-    """`style=adapters/style` → folders by name, each named once."""
+    """`style=adapters/style` → folders by name; raises `UsageError` for a name given twice."""
     found: dict[str, str] = {}
     for text in texts:
         name, _, folder = text.partition("=")
@@ -97,37 +115,3 @@ def parse_named(texts: Sequence[str], where: str) -> dict[str, str]:
             raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where=where)
         found[name] = folder
     return found
-
-
-def parse_batches(text: str) -> tuple[int, ...]:
-    """`1,8` → (1, 8)."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(f"expected batch sizes like 1,8, got {text!r}")
-    return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def default_output(source: str) -> Path:
-    """`model.pt` → `model.infer` in the current folder."""
-    path = Path(source.partition(":")[0].rstrip("/"))
-    stem = path.name if path.is_dir() else path.stem
-    return Path(f"{stem or 'model'}.infer")
-
-
-def read_plan(path: Path, source: str) -> Plan:
-    """A plan from a manifest.json (its `plan`) or a TOML file; SOURCE on the command line wins over the stored one."""
-    try:
-        text = read_regular(path, MAX_PLAN)
-        data = tomllib.loads(text.decode()) if path.suffix == ".toml" else msgspec.json.decode(text)
-        return msgspec.convert({**data.get("plan", data), "source": source}, Plan)
-    except SourceError as error:
-        raise UsageError(f"the plan can't be read: {error.message}", where=str(path)) from error
-    except (
-        tomllib.TOMLDecodeError,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-        AttributeError,
-        TypeError,
-    ) as error:
-        raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error

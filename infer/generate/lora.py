@@ -16,11 +16,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ..errors import NotUsableError, UsageError
+from ..errors import NotUsableError
 from ..spec import Finding
 
 INDEX, WEIGHTS = "adapter_index", "adapter_weights"
-RANK, MAX_RANK, MAX_SLOTS = 16, 256, 64
 _ALIGN = 16  # floats
 
 
@@ -65,19 +64,6 @@ class AdapterShape(msgspec.Struct, frozen=True):
         """Inputs of a step that uses no adapter."""
         index = torch.zeros(tokens, dtype=torch.int64, device=device)
         return {INDEX: index, WEIGHTS: torch.zeros(self.size, device=device)}
-
-
-def parse(text: str) -> tuple[int, int]:
-    """`4` → (4, 16); `4:32` → (4, 32): slots and rank."""
-    slots, _, rank = text.partition(":")
-    if not slots.isdigit() or (rank and not rank.isdigit()) or text.endswith(":"):
-        raise UsageError(f"expected SLOTS or SLOTS:RANK, got {text!r}", where="--adapters")
-    found = int(slots), int(rank or RANK)
-    if not (1 <= found[0] <= MAX_SLOTS and 1 <= found[1] <= MAX_RANK):
-        raise UsageError(
-            f"expected 1 to {MAX_SLOTS} slots of rank 1 to {MAX_RANK}, got {text}", where="--adapters"
-        )
-    return found
 
 
 def adapter_shape(

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import GateError
-from ..plan import WORKLOAD, saves_memory
+from ..plan import saves_memory
 from ..quant import Weight
 from ..quant._kinds import is_linear
 from ..spec import Finding
+from ..workload import WORKLOAD
 from . import dispatch
 from .dispatch import Timed
 from .ladder import ladder, rungs

@@ -1,6 +1,6 @@
 """How often each Linear layer is called with how many rows: what a layer is timed for.
 
-Of a language model that runs as a step these are the rows of the declared workload (`infer.plan.WORKLOAD`): single
+Of a language model that runs as a step these are the rows of the declared workload (`infer.workload.WORKLOAD`): single
 tokens while it answers, pieces of prompts, and at the head only tokens whose logits are wanted. Of any other model they
 are the rows of one call at each batch size of the plan.
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import failures
-from ..plan import WORKLOAD
 from ..quant._kinds import is_linear
+from ..workload import WORKLOAD
 
 Shape = tuple[int, int]  # rows, in_features
 Use = dict[Shape, int]  # input shape → calls

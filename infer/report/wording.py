@@ -5,26 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from ..options import command_line
 from ..plan import Plan
 from ..spec import Finding
 from ..thresholds import default_kv_dtype
 from .latency import Paired
-
-_FLAGS = ("trust_code", "allow_slower", "allow_partial")
-_OPTIONS: dict[str, object] = {
-    "backend": "auto",
-    "quant": "none",
-    "bits": None,
-    "max_drop": None,
-    "calibrate": "auto",
-    "dtype": "auto",
-    "chat_template": None,
-    "device": "auto",
-    "model": None,
-    "data": None,
-    "task": "auto",
-}
-_OPTIONS |= {"load": "auto", "max_error": None, "max_batch": 64, "max_length": 512, "threads": None}
 
 
 def seconds(value: float | None) -> str:
@@ -133,26 +118,14 @@ def smaller(original: int | None, now: int) -> str | None:
 
 def command(plan: Plan, output: str) -> str:
     """The command line that makes this artifact again."""
-    words = ["infer", "optimize", plan.source, "--output", output]
-    for name, default in _OPTIONS.items():
-        value = getattr(plan, name)
-        if value != default:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if plan.kv_dtype not in ("auto", default_kv_dtype(plan)):
-        words += ["--kv-dtype", plan.kv_dtype]
-    for name, format in plan.layers.items():
-        words += ["--layer", f"{name}={format}"]
-    for spec in plan.inputs:
-        words += ["--input", spec]
-    if plan.batches != (1, 8):
-        words += ["--batch", ",".join(map(str, plan.batches))]
-    words += [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(plan, name)]
-    words += [] if plan.golden else ["--no-golden"]
-    return shlex.join(words)
+    if plan.kv_dtype == default_kv_dtype(plan):
+        plan = plan.with_(kv_dtype="auto")
+    source, *options = command_line(plan)
+    return shlex.join(["infer", "optimize", source, "--output", output, *options])
 
 
 def again(plan: Plan, output: str) -> str:
-    """The command line that takes every decision from the artifact's own manifest."""
-    return shlex.join(
-        ["infer", "optimize", plan.source, "--plan", f"{output}/manifest.json", "--output", output]
-    )
+    """The command line that takes every decision from the artifact's own manifest; trust is never taken from there."""
+    trust = ["--trust-code"] if plan.trust_code else []
+    words = [plan.source, "--plan", f"{output}/manifest.json", *trust, "--output", output]
+    return shlex.join(["infer", "optimize", *words])

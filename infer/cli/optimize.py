@@ -1,0 +1,108 @@
+"""`infer optimize`: a plan from the command line or a file, and what is printed about the run."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from ..errors import SourceError, UsageError
+from ..options import from_values, to_toml
+from ..plan import GROUPS, Plan
+from ..regular_files import read_regular
+from .options import takes
+
+MAX_PLAN = 1 << 27  # bytes
+OUTPUT = "Output"
+
+
+@takes(Plan, GROUPS)
+def optimize(
+    plan: Plan,
+    given: set[str],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="artifact to write; default: NAME.infer in the current folder",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="replace an existing artifact", rich_help_panel=OUTPUT)] = False,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            help="take all options from an artifact's manifest.json or a TOML file; options given here come first",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option(help="write the options of this run to a TOML file, for --plan", rich_help_panel=OUTPUT),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="write a profiler trace here (open it in Perfetto)", rich_help_panel=OUTPUT),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="print every finding and all tables", rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="print one JSON document on stdout, nothing else", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+) -> None:
+    """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
+    from .. import pipeline
+    from . import show
+
+    if plan_file:
+        plan = read_plan(plan_file, {name: getattr(plan, name) for name in given})
+    if save_plan:
+        save_plan.write_text(to_toml(plan))
+    target = output or default_output(plan.source)
+    with show.watching(quiet=as_json, verbose=verbose) as watch:
+        outcome = pipeline.optimize(plan, target, watch=watch, replace=force)
+    show.verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
+    if profile:
+        from .. import bench
+
+        bench.profile(outcome.path, profile)
+        Console(stderr=True).print(f"profile: {profile} (open it at ui.perfetto.dev)")
+
+
+def default_output(source: str) -> Path:
+    """`model.pt` → `model.infer` in the current folder."""
+    path = Path(source.partition(":")[0].rstrip("/"))
+    stem = path.name if path.is_dir() else path.stem
+    return Path(f"{stem or 'model'}.infer")
+
+
+def read_plan(path: Path, given: dict[str, object]) -> Plan:
+    """A plan from a manifest.json (its `plan`) or a TOML file, with the `given` options in place of the file's.
+
+    Raises `UsageError` for a file that can't be read, an unknown option and a wrong value. Trust is never read from a
+    file: code is opened only where the command line itself has --trust-code.
+    """
+    try:
+        text = read_regular(path, MAX_PLAN)
+        data = tomllib.loads(text.decode()) if path.suffix == ".toml" else msgspec.json.decode(text)
+        stored = dict(data.get("plan", data))
+    except SourceError as error:
+        raise UsageError(f"the plan can't be read: {error.message}", where=str(path)) from error
+    except (ValueError, msgspec.MsgspecError, RecursionError, AttributeError, TypeError) as error:
+        raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error
+    if stored.pop("trust_code", False) and "trust_code" not in given:
+        stored["trust_code"] = False
+    try:
+        return from_values(Plan, {**stored, **given})
+    except UsageError as error:
+        raise UsageError(f"the plan can't be read: {error}", where=str(path)) from error

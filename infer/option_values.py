@@ -1,0 +1,117 @@
+"""Values of options: what may be typed, checked and made canonical before anything is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .errors import UsageError, unknown
+from .spec import ALIASES, KV_DTYPES
+
+COMPUTE_DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
+# auto: generate where the model can, else score whole windows; generate: refuse a model that can't.
+TASKS = ("auto", "generate", "score")
+# none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback.
+CALIBRATIONS = ("auto", "none", "diagonal", "gptq")
+RANK, MAX_RANK, MAX_SLOTS = 16, 256, 64  # of LoRA adapters
+
+
+def parse_dtype(text: str) -> str:
+    """`bf16` → `bfloat16`; raises `UsageError` for what no model can compute in."""
+    if (name := ALIASES.get(text, text)) not in COMPUTE_DTYPES:
+        raise UsageError(f"no compute dtype named {text!r}", hint=f"Known: {', '.join(COMPUTE_DTYPES)}")
+    return name
+
+
+def parse_kv_dtype(text: str) -> str:
+    """`fp16` → `float16`; raises `UsageError` for what no KV cache can hold."""
+    known = ("auto", *KV_DTYPES)
+    if (name := ALIASES.get(text, text)) not in known:
+        raise UsageError(f"no dtype of the KV cache named {text!r}", hint=f"Known: {', '.join(known)}")
+    return name
+
+
+def parse_device(text: str) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:N`; raises `UsageError` for anything else."""
+    if not DEVICE.fullmatch(text):
+        raise UsageError(f"no device named {text!r}", hint="Known: auto, cpu, cuda, cuda:N")
+    return text
+
+
+def parse_calibration(text: str) -> str:
+    """One of `CALIBRATIONS`; raises `UsageError` for anything else."""
+    if text not in CALIBRATIONS:
+        raise unknown("--calibrate", text, CALIBRATIONS)
+    return text
+
+
+def parse_share(text: str | float) -> float:
+    """`0.5%` and `0.005` → 0.005; raises `UsageError` for what is not above 0 and below 1."""
+    written = str(text).strip()
+    try:
+        value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"expected a share like 0.5% or 0.005, got {text!r}", where="--max-drop")
+    return value
+
+
+def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """`lm_head=int8`, `*.mlp.*=cluster:3` → formats by name; a later one replaces an earlier one."""
+    if isinstance(pins, Mapping):
+        return dict(pins)
+    found: dict[str, str] = {}
+    for text in pins:
+        name, equals, format = (part.strip() for part in text.rpartition("="))
+        if not equals or not name or not format:
+            raise UsageError(
+                f"expected NAME=FORMAT, got {text!r}", where="--layer", hint="Example: lm_head=int8"
+            )
+        found.pop(name, None)
+        found[name] = format
+    return found
+
+
+def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
+    """`1,8` → (1, 8), each once; raises `UsageError` for what is no list of positive numbers."""
+    parts = sizes.split(",") if isinstance(sizes, str) else [str(size) for size in sizes]
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"expected batch sizes like 1,8, got {sizes!r}")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def parse_adapters(text: str) -> tuple[int, int]:
+    """`4` → (4, 16); `4:32` → (4, 32): LoRA slots and rank; raises `UsageError`."""
+    slots, _, rank = text.partition(":")
+    if not slots.isdigit() or (rank and not rank.isdigit()) or text.endswith(":"):
+        raise UsageError(f"expected SLOTS or SLOTS:RANK, got {text!r}", where="--adapters")
+    found = int(slots), int(rank or RANK)
+    if not (1 <= found[0] <= MAX_SLOTS and 1 <= found[1] <= MAX_RANK):
+        raise UsageError(
+            f"expected 1 to {MAX_SLOTS} slots of rank 1 to {MAX_RANK}, got {text}", where="--adapters"
+        )
+    return found
+
+
+def check_adapters(text: str) -> str:
+    """The text itself if `parse_adapters` takes it or it is empty; else raise `UsageError`."""
+    if text:
+        parse_adapters(text)
+    return text
+
+
+def format_layers(layers: Mapping[str, str]) -> list[str]:
+    """The inverse of `parse_layers`."""
+    return [f"{name}={format}" for name, format in layers.items()]
+
+
+def format_batches(sizes: Sequence[int]) -> str:
+    """The inverse of `parse_batches`."""
+    return ",".join(map(str, sizes))
+
+
+def parse_texts(texts: str | Sequence[str]) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
