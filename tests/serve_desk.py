@@ -25,10 +25,17 @@ class Desk:
         self.door, self.speed = self.batcher.door, self.batcher.speed
 
     def put(
-        self, rows: int = 1, *, key: str = "k", timeout: float = 60, priority: int = 2, elements: int = 4
+        self,
+        rows: int = 1,
+        *,
+        key: str = "k",
+        timeout: float = 60,
+        priority: int = 2,
+        elements: int = 4,
+        tenant: str = "",
     ) -> Entry:
-        deadline = self.clock.now + timeout
-        entry = Entry({}, {}, key, rows, elements, rows * elements * 4, deadline, priority, None, 0)
+        deadline, size = self.clock.now + timeout, rows * elements * 4
+        entry = Entry({}, {}, key, rows, elements, size, deadline, priority, None, 0, tenant=tenant)
         self.batcher.admit([entry], deadline)
         return entry
 

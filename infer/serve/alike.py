@@ -21,7 +21,7 @@ def together(service: Service, requests: Sequence[Express]) -> list[Express]:
     """Begin those that can be; the rest is to go alone, and is told there what is wrong with it."""
     alone: list[Express] = []
     engines: dict[Known, Engine | None] = {}
-    alikes: dict[tuple[Form, float], tuple[list[Express], list[bytes]]] = {}
+    alikes: dict[tuple[Form, float, str], tuple[list[Express], list[bytes]]] = {}
     for request in requests:
         known = request.known
         if known not in engines:
@@ -35,17 +35,17 @@ def together(service: Service, requests: Sequence[Express]) -> list[Express]:
             alone.append(request)
             continue
         form, numbers = found
-        same = alikes.setdefault((form, min(form.timeout, known.timeout)), ([], []))
+        same = alikes.setdefault((form, min(form.timeout, known.timeout), known.tenant), ([], []))
         same[0].append(request)
         same[1].append(numbers)
-    for (form, timeout), (alike, numbers_of) in alikes.items():
+    for (form, timeout, tenant), (alike, numbers_of) in alikes.items():
         engine = engines[alike[0].known]
         if engine is None:
             continue
         most = max(engine.batcher.max_batch // form.rows, 1)
         for at in range(0, len(alike), most):
             some = alike[at : at + most]
-            if not _begin(engine, form, some, numbers_of[at : at + most], timeout):
+            if not _begin(engine, form, some, numbers_of[at : at + most], timeout, tenant):
                 alone += some
     return alone
 
@@ -57,12 +57,19 @@ def _engine(service: Service, known: Known) -> Engine | None:
     return engine
 
 
-def _begin(engine: Engine, form: Form, requests: list[Express], numbers: list[bytes], timeout: float) -> bool:
+def _begin(
+    engine: Engine,
+    form: Form,
+    requests: list[Express],
+    numbers: list[bytes],
+    timeout: float,
+    tenant: str,
+) -> bool:
     arrays = forms.read(form, numbers)
     if arrays is None:
         return False
     group = Group(engine, form, requests, timeout)
-    if engine.enter(group.parties[0], arrays, form, timeout):
+    if engine.enter(group.parties[0], arrays, form, timeout, tenant):
         return True
     group.dissolve()
     return False

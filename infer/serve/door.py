@@ -17,6 +17,7 @@ from ..errors import InferError, NotReadyError, OverloadedError, TooLargeError
 if TYPE_CHECKING:
     from .batching import Batcher
     from .entries import Entry
+    from .fair_queue import Part
 
 ENOUGH = 2.5  # batches as large as is useful: what is left of one that runs, and two that wait
 LEAST_WAIT, MOST_WAIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
@@ -28,17 +29,17 @@ LEAST_PRIORITY = 255
 
 
 class Door:
-    """Predicts for a `Batcher`; all its times are seconds from now."""
+    """Predicts for a `Batcher`, or for the part of it that one tenant has; all its times are seconds from now."""
 
-    def __init__(self, queue: Batcher) -> None:
-        self.queue = queue
+    def __init__(self, queue: Batcher, part: Part | None = None) -> None:
+        self.queue, self.part = queue, part or queue
         self.pressure = 0.0  # share of the recent ones who were turned away, or late, as too much waited
         self.crowded = False
 
     def backlog_seconds(self, priority: int = LEAST_PRIORITY) -> float:
         """Until work of this priority that arrives now would start, should all of its priority go first."""
         queue = self.queue
-        rows, work = queue.ahead(priority)
+        rows, work = self.part.ahead(priority)
         return self._busy() + queue.speed.seconds(work, self._batches(rows, work)) / queue.lanes
 
     def admit(self, entries: Sequence[Entry], deadline: float) -> None:
@@ -75,16 +76,14 @@ class Door:
         self, priority: int, deadline: float, entries: int = 1, rows: int = 0, size: int = 0, work: float = 0
     ) -> None:
         """The same of so much work; with the least of it, whether anybody of this priority may come at all."""
-        queue, limits = self.queue, self.queue.limits
+        queue, part = self.queue, self.part
         if queue.draining:
             raise NotReadyError("the server is stopping")
-        if queue.requests + entries > limits.max_queue_requests:
-            raise self._full(f"the queue holds {queue.requests} requests")
-        if queue.rows + rows > limits.max_queue_rows or queue.bytes + size > limits.max_queue_bytes:
-            raise self._full(f"the queue holds {queue.rows} rows, {queue.bytes} bytes")
+        if words := part.full(entries, rows, size):
+            raise self._full(words)
         if not queue.speed.batches:
             return
-        busy, (before, waiting) = self._busy(), queue.ahead(priority)
+        busy, (before, waiting) = self._busy(), part.ahead(priority)
         wait = busy + queue.speed.seconds(waiting, self._batches(before, waiting)) / queue.lanes
         enough, most = self._bounds(busy, before, waiting)
         allowed = enough if self.crowded else most
@@ -96,7 +95,7 @@ class Door:
         share = _share(left / queue.speed.caution, busy, enough)
         if self._done(busy, before, waiting, rows, work) <= left and (wait <= share or not self.crowded):
             return
-        before, waiting = queue.ahead(priority, deadline)
+        before, waiting = part.ahead(priority, deadline)
         mine = busy + queue.speed.seconds(waiting, self._batches(before, waiting)) / queue.lanes
         done, own = self._done(busy, before, waiting, rows, work), queue.speed.seconds(work)
         crowded = self.crowded and mine > share
@@ -110,13 +109,13 @@ class Door:
 
     def late(self, entry: Entry) -> None:
         """It was let in, and its time ran out; that counts if it would not have with less before it."""
-        queue, busy, allowed = self.queue, self._busy(), entry.deadline - entry.arrived
-        enough, _ = self._bounds(busy, *queue.ahead(entry.priority))
-        self._note(allowed >= _share(allowed, busy, enough) + queue.speed.seconds(entry.work))
+        busy, allowed = self._busy(), entry.deadline - entry.arrived
+        enough, _ = self._bounds(busy, *self.part.ahead(entry.priority))
+        self._note(allowed >= _share(allowed, busy, enough) + self.queue.speed.seconds(entry.work))
 
     def _note(self, pressed: bool) -> None:
         self.pressure += (pressed - self.pressure) / RECENT
-        self.crowded = self.pressure > CROWD or (self.crowded and self.queue.requests > 0)
+        self.crowded = self.pressure > CROWD or (self.crowded and self.part.requests > 0)
 
     def _full(self, words: str) -> OverloadedError:
         self._note(True)
@@ -136,7 +135,7 @@ class Door:
             return 0
         queue = self.queue
         full = max(rows / queue.max_batch, work / queue.limits.max_batch_elements)
-        return max(math.ceil(full), min(queue.keys, int(rows)))
+        return max(math.ceil(full), min(queue.kinds, math.ceil(rows)))
 
     def _bounds(self, busy: float, rows: float, work: float) -> tuple[float, float]:
         """Seconds of waiting that keep the model busy, and that are allowed at most.

@@ -14,6 +14,7 @@ from .arrays import Arrays
 from .batching import Batcher
 from .entries import Entry
 from .executors import Local
+from .fair_queue import FairBatcher
 from .forms import Form, Forms
 from .lanes import Lanes
 from .layout import BATCH, Layout
@@ -36,6 +37,7 @@ class Engine:
     """`await engine.infer(arrays)`; arrays are named, checked here, and may hold more rows than one batch.
 
     `predictor` runs in this process, or has `executors` that run it in others, each with a lane of its own.
+    `fair`: tenants have shares of the queue; else all requests are of one.
     """
 
     def __init__(
@@ -44,11 +46,15 @@ class Engine:
         limits: ServeLimits,
         metrics: ModelMetrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        fair: bool = False,
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
         self.layout = Layout(predictor, limits.max_batch)
         executors = getattr(predictor, "executors", None) or [Local(predictor, clock)]
-        self.batcher = Batcher(self.layout.max_batch, limits, clock, len(executors))
+        self.batcher = (FairBatcher if fair else Batcher)(
+            self.layout.max_batch, limits, clock, len(executors)
+        )
         self.quarantine = Quarantine()
         self.forms: Forms = {}
         self.lock, self.stopping = threading.Lock(), False
@@ -64,13 +70,15 @@ class Engine:
         if self.texts is not None:
             self.texts.start()
 
-    async def infer(self, arrays: Arrays, *, timeout: float, priority: int = NORMAL) -> Answer:
+    async def infer(
+        self, arrays: Arrays, *, timeout: float, priority: int = NORMAL, tenant: str = ""
+    ) -> Answer:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
         Cancelling the caller takes the request out of the queue."""
         home = asyncio.get_running_loop()
         ticket = Awaited(home.create_future())
         try:
-            self._submit(ticket, arrays, self.clock() + timeout, priority)
+            self._submit(ticket, arrays, self.clock() + timeout, priority, tenant)
             alarm = home.call_later(timeout, self.expire, ticket)
             try:
                 return await ticket.future
@@ -83,11 +91,11 @@ class Engine:
             ticket.entries, ticket.done = [], {}  # those refer back, and hold arrays, also of shared memory
             del ticket  # as the traceback of what its future raised does
 
-    def knock(self, *, timeout: float, priority: int = NORMAL) -> None:
+    def knock(self, *, timeout: float, priority: int = NORMAL, tenant: str = "") -> None:
         """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
         nobody reads a larger one for nothing."""
         with self.lock, self._counting():
-            self.batcher.door.check(priority, self.clock() + timeout)
+            self.batcher.door_of(tenant).check(priority, self.clock() + timeout)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -161,14 +169,14 @@ class Engine:
     def join(self, seconds: float) -> None:
         self.lanes.join(seconds)
 
-    def _submit(self, ticket: Queued, arrays: Arrays, deadline: float, priority: int) -> None:
+    def _submit(self, ticket: Queued, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
         sizes, key, rows, elements, _ = self.layout.piece(arrays)
         for index, part in enumerate(self.layout.split(arrays, rows)):
             own = {**sizes, BATCH: len(next(iter(part.values())))} if self.layout.batched else sizes
             size = sum(array.nbytes for array in part.values())
             count = own[BATCH] if self.layout.batched else 1
             ticket.entries.append(
-                Entry(part, own, key, count, elements, size, deadline, priority, ticket, index)
+                Entry(part, own, key, count, elements, size, deadline, priority, ticket, index, tenant=tenant)
             )
         if len(self.quarantine):
             for entry in ticket.entries:
@@ -178,7 +186,7 @@ class Engine:
             lane = self.lanes.sleeper()
         self._wake(lane)
 
-    def enter(self, party: Party, arrays: Arrays, form: Form, timeout: float) -> bool:
+    def enter(self, party: Party, arrays: Arrays, form: Form, timeout: float, tenant: str = "") -> bool:
         """Requests of one form and one piece each, all or none; False: each is to be submitted alone, to be told."""
         sizes, key, rows, elements, size, priority = form.piece
         if rows > self.batcher.max_batch or len(self.quarantine):
@@ -189,6 +197,7 @@ class Engine:
             *(arrays, own, key, rows * requests, elements, size * requests),
             *(deadline, priority, party, 0),
             requests=requests,
+            tenant=tenant,
         )
         party.entries = [entry]
         with self.lock:
@@ -222,8 +231,9 @@ class Engine:
         if pending := ticket.pending:
             waiting = self._withdraw(ticket)
             with self.lock:
+                first = ticket.entries[0]
                 for _ in range(pending):
-                    self.batcher.door.late(ticket.entries[0])
+                    self.batcher.door_of(first.tenant).late(first)
             self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
             ticket.fail(DeadlineError(f"the time of the request ran out {when}"))

@@ -32,6 +32,7 @@ class Entry:
     waiting: bool = False
     deaths: int = 0  # of workers while it ran
     requests: int = 1
+    tenant: str = ""  # whose share of the queue it takes
 
     @property
     def work(self) -> int:

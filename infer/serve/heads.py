@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from .framing import Chunked, Counted
 from .routing import Route, Together, allowed
+from .tenants import sharer_of
 
 if TYPE_CHECKING:
     from .app import App, Endpoint
@@ -23,7 +24,7 @@ RARE = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"expect", b"c
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
     """What a head says. `length`: bytes of the body that follows it; `timeout`: seconds; `together`: of the route,
-    None where the head has no right to it, or the body is long."""
+    None where the head has no right to it, or the body is long; `tenant`: see `tenants.sharer_of`."""
 
     endpoint: Endpoint
     route: Route
@@ -32,6 +33,7 @@ class Known:
     length: int
     timeout: float
     together: Together | None
+    tenant: str = ""
 
 
 class Heads:
@@ -62,4 +64,5 @@ class Heads:
         together = route.together if admitted and body.left <= SMALL_BODY else None
         if len(self._known) >= MOST_HEADS:
             self._known.clear()
-        self._known[head] = Known(endpoint, route, path, headers, body.left, timeout, together)
+        tenant = sharer_of(service, headers) if together is not None else ""
+        self._known[head] = Known(endpoint, route, path, headers, body.left, timeout, together, tenant)

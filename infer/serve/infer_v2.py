@@ -17,6 +17,7 @@ from .engine import NORMAL, Engine
 from .layout import BATCH
 from .outputs import SPLIT, write
 from .routing import Call, Reply
+from .tenants import sharer_of
 from .tensors import (
     BINARY_ONLY,
     DATATYPES,
@@ -34,11 +35,11 @@ TEXT = "text"  # a BYTES input of this name is tokenised
 
 async def infer(call: Call, engine: Engine) -> Reply:
     """Raises `InputError` for anything that does not fit the model."""
-    most = engine.limits.max_json_bytes
+    most, tenant = engine.limits.max_json_bytes, sharer_of(call.service, call.headers)
     known = forms.find(call.body, call.headers.get(SPLIT), engine.forms, most)
     if known is not None and (read := forms.read(known[0], [known[1]])) is not None:
         form, timeout = known[0], min(known[0].timeout, call.timeout())
-        answer = await engine.infer(read, timeout=timeout, priority=form.priority)
+        answer = await engine.infer(read, timeout=timeout, priority=form.priority, tenant=tenant)
         call.measure = answer.took
         return write(engine, None, answer, form.wanted)
     request, raw = _read(call, engine)
@@ -47,10 +48,10 @@ async def infer(call: Call, engine: Engine) -> Reply:
     if texts.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         arrays = await texts.tokenize(call.service, engine, _texts(request, raw))
         engine.metrics.prompt_tokens.inc(texts.count(arrays))
-        answer = await texts.infer_rows(engine, arrays, timeout=timeout, priority=priority)
+        answer = await texts.infer_rows(engine, arrays, timeout=timeout, priority=priority, tenant=tenant)
     else:
         arrays = _arrays(request, raw, engine)
-        answer = await engine.infer(arrays, timeout=timeout, priority=priority)
+        answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
         specs = {spec.name: spec for spec in engine.predictor.inputs}
         inputs = [(specs[name], array) for name, array in arrays.items()]
         forms.learn(call.body, request, inputs, wanted, priority, engine.forms, engine.layout)
@@ -63,7 +64,7 @@ def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> 
     header = call.headers.get(SPLIT, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
-        engine.knock(timeout=call.timeout())
+        engine.knock(timeout=call.timeout(), tenant=sharer_of(call.service, call.headers))
 
 
 def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:

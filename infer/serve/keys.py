@@ -24,6 +24,9 @@ class Keys:
         if not 0 < len(self._digests) <= MAX_KEYS:
             raise UsageError(f"expected 1 to {MAX_KEYS} API keys, got {len(self._digests)}")
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def admit(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether `Authorization: Bearer KEY` or `X-Api-Key: KEY` is one of them; every key is looked at."""
         given = _given(headers)

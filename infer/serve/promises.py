@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from .batching import Batcher
     from .entries import Entry
 
-Urgency = tuple[int, float]  # priority, deadline
-Item = tuple[int, float, int, "Entry"]
+Urgency = tuple[float, float]  # priority, deadline
+Item = tuple[float, float, int, "Entry"]
 
 
 class Promises:

@@ -79,7 +79,8 @@ class Service:
 
     def _engine(self, predictor: Any) -> Engine:
         name, version = predictor.name, predictor.version
-        engine = Engine(predictor, self.limits, self.metrics.model(name, version))
+        fair = self.keys is not None and len(self.keys) > 1
+        engine = Engine(predictor, self.limits, self.metrics.model(name, version), fair=fair)
         self.engines[name] = engine
         return engine
 

@@ -6,10 +6,14 @@ Tenants share the engine fairly, and pages of the prefix cache only where the op
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..generate.requests import Request
 from .routing import Call
+
+if TYPE_CHECKING:
+    from .service import Service
 
 IPV6_BITS = 64  # of an address that its owner does not choose
 
@@ -25,6 +29,12 @@ def tenant_of(call: Call) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.IPv6Network((int(address) >> IPV6_BITS << IPV6_BITS, IPV6_BITS)))
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def sharer_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
+    """Whose share of a queue of tensors a request takes that was let in: its key's, "" for all with less than two."""
+    keys = service.keys
+    return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
 
 
 def owned(call: Call, requests: Sequence[Request]) -> Sequence[Request]:

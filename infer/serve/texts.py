@@ -72,13 +72,16 @@ def count(arrays: Arrays) -> int:
     return next(iter(arrays.values())).size
 
 
-async def infer_rows(engine: Engine, arrays: Arrays, *, timeout: float, priority: int = NORMAL) -> Answer:
+async def infer_rows(
+    engine: Engine, arrays: Arrays, *, timeout: float, priority: int = NORMAL, tenant: str = ""
+) -> Answer:
     """The rows in their order; those of one length bucket go together, cut to their own longest."""
     groups = _groups(arrays) if engine.layout.ragged and not _has_ragged_output(engine) else []
     if len(groups) < 2:
-        return await engine.infer(arrays, timeout=timeout, priority=priority)
+        return await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
     running = [
-        asyncio.ensure_future(engine.infer(part, timeout=timeout, priority=priority)) for _, part in groups
+        asyncio.ensure_future(engine.infer(part, timeout=timeout, priority=priority, tenant=tenant))
+        for _, part in groups
     ]
     try:
         answers = await asyncio.gather(*running)

@@ -17,6 +17,7 @@ from ..openai_dialect import DIALECT, find, require_json
 from ..outputs import check_finite
 from ..routing import Call, Route
 from ..service import Service
+from ..tenants import sharer_of
 from ..tensors import to_json
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
@@ -112,13 +113,14 @@ async def embeddings(call: Call) -> Embeddings:
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
-    engine.knock(timeout=call.timeout())
+    tenant = sharer_of(call.service, call.headers)
+    engine.knock(timeout=call.timeout(), tenant=tenant)
     spec = engine.predictor.outputs[0]
     width = spec.shape[-1]
     if request.dimensions not in (None, width):
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
     arrays = await _tokens(call, engine, request.input)
-    answer = await texts.infer_rows(engine, arrays, timeout=call.timeout())
+    answer = await texts.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
     call.measure = answer.took
     vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
     check_finite(engine, replace(spec, dtype="float32"), vectors)
