@@ -30,6 +30,11 @@ class Side:
 
 def interleaved(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, float]:
     """Median seconds of one product of each side, over `rounds` turns whose order rotates."""
+    return {name: statistics.median(values) for name, values in turns(sides, rounds).items()}
+
+
+def turns(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds of one product of each side in each of `rounds` turns, whose order rotates."""
     medians: dict[str, list[float]] = {side.name: [] for side in sides}
     gc.collect()
     gc.disable()
@@ -41,7 +46,7 @@ def interleaved(sides: Sequence[Side], rounds: int = ROUNDS) -> dict[str, float]
                 medians[side.name].append(_turn(side.run) / side.copies)
     finally:
         gc.enable()
-    return {name: statistics.median(values) for name, values in medians.items()}
+    return medians
 
 
 def _turn(run: Callable[[], object]) -> float:
