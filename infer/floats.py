@@ -33,6 +33,7 @@ class FloatForms:
     ) -> None:
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
+        self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
         self._steps: capture.Graph | None = None
 
     def reference(self, plan: Plan) -> Any:
@@ -48,14 +49,17 @@ class FloatForms:
     ) -> tuple[dict[str, Any], list[Finding]]:
         """Name → runner of every float form that can be made, and why others can't.
 
-        The original in plain torch, always; for a plan that changes numbers also lowered by each of `backends`.
+        The original in plain torch, always; for a plan that changes numbers also lowered by each of `backends`, and
+        those that were made for earlier trials.
         """
         if self._original.onnx is not None:
             return {"ONNX Runtime float32": self.runner(plan)}, []
         if self._original.module is not None:
             return {f"{EAGER}, weights streamed": self.reference(plan)}, []
         forms, findings = {EAGER: self._plain(plan, shape)}, []
-        for name in backends if plan.quant != "none" or plan.dtype != "float32" else ():
+        made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
+        changed = plan.quant != "none" or plan.dtype != "float32"
+        for name in dict.fromkeys([*made, *backends]) if changed else ():
             form = f"{name} float32"
             if self._key(name, shape) not in self._runners:
                 step("lower", f"{name}, a float form to time against")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from . import capture, failures, fidelity, plugins
 from .errors import GateError, InferError, NotUsableError, ResourceError
-from .floats import FloatForms
+from .floats import EAGER, FloatForms
 from .generate.step import StepShape
 from .plan import Plan
+from .report import latency
 from .spec import Choice, Finding
 from .street import Street
 from .thresholds import coarser_cache
@@ -34,48 +37,92 @@ class Shrunk:
 def try_backends(
     street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
 ) -> list[Trial]:
-    trials: list[Trial] = []
-    errors: list[str] = []
+    """Lower, compare and time on every backend that may run the graph. Plain torch is tried too when no other can, or
+    when each of them is slower than it in float.
+
+    Raises `NotUsableError` when none can run it, `ResourceError` when memory or disk was what stopped one.
+    """
+    tried = _Tried(street, original, shrunk, folder, floats)
+    names = candidates(street.plan, steps=shrunk.shape is not None)
+    for name in names:
+        if name != "eager" or not tried.trials:
+            tried.run(name)
+    tried.time()
+    if "eager" in names and tried.lost_to_plain_torch():
+        tried.run("eager")
+        tried.time()
+    if not tried.trials and tried.full is not None:
+        raise tried.full
+    if not tried.trials:
+        why = "; ".join(tried.errors)
+        raise NotUsableError(f"no backend can run this model: {why}", hint="Run 'infer doctor'")
+    return tried.trials
+
+
+@dataclass
+class _Tried:
+    """The trials of one graph so far, and why others failed."""
+
+    street: Street
+    original: capture.Graph
+    shrunk: Shrunk
+    folder: Path
+    floats: FloatForms
+    trials: list[Trial] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     full: ResourceError | None = None
-    work = folder / "trials"
-    for name in candidates(street.plan, steps=shrunk.shape is not None):
-        if trials and name == "eager":
-            continue
-        backend, small, shape, place = plugins.get("backends", name), shrunk.graph, shrunk.shape, folder
-        why = street.scores_only
-        if shape is not None and not backend.STEPS and shrunk.windows is not None:
-            why = f"{name} has no attention over a paged KV cache"
-            street.found([Finding("lower", "generation", False, why=why)])
-            small, shape, place = shrunk.windows(), None, work / f"windows-{name}"
-            place.mkdir(parents=True)
-            capture.save(small, place)
-        reason = plugins.why_not("backends", name) or backend.refuses(small, street.plan)
+
+    def run(self, name: str) -> None:
+        """Lower on one backend and compare; a refusal is noted."""
+        street, plan = self.street, self.street.plan.with_(backend=name)
+        small, shape, place, why = self._form(name)
+        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
+            small, street.plan
+        )
         if reason:
             street.found([Finding("lower", f"refused {name}", None, why=reason)])
-            errors.append(f"{name}: {reason}")
-            continue
+            self.errors.append(f"{name}: {reason}")
+            return
         at = _Steps(street)
         at.step("lower", name)
-        plan = street.plan.with_(backend=name)
+        work = self.folder / "trials" / name
         try:
-            trial = run_trial(plan, original, small, place, work / name, at.step, floats, shape)
+            trial = run_trial(plan, self.original, small, place, work, at.step, self.floats, shape)
             trial.scores_only = why
-            trials.append(trial)
+            self.trials.append(trial)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             refusal = _refused(street, name, at.name, error, _others(name, small, plan))
-            full = refusal if isinstance(refusal, ResourceError) else full
-            errors.append(f"{name}: {refusal}")
+            self.full = refusal if isinstance(refusal, ResourceError) else self.full
+            self.errors.append(f"{name}: {refusal}")
 
-    def failed(trial: Trial, error: Exception) -> None:
-        trials.remove(trial)
-        errors.append(f"{trial.backend}: {_refused(street, trial.backend, 'time', error, [])}")
+    def _form(self, name: str) -> tuple[capture.Graph, StepShape | None, Path, str]:
+        """The graph for a backend, its shape as a step, its folder, and why it only scores text."""
+        shrunk = self.shrunk
+        if shrunk.shape is None or plugins.get("backends", name).STEPS or shrunk.windows is None:
+            return shrunk.graph, shrunk.shape, self.folder, self.street.scores_only
+        why = f"{name} has no attention over a paged KV cache"
+        self.street.found([Finding("lower", "generation", False, why=why)])
+        small, place = shrunk.windows(), self.folder / "trials" / f"windows-{name}"
+        shutil.rmtree(place, ignore_errors=True)  # of a round before layers rose
+        place.mkdir(parents=True)
+        capture.save(small, place)
+        return small, None, place, why
 
-    street.found(time_trials(street.plan, original, trials, floats, street.watch.step, failed))
-    if not trials and full is not None:
-        raise full
-    if not trials:
-        raise NotUsableError(f"no backend can run this model: {'; '.join(errors)}", hint="Run 'infer doctor'")
-    return trials
+    def time(self) -> None:
+        """Time what was not timed yet; a trial that can't run at the batch sizes of the plan leaves."""
+
+        def failed(trial: Trial, error: Exception) -> None:
+            self.trials.remove(trial)
+            self.errors.append(f"{trial.backend}: {_refused(street, trial.backend, 'time', error, [])}")
+
+        street, new = self.street, [t for t in self.trials if not t.latency]
+        street.found(time_trials(street.plan, self.original, new, self.floats, street.watch.step, failed))
+
+    def lost_to_plain_torch(self) -> bool:
+        """True when every trial that was timed is slower than torch eager at a batch size, and that was not tried."""
+        timed = [t for t in self.trials if t.latency]
+        absent = all(t.backend != "eager" for t in self.trials)
+        return bool(timed) and absent and all(t.loses_to(EAGER) for t in timed)
 
 
 def _refused(street: Street, name: str, stage: str, error: Exception, others: list[str]) -> InferError:
@@ -122,19 +169,43 @@ def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
 
 
 def choose(street: Street, trials: list[Trial]) -> Trial:
-    """The fastest trial that passes its gates; when none passes, the fastest of all (its gate then speaks)."""
+    """The trial to publish of those that pass their gates; when none passes, of all (a gate then speaks).
+
+    It is the one whose worst batch size is nearest to the fastest trial at that size, so that a gain at a large batch
+    doesn't hide a loss at a small one; within the 3 % of the speed gate the least total time decides.
+    """
     passing = [t for t in trials if t.failure(street.plan) is None]
-    ranked = sorted(passing or trials, key=lambda t: t.seconds)
+    pool = passing or trials
+    ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst(t, pool)), t.seconds))
     best = ranked[0]
-    others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
-    why = f"the fastest here; time of the others: {others}" if others else "the only one that was tried"
     asked = street.asked
-    street.choices.append(Choice("backend", asked, best.backend, why if asked == "auto" else "asked for"))
+    why = _why(best, ranked) if asked == "auto" else "asked for"
+    street.choices.append(Choice("backend", asked, best.backend, why))
     for trial in trials:
         street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
     street.plan = street.plan.with_(backend=best.backend)
     street.found(best.findings)
     return best
+
+
+def _worst(trial: Trial, pool: Sequence[Trial]) -> float:
+    """The largest ratio of its time to that of the fastest trial, over the batch sizes; infinite when not timed."""
+    timed = [t.typical for t in pool if t.latency]
+    ratios = [
+        seconds / max(min(times[batch] for times in timed), 1e-9) for batch, seconds in trial.typical.items()
+    ]
+    return max(ratios, default=math.inf)
+
+
+def _why(best: Trial, ranked: Sequence[Trial]) -> str:
+    if len(ranked) == 1:
+        return "the only one that was tried"
+    if not best.latency:
+        return "not timed"
+    others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
+    worst = _worst(best, ranked)
+    nearest = f"at most {worst:.2f}x of the fastest at a batch size, the others more"
+    return f"{'the fastest here' if worst <= latency.SLOWER else nearest}; time of the others: {others}"
 
 
 def enforce(

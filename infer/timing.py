@@ -63,7 +63,7 @@ def time_trials(
         own = [t for t in judged if t.shape == shape]
         backends = _worth_lowering(plan, original, {t.backend: took[t.backend] for t in own})
         runners, absent = floats.forms(plan.with_(backend=own[0].backend), backends, shape, step)
-        forms = [Form(name, r, _glance(r, original, plan)) for name, r in runners.items()]
+        forms = _look(runners, floats.seconds.setdefault(shape, {}), original, plan)
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
             _time(trial, forms, original, plan, step)
@@ -71,14 +71,27 @@ def time_trials(
 
 
 def _worth_lowering(plan: Plan, original: capture.Graph, took: Mapping[str, float]) -> list[str]:
-    """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor."""
+    """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor; plain torch is
+    among the forms anyway."""
     if plan.backend != "auto" or original.program is None:
         return list(took)
     limit = HOPELESS * min(took.values())
-    found = [name for name, seconds in took.items() if seconds <= limit]
+    found = [name for name, seconds in took.items() if seconds <= limit and name != "eager"]
     if "inductor" not in found and plugins.why_not("backends", "inductor") is None:
         found.append("inductor")
     return found
+
+
+def _look(
+    runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: capture.Graph, plan: Plan
+) -> list[Form]:
+    """The float forms with their seconds, measured in turns; `known` keeps them for the trials that come after."""
+    if not runners.keys() <= known.keys():
+        for batch in plan.batches:
+            calls = [call_of(runner, original, batch) for runner in runners.values()]
+            for name, taken in zip(runners, latency.in_turns(calls, device=plan.device), strict=True):
+                known.setdefault(name, {})[batch] = taken.p50
+    return [Form(name, runner, known[name]) for name, runner in runners.items()]
 
 
 def _time(
@@ -92,7 +105,7 @@ def _time(
     for batch, rival in rivals.items():
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
-        trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device)))
+        trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device), rival.name))
         if isinstance(trial.runner, Windows):
             trial.findings += anatomy.decode_step(trial.runner.decoding(batch), batch)
     rival = rivals[plan.batches[0]].runner

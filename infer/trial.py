@@ -34,6 +34,7 @@ class Timing:
 
     batch: int
     pair: latency.Paired
+    rival: str = ""  # name of that form
 
 
 @dataclass
@@ -59,8 +60,21 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Sum of the median latencies over the batch sizes of the plan: what trials are ranked by."""
-        return sum(t.pair.a.p50 for t in self.latency) if self.latency else math.inf
+        """Sum of the latencies over the batch sizes of the plan."""
+        return sum(self.typical.values()) if self.latency else math.inf
+
+    @property
+    def typical(self) -> dict[int, float]:
+        """Seconds at each batch size, comparable among trials that were timed one after the other: the ratio to a float
+        form times the seconds of that form, which are the same for all trials."""
+        return {
+            t.batch: t.pair.ratio * self.forms[t.rival][t.batch] if t.rival in self.forms else t.pair.a.p50
+            for t in self.latency
+        }
+
+    def loses_to(self, form: str) -> bool:
+        """Slower than this float form at a batch size, changed or not."""
+        return any(t.rival == form and t.pair.verdict == "slower" for t in self.latency)
 
     @property
     def slower(self) -> bool:

@@ -58,9 +58,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
         return Paired(ratio, ratio, ratio, verdict, 11, summarize([ours]), summarize([theirs]))
 
     monkeypatch.setattr(timing, "call_of", lambda runner, graph, batch, served=False: runner.seconds[batch])
-    monkeypatch.setattr(
-        timing, "latency", SimpleNamespace(paired=paired, measure=lambda s, **_: SimpleNamespace(p50=s))
-    )
+
+    def measure(seconds: float, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(p50=seconds)
+
+    def in_turns(calls: list[float], **_: object) -> list[SimpleNamespace]:
+        return [measure(seconds) for seconds in calls]
+
+    monkeypatch.setattr(timing, "latency", SimpleNamespace(paired=paired, measure=measure, in_turns=in_turns))
 
 
 def trial(backend: str, *seconds: float) -> Trial:
@@ -111,6 +116,19 @@ def test_of_auto_the_float_form_of_a_backend_that_lost_by_far_is_not_lowered() -
     forms = Forms(graph(), plain=(1.0, 1.0), inductor=(1.0, 1.0), ort=(1.0, 1.0))
     timed(PLAN, [trial("inductor", 0.1, 0.1), trial("ort", 2.0, 2.0)], forms)
     assert forms.lowered == ["inductor"]
+
+
+@pytest.mark.usefixtures("given")
+def test_a_later_trial_meets_the_float_forms_of_earlier_ones(tmp_path: Path) -> None:
+    """Plain torch in int8, tried last, is compared with the float form of ONNX Runtime too."""
+    made, first, last = graph(), trial("ort", 0.8, 0.8), trial("eager", 0.9, 0.9)
+    forms = FloatForms(made, tmp_path, module=Net().eval())
+    forms._plain = lambda plan, shape: Named(1.0, 1.0)  # type: ignore[method-assign]
+    forms._runners = {"float-inductor": Named(1.0, 1.0), "float-ort": Named(0.7, 0.7)}
+    for ours in (first, last):
+        timed(PLAN, [ours], forms)  # type: ignore[arg-type]
+    assert first.forms == last.forms
+    assert "1.29x slower at batch 1" in last.verdict
 
 
 @pytest.mark.usefixtures("given")

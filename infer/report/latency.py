@@ -103,6 +103,32 @@ def measure(
     return summarize(times, warmup)
 
 
+def in_turns(
+    calls: Sequence[Call],
+    *,
+    device: str = "cpu",
+    min_seconds: float = 0.1,
+    min_runs: int = 5,
+    max_runs: int = 300,
+    clock: Clock = time.perf_counter,
+) -> list[Latency]:
+    """Time several calls in turns, so that a machine that slows down does so for all of them.
+
+    Stops when all together took `min_seconds` for each and each ran `min_runs` times, or at `max_runs`.
+    """
+    warmups = [warm_up(call, device, clock) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    spent, count = 0.0, 0
+    with _no_collection():
+        while count < max_runs and (count < min_runs or spent < min_seconds * len(calls)):
+            for offset in range(len(calls)):
+                index = (count + offset) % len(calls)
+                times[index].append(_time(calls[index], device, clock))
+                spent += times[index][-1]
+            count += 1
+    return [summarize(taken, warmup) for taken, warmup in zip(times, warmups, strict=True)]
+
+
 def paired(
     a: Call,
     b: Call,
