@@ -130,7 +130,7 @@ class Bench:
             with self.mix.candidates.in_place(made.formats):
                 got = dict(zip(real.outputs, flatten(self.mix.model(**batch)), strict=True))
             comparison.add(want, got, batch)
-        metrics = {f.what: float(f.value) for f in comparison.findings() if isinstance(f.value, int | float)}
+        metrics = {m.label: float(m.number) for m in comparison.metrics() if m.number is not None}
         if self.name == "digits":
             metrics["accuracy"] = self._accuracy(made)
         used = [made.formats[layer.name] for layer in self.layers]

@@ -173,7 +173,7 @@ def measure_model(
             comparison = Comparison(loaded.task)
             for want, batch in zip(expected, _batches(loaded.samples), strict=True):
                 comparison.add({output: want}, {output: _run(small, batch)}, batch)
-            every = {f.what.partition(".")[2]: f.value for f in comparison.findings()}
+            every = {m.name: m.value for m in comparison.metrics()}
             figures = {key: float(every[key]) for key in SAID[model]}  # type: ignore[arg-type]
             yield Judged(model, name, way, float(bits or 0), seconds, figures)
             say(f"{model}  {name}  {way}  " + ", ".join(f"{k} {v:.5f}" for k, v in figures.items()))

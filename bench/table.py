@@ -38,9 +38,9 @@ from infer.errors import InferError  # noqa: E402
 from infer.floats import FloatForms  # noqa: E402
 from infer.pipeline import Street, Watch  # noqa: E402
 from infer.plan import Plan  # noqa: E402
+from infer.results import Metric  # noqa: E402
 from infer.selection import Shrunk, try_backends  # noqa: E402
 from infer.sources import heldout  # noqa: E402
-from infer.spec import Finding  # noqa: E402
 from infer.trial import Trial  # noqa: E402
 
 QUANTS = (
@@ -164,8 +164,8 @@ def _judged(cell: Cell, trial: Trial, plan: Plan) -> Cell:
     )
 
 
-def _value(findings: list[Finding], what: str) -> float | None:
-    return next((float(f.value) for f in findings if f.what == what and f.value is not None), None)
+def _value(metrics: list[Metric], label: str) -> float | None:
+    return next((float(m.number) for m in metrics if m.label == label and m.number is not None), None)
 
 
 def markdown(cells: list[Cell]) -> str:

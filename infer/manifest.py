@@ -16,6 +16,7 @@ from .errors import ArtifactError
 from .plan import Plan
 from .printable import plain_values
 from .regular_files import read_regular
+from .report_versions import upgrade
 from .spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
 
 FORMAT = 1
@@ -81,7 +82,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     """Read report.json as far as a server shows it: an object whose findings are rows of `stage` and `what`."""
     path = folder / REPORT
     try:
-        found = plain_values(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any]))
+        found = plain_values(upgrade(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
         msgspec.convert(found.get("findings", []), list[Finding])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the report is damaged: {error}", where=str(path)) from error

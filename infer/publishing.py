@@ -54,7 +54,11 @@ def publish(
     street.found(memory.probe(best.backend, folder, street.plan.device, shape=best.shape))
     manifest = _manifest(street, loaded, original, best, mix, output)
     report = document.from_manifest(
-        manifest, latency=best.latency, size=artifact.size(folder), baseline=best.baseline
+        manifest,
+        fidelity=best.fidelity,
+        latency=best.latency,
+        size=artifact.size(folder),
+        baseline=best.baseline,
     )
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))

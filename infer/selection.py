@@ -184,7 +184,7 @@ def choose(street: Street, trials: list[Trial]) -> Trial:
     for trial in trials:
         street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
     street.plan = street.plan.with_(backend=best.backend)
-    street.found(best.findings)
+    street.found([*best.findings, *(metric.finding() for metric in best.fidelity)])
     return best
 
 
@@ -223,7 +223,7 @@ def enforce(
         if original is not None and module is not None and street.plan.quant != "none":
             rows = {name: value[:4] for name, value in graph.samples.items()}
             layers = fidelity.worst_layers(original, module, rows)
-            worst = "; worst layers: " + ", ".join(f"{f.what} {f.value:.3f}" for f in layers)
+            worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
         worst += f"; {stuck}" if stuck else ""
         milder = "Choose a milder --quant"
         if coarser_cache(street.plan) and best.shape is not None:
@@ -238,3 +238,7 @@ def enforce(
             f"refused, slower: {best.verdict}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
         )
+
+
+def _error(value: float | None) -> str:
+    return "of unknown error" if value is None else f"{value:.3f}"

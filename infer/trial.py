@@ -15,12 +15,13 @@ from torch import Tensor
 from . import capture, failures, fidelity, golden, plugins
 from .fidelity import batch_sizes
 from .floats import FloatForms, opened
-from .generate.consistency import judged_windows, schedule_findings, spared_tokens
+from .generate.consistency import compare_schedules, judged_windows, spared_tokens
 from .generate.step import StepShape
 from .generate.windows import Windows
 from .plan import Plan
 from .report import latency, roofline, wording
 from .report.latency import Paired
+from .results import Metric
 from .spec import Finding
 from .thresholds import limits, precision
 from .workload import WORKLOAD
@@ -43,7 +44,7 @@ class Trial:
 
     backend: str
     folder: Path
-    fidelity: list[Finding]
+    fidelity: list[Metric]
     golden: dict[str, dict[str, Tensor]]
     size: int  # bytes that the artifact would hold of it
     reads: int  # bytes of weights that one call reads
@@ -183,7 +184,7 @@ def run_trial(
         size=size,
         reads=size if small.program is None else roofline.bytes_read(small.program),
         changed=plan.quant != "none" or plan.dtype != "float32",
-        findings=[*findings, *compared],
+        findings=findings,
         runner=runner,
         task=original.task,
         shape=shape,
@@ -192,14 +193,14 @@ def run_trial(
     return trial
 
 
-def _in_schedules(reference: Any, runner: Windows, original: capture.Graph, spared: int) -> list[Finding]:
+def _in_schedules(reference: Any, runner: Windows, original: capture.Graph, spared: int) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
     windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
 
     def logits(ids: Tensor) -> Tensor:
         return reference.run({"input_ids": ids[None]})["logits"][0]  # type: ignore[no-any-return]
 
-    return schedule_findings(runner, windows, logits, spared=spared)
+    return compare_schedules(runner, windows, logits, spared=spared)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
@@ -235,7 +236,7 @@ def batches_of(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 def _compare(
     plan: Plan, reference: Any, runner: Any, graph: capture.Graph
-) -> tuple[list[Finding], dict[str, dict[str, Tensor]]]:
+) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
     """Both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
     kept: dict[str, dict[str, Tensor]] = {}
@@ -250,16 +251,16 @@ def _compare(
         if not kept:
             kept = _golden(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
-    return [*comparison.findings(), *_at_sizes(reference, runner, graph, usual)], kept
+    return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual)], kept
 
 
-def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[str, float]) -> list[Finding]:
+def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[str, float]) -> list[Metric]:
     """The comparison at batches of one and three; the steps of a language model have schedules instead."""
     if isinstance(runner, Windows) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
-    found: list[Finding] = []
+    found: list[Metric] = []
     for size in batch_sizes.SIZES:
         if low <= size <= high:
             batches = itertools.islice(batches_of(graph, size), -(-rows // size))

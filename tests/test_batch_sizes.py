@@ -14,7 +14,7 @@ from infer import Plan, Predictor, fidelity, optimize
 from infer.errors import GateError
 from infer.fidelity.batch_sizes import compare_size
 from infer.pipeline import Outcome
-from infer.spec import Finding
+from infer.results import Metric
 from infer.thresholds import LIMITS
 
 pytestmark = pytest.mark.filterwarnings("ignore:(var|std)")
@@ -114,14 +114,14 @@ def test_a_batch_size_at_which_it_differs_is_refused(
     assert not (tmp_path / "model.infer").exists()
 
 
-def compared(reference: Callable[[Outputs], Outputs], run: Callable[[Outputs], Outputs]) -> list[Finding]:
+def compared(reference: Callable[[Outputs], Outputs], run: Callable[[Outputs], Outputs]) -> list[Metric]:
     return compare_size(1, [{"x": torch.ones(1, 4)}], reference, run, "tensors", {"y": 1.0})
 
 
 def test_a_size_at_which_the_float_model_fails_is_said_and_not_judged() -> None:
     found = compared(lambda _: failing({}), lambda _: {"y": torch.ones(1, 4)})
-    assert [(f.what, f.value) for f in found] == [("batch 1", None)]
-    assert "the float model itself fails there: index 3" in found[0].why
+    assert [(m.label, m.value) for m in found] == [("batch 1.compared", None)]
+    assert "the float model itself fails there: index 3" in found[0].detail
     assert fidelity.judge(found, LIMITS["float32"], None) is None
 
 
@@ -150,5 +150,5 @@ def test_nan_against_nan_is_said_and_nan_against_a_number_refuses(
     found = fidelity.compare(pair[0], pair[1], task="tensors")
     reason = fidelity.judge(found, LIMITS["float32"], None)
     assert (reason is None) if words is None else (words in str(reason))
-    said = [f for f in found if f.what == "y.float_non_finite"]
+    said = [m for m in found if m.name == "float_non_finite"]
     assert [f.value for f in said] == ([] if reference == 1.0 else [1])

@@ -1,4 +1,4 @@
-"""The metrics against formulas written out on small tensors, the gate on made-up findings, the worst layers."""
+"""The metrics against formulas written out on small tensors, the gate on made-up found, the worst layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from infer import device, fidelity
 from infer.fidelity import sums
 from infer.fidelity.gate import limit
-from infer.spec import Finding
+from infer.results import Metric
 from infer.thresholds import LIMITS, Limits
 
 
-def values(findings: list[Finding]) -> dict[str, object]:
-    return {f.what: f.value for f in findings}
+def values(metrics: list[Metric]) -> dict[str, object]:
+    return {m.label: m.value for m in metrics}
 
 
 def metrics(
@@ -146,25 +146,25 @@ def test_a_new_nan_is_a_failure_whatever_the_limits() -> None:
     x = torch.randn(4, 3)
     y = x.clone()
     y[1, 2] = math.nan
-    findings = fidelity.compare({"y": x}, {"y": y}, task="tensors")
-    assert values(findings)["y.non_finite"] == 1
-    assert values(findings)["y.relative_error"] == 0
-    reason = fidelity.judge(findings, LIMITS["2bit"], max_error=100.0)
+    found = fidelity.compare({"y": x}, {"y": y}, task="tensors")
+    assert values(found)["y.non_finite"] == 1
+    assert values(found)["y.relative_error"] == 0
+    reason = fidelity.judge(found, LIMITS["2bit"], max_error=100.0)
     assert reason == "y has 1 values that are NaN or infinite, unlike the float model's"
 
 
 def test_the_same_nan_and_the_same_infinity_are_equal() -> None:
     x = torch.tensor([[1.0, math.nan, math.inf, -math.inf]])
-    findings = fidelity.compare({"y": x}, {"y": x.clone()}, task="tensors")
-    assert values(findings)["y.relative_error"] == 0
-    assert fidelity.judge(findings, LIMITS["float32"], None) is None
+    found = fidelity.compare({"y": x}, {"y": x.clone()}, task="tensors")
+    assert values(found)["y.relative_error"] == 0
+    assert fidelity.judge(found, LIMITS["float32"], None) is None
 
 
 def test_masked_logits_may_be_very_negative_instead_of_infinite() -> None:
     x, y = torch.tensor([[1.0, 0.0, -math.inf]]), torch.tensor([[1.0, 0.0, -65504.0]])
-    findings = fidelity.compare({"logits": x}, {"logits": y}, task="classification")
-    assert "logits.non_finite" not in values(findings)
-    assert fidelity.judge(findings, LIMITS["float32"], None) is None
+    found = fidelity.compare({"logits": x}, {"logits": y}, task="classification")
+    assert "logits.non_finite" not in values(found)
+    assert fidelity.judge(found, LIMITS["float32"], None) is None
     other = fidelity.compare(
         {"logits": x}, {"logits": torch.tensor([[1.0, 0.0, 5.0]])}, task="classification"
     )
@@ -178,22 +178,18 @@ def test_half_precision_does_not_overflow_while_it_is_compared() -> None:
 
 
 def test_wrong_shape_and_missing_output_fail_at_once() -> None:
-    findings = fidelity.compare({"y": torch.ones(2, 3)}, {"y": torch.ones(2, 4)}, task="tensors")
-    assert (
-        fidelity.judge(findings, LIMITS["int8"], None) == "y has the wrong shape: expected [2, 3], got [2, 4]"
-    )
-    findings = fidelity.compare({"y": torch.ones(2)}, {}, task="tensors")
-    assert (
-        fidelity.judge(findings, LIMITS["int8"], None) == "y has the wrong shape: expected [2], got nothing"
-    )
+    found = fidelity.compare({"y": torch.ones(2, 3)}, {"y": torch.ones(2, 4)}, task="tensors")
+    assert fidelity.judge(found, LIMITS["int8"], None) == "y has the wrong shape: expected [2, 3], got [2, 4]"
+    found = fidelity.compare({"y": torch.ones(2)}, {}, task="tensors")
+    assert fidelity.judge(found, LIMITS["int8"], None) == "y has the wrong shape: expected [2], got nothing"
 
 
 def test_against_zeros_only_zeros_are_faithful() -> None:
     zeros = torch.zeros(2, 3)
     assert metrics(zeros, zeros)["y.relative_error"] == 0
-    findings = fidelity.compare({"y": zeros}, {"y": torch.ones(2, 3)}, task="tensors")
-    assert values(findings)["y.relative_error"] is None
-    assert "can't be known" in str(fidelity.judge(findings, LIMITS["int8"], None))
+    found = fidelity.compare({"y": zeros}, {"y": torch.ones(2, 3)}, task="tensors")
+    assert values(found)["y.relative_error"] is None
+    assert "can't be known" in str(fidelity.judge(found, LIMITS["int8"], None))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (0,), (1,), (1, 1), (1, 3, 63)])
@@ -219,7 +215,7 @@ def test_batches_add_up_to_the_whole() -> None:
     for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
         comparison.add({"logits": x[part]}, {"logits": y[part]}, {"input_ids": ids[part]})
     whole = metrics(x, y, "logits", task="text-generation", input_ids=ids)
-    assert values(comparison.findings()) == pytest.approx(whole)
+    assert values(comparison.metrics()) == pytest.approx(whole)
 
 
 def test_chunks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,17 +237,17 @@ def test_logits_are_not_held_twice() -> None:
 
 
 def test_every_finding_explains_itself() -> None:
-    findings = fidelity.compare(
+    found = fidelity.compare(
         {"logits": torch.randn(2, 3)}, {"logits": torch.randn(2, 3)}, task="classification"
     )
-    assert all(f.stage == "compare" and f.why for f in findings)
-    assert {f.unit for f in findings if ".kl" in f.what} == {"nats"}
+    assert all(m.detail for m in found)
+    assert {m.unit for m in found if m.name.startswith("kl")} == {"nats"}
 
 
 def test_the_gate_says_value_limit_and_precision() -> None:
-    low = [Finding("compare", "logits.top1", 0.913)]
+    low = [Metric("logits", "top1", 0.913)]
     assert fidelity.judge(low, LIMITS["int8"], None) == "logits.top1 0.913 is below 0.98 allowed for int8"
-    high = [Finding("compare", "y.relative_error", 0.25)]
+    high = [Metric("y", "relative_error", 0.25)]
     assert fidelity.judge(high, LIMITS["int8"], None) == "y.relative_error 0.25 is above 0.1 allowed for int8"
     ours = Limits(relative_error=0.2, cosine=0, top1=0, kl=9, perplexity=9)
     assert (
@@ -260,38 +256,35 @@ def test_the_gate_says_value_limit_and_precision() -> None:
 
 
 def test_a_value_just_below_its_limit_does_not_read_as_the_limit() -> None:
-    said = fidelity.judge([Finding("compare", "y.top1", 0.97996)], LIMITS["int8"], None)
+    said = fidelity.judge([Metric("y", "top1", 0.97996)], LIMITS["int8"], None)
     assert said == "y.top1 0.97996 is below 0.98 allowed for int8"
 
 
 def test_max_error_judges_relative_error_and_nothing_else() -> None:
-    findings = [Finding("compare", "y.relative_error", 0.25), Finding("compare", "y.top1", 0.1)]
-    assert fidelity.judge(findings, LIMITS["int8"], 0.3) is None
-    said = fidelity.judge(findings, LIMITS["int8"], 0.2)
+    found = [Metric("y", "relative_error", 0.25), Metric("y", "top1", 0.1)]
+    assert fidelity.judge(found, LIMITS["int8"], 0.3) is None
+    said = fidelity.judge(found, LIMITS["int8"], 0.2)
     assert said == "y.relative_error 0.25 is above 0.2 allowed by --max-error"
-    assert limit("y.top1", LIMITS["int8"], 0.2) is None
-    assert limit("y.top1", LIMITS["int8"]) == (0.98, False)
+    assert limit("top1", LIMITS["int8"], 0.2) is None
+    assert limit("top1", LIMITS["int8"]) == (0.98, False)
 
 
 @pytest.mark.parametrize(
     ("rows", "flips", "passes"), [(8, 1, True), (8, 2, False), (256, 5, True), (256, 6, False)]
 )
 def test_one_flip_among_few_rows_is_no_violation(rows: int, flips: int, passes: bool) -> None:
-    findings = [Finding("compare", "y.rows", rows), Finding("compare", "y.top1", 1 - flips / rows)]
-    assert (fidelity.judge(findings, LIMITS["int8"], None) is None) == passes
+    found = [Metric("y", "rows", rows), Metric("y", "top1", 1 - flips / rows)]
+    assert (fidelity.judge(found, LIMITS["int8"], None) is None) == passes
 
 
 def test_kl_still_judges_a_single_flip() -> None:
     x, y = torch.tensor([[2.0, -2.0]] * 4), torch.tensor([[2.0, -2.0]] * 3 + [[-2.0, 2.0]])
-    findings = fidelity.compare({"logits": x}, {"logits": y}, task="classification")
-    assert fidelity.judge(findings, LIMITS["2bit"], None) is not None
+    found = fidelity.compare({"logits": x}, {"logits": y}, task="classification")
+    assert fidelity.judge(found, LIMITS["2bit"], None) is not None
 
 
 def test_a_lower_perplexity_is_no_violation() -> None:
-    assert (
-        fidelity.judge([Finding("compare", "logits.perplexity_change", -0.5)], LIMITS["float32"], None)
-        is None
-    )
+    assert fidelity.judge([Metric("logits", "perplexity_change", -0.5)], LIMITS["float32"], None) is None
 
 
 class Net(nn.Module):
@@ -328,17 +321,17 @@ def pair_of_nets() -> tuple[Net, Net]:
 def test_worst_layers_are_the_replaced_ones_and_their_parents_worst_first() -> None:
     big, small = pair_of_nets()
     found = fidelity.worst_layers(big, small, {"x": torch.randn(4, 6)})
-    assert {f.what for f in found} == {"block", "block.1", "block.2"}
-    errors = [float(f.value) for f in found]
+    assert {layer.name for layer in found} == {"block", "block.1", "block.2"}
+    errors = [float(layer.error) for layer in found]
     assert errors == sorted(errors, reverse=True)
-    assert "Linear" in next(f.why for f in found if f.what == "block.1")
+    assert next(layer.kind for layer in found if layer.name == "block.1") == "Linear"
 
 
 def test_worst_layers_without_replacements_looks_at_all_leaves_and_keeps_count() -> None:
     big, small = Net(), Net()
     found = fidelity.worst_layers(big, small, {"x": torch.randn(4, 6)}, count=2)
     assert len(found) == 2
-    assert all("." in f.what or f.what in ("stem", "head") for f in found)
+    assert all("." in layer.name or layer.name in ("stem", "head") for layer in found)
 
 
 def test_worst_layers_leaves_no_hooks_behind() -> None:

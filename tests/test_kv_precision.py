@@ -9,8 +9,8 @@ import pytest
 from infer.errors import GateError
 from infer.generate.step import StepShape
 from infer.plan import Plan
+from infer.results import Metric
 from infer.selection import enforce
-from infer.spec import Finding
 from infer.street import Street, Watch, resolve
 from infer.thresholds import coarser_cache, precision
 from infer.trial import Trial
@@ -49,7 +49,7 @@ def test_a_float_plan_keeps_exact_keys_and_values(
 
 def refusal(plan: Plan, shape: StepShape | None) -> GateError:
     """What the fidelity gate says of a trial whose logits are far off."""
-    far = [Finding("compare", "logits.relative_error", 0.9), Finding("compare", "logits.rows", 64)]
+    far = [Metric("logits", "relative_error", 0.9), Metric("logits", "rows", 64)]
     trial = Trial(
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape
     )

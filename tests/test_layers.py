@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
-    "errors", "printable", "quiet", "spec", "options", "option_values", "plan", "workload", "thresholds",
-    "folders", "regular_files", "failures", "plugins", "device", "kernels", "weights", "quant", "attention",
-    "sources", "in_place", "capture", "onnx", "fidelity", "artifact_files", "manifest", "artifact", "golden",
-    "text", "generate", "report", "predict", "floats", "trial", "timing", "mixed", "street", "language_step",
-    "selection", "publishing", "pipeline", "bench", "inspection", "tune", "serve", "cli", "__main__",
+    "errors", "printable", "quiet", "spec", "results", "report_versions", "options", "option_values",
+    "plan", "workload", "thresholds", "folders", "regular_files", "failures", "plugins", "device",
+    "kernels", "weights", "quant", "attention", "sources", "in_place", "capture", "onnx", "fidelity",
+    "artifact_files", "manifest", "artifact", "golden", "text", "generate", "report", "predict", "floats",
+    "trial", "timing", "mixed", "street", "language_step", "selection", "publishing", "pipeline", "bench",
+    "inspection", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 

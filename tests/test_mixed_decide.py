@@ -18,6 +18,7 @@ from infer.mixed.ladder import ladder
 from infer.mixed.sensitivity import Layer
 from infer.plan import Plan
 from infer.quant import resolve_pins
+from infer.results import Metric
 from infer.spec import Finding, TensorSpec
 from infer.street import Street, Watch
 from infer.thresholds import LIMITS, Limits
@@ -228,18 +229,18 @@ def test_a_budget_needs_the_float_model_in_memory() -> None:
         mixed.decide(made)
 
 
-def compared(made: mixed.Mix) -> list[Finding]:
+def compared(made: mixed.Mix) -> list[Metric]:
     comparison, x = Comparison("tensors"), made.real.samples["x"]
     with torch.no_grad():
         want = made.model(x)
         with made.candidates.in_place(made.now()):
             comparison.add({"y": want}, {"y": made.model(x)})
-    return comparison.findings()
+    return comparison.metrics()
 
 
 def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     torch.manual_seed(0)
-    before = next(f.value for f in compared(mix(quant="cluster:3")) if f.what == "y.relative_error")
+    before = next(f.value for f in compared(mix(quant="cluster:3")) if f.label == "y.relative_error")
     torch.manual_seed(0)
     made = mix(quant="cluster:3", max_error=0.85 * before)
     decided(made)
@@ -272,17 +273,17 @@ def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
 def test_what_forbids_rising_is_said(asked: dict, why: str) -> None:
     made = mix(quant="cluster:3", **asked)
     decided(made)
-    assert why in str(mixed.rise(made, [Finding("compare", "y.relative_error", 0.9)]))
+    assert why in str(mixed.rise(made, [Metric("y", "relative_error", 0.9)]))
 
 
 def test_a_wrong_shape_is_not_cured_by_bits() -> None:
     made = mix()
     decided(made)
-    assert mixed.rise(made, [Finding("compare", "y.shape", False)]) == "raising layers can't cure it"
+    assert mixed.rise(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
 
 
 def test_the_drop_is_one_number_by_task() -> None:
-    findings = [Finding("compare", f"y.{w}", v) for w, v in
+    findings = [Metric("y", w, v) for w, v in
                 (("relative_error", 0.2), ("top1", 0.97), ("perplexity_change", 0.01))]  # fmt: skip
     assert drop(findings, "text-generation") == 0.01
     assert drop(findings, "classification") == pytest.approx(0.03)
@@ -292,11 +293,11 @@ def test_the_drop_is_one_number_by_task() -> None:
 
 def test_excess_is_in_units_of_effect() -> None:
     limits = Limits(relative_error=0.1, kl=0.01, top1=0.9)
-    assert excess([Finding("compare", "y.kl", 0.02)], limits, None) == pytest.approx(2)
-    assert excess([Finding("compare", "y.relative_error", 0.2)], limits, None) == pytest.approx(4)
-    assert excess([Finding("compare", "y.top1", 0.7)], limits, None) == pytest.approx(9)
-    assert excess([Finding("compare", "y.non_finite", 3)], limits, None) == float("inf")
-    assert excess([Finding("compare", "y.kl", 0.02)], limits, max_error=0.5) == 0
+    assert excess([Metric("y", "kl", 0.02)], limits, None) == pytest.approx(2)
+    assert excess([Metric("y", "relative_error", 0.2)], limits, None) == pytest.approx(4)
+    assert excess([Metric("y", "top1", 0.7)], limits, None) == pytest.approx(9)
+    assert excess([Metric("y", "non_finite", 3)], limits, None) == float("inf")
+    assert excess([Metric("y", "kl", 0.02)], limits, max_error=0.5) == 0
 
 
 def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:

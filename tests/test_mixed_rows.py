@@ -54,7 +54,7 @@ def metrics(reference: torch.Tensor, got: torch.Tensor, size: int = 3) -> dict[s
         comparison.add(
             {"embedding": reference[start : start + size]}, {"embedding": got[start : start + size]}
         )
-    return {f.what.rpartition(".")[2]: f.value for f in comparison.findings()}
+    return {m.name: m.value for m in comparison.metrics()}
 
 
 def test_embeddings_scaled_or_turned_find_the_same_neighbours() -> None:

@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,9 +14,12 @@ from rich.console import Console
 
 from infer.artifact import Manifest
 from infer.plan import Plan
-from infer.report import document, html, terminal, wording
+from infer.report import document, html, screen, terminal, wording
 from infer.report.latency import Latency, Paired, summarize
+from infer.results import Metric
 from infer.spec import Choice, Finding, TensorSpec
+
+DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests") / "data"
 
 
 @dataclass
@@ -36,14 +40,6 @@ FINDINGS = (
     Finding("load", "kind", "huggingface", why="config.json names BertModel"),
     Finding("load", "weights", 90.9, "MB", "stored as float32"),
     Finding("shrink", "layers", 36, why="int8, per output channel; pooler kept: 384 columns, used once"),
-    Finding("compare", "logits.relative_error", 0.0183, why="norm of the difference over that of the float output"),
-    Finding("compare", "logits.worst_row_error", 0.0391, why="the same for the worst row"),
-    Finding("compare", "logits.cosine", 0.99983, why="mean over rows"),
-    Finding("compare", "logits.max_abs", 0.311, why="largest absolute difference"),
-    Finding("compare", "logits.rows", 256, why="rows compared"),
-    Finding("compare", "logits.top1", 0.997, why="share of rows whose best class is the float one"),
-    Finding("compare", "logits.kl", 0.0011, "nats", "mean KL(float || optimized)"),
-    Finding("compare", "logits.kl_max", 0.0042, "nats", "the worst row"),
     Finding("lower", "tried inductor", 0.0389, "s", "2.10x faster at batch 1, 1.34x faster at batch 8"),
     Finding("lower", "tried ort", 0.0512, "s", "1.61x faster at batch 1, within noise at batch 8"),
     Finding("lower", "tried eager", 0.0777, "s", "1.02x slower at batch 1, same at batch 8"),
@@ -60,6 +56,17 @@ FINDINGS = (
     Finding("memory", "steady", 305_000_000, "B", "anonymous 201 MB, file-backed 104 MB"),
     Finding("memory", "peak", 311_000_000, "B", "high-water mark of the kernel (VmHWM)"),
     Finding("memory", "open time", 0.84, "s", "in a fresh process"),
+)  # fmt: skip
+
+METRICS = (
+    Metric("logits", "relative_error", 0.0183, detail="norm of the difference over that of the float output"),
+    Metric("logits", "worst_row_error", 0.0391, detail="the same for the worst row"),
+    Metric("logits", "cosine", 0.99983, detail="mean over rows"),
+    Metric("logits", "max_abs", 0.311, detail="largest absolute difference"),
+    Metric("logits", "rows", 256, detail="rows compared"),
+    Metric("logits", "top1", 0.997, detail="share of rows whose best class is the float one"),
+    Metric("logits", "kl", 0.0011, "nats", detail="mean KL(float || optimized)"),
+    Metric("logits", "kl_max", 0.0042, "nats", detail="the worst row"),
 )  # fmt: skip
 
 
@@ -99,8 +106,8 @@ def manifest(**changes: object) -> Manifest:
 TIMED = [Timed(1, pair(0.0061, 0.0128, "faster")), Timed(8, pair(0.0328, 0.0441, "faster"))]
 
 
-def sample(**changes: object) -> document.Report:
-    return document.from_manifest(manifest(**changes), latency=TIMED, size=23_400_000)
+def sample(fidelity: tuple[Metric, ...] = METRICS, **changes: object) -> document.Report:
+    return document.from_manifest(manifest(**changes), fidelity=fidelity, latency=TIMED, size=23_400_000)
 
 
 class Page(HTMLParser):
@@ -160,7 +167,7 @@ def test_report_survives_json() -> None:
 
 def test_unknown_is_null_and_a_dash_never_infinity() -> None:
     unknown = Finding("memory", "peak", None, "B", "the probe failed: killed")
-    report = sample(findings=(unknown, Finding("compare", "logits.relative_error", 0.01)))
+    report = sample((Metric("logits", "relative_error", 0.01),), findings=(unknown,))
     data = document.encode(report)
     assert b"Infinity" not in data
     assert b"NaN" not in data
@@ -175,8 +182,8 @@ def test_a_damaged_report_is_refused() -> None:
 
 
 def test_a_violated_limit_fails_the_report_and_names_the_metric() -> None:
-    worse = tuple(msgspec.structs.replace(f, value=0.9) if f.what == "logits.top1" else f for f in FINDINGS)
-    report = sample(findings=worse)
+    worse = tuple(msgspec.structs.replace(m, value=0.9) if m.name == "top1" else m for m in METRICS)
+    report = sample(worse)
     assert not report.passed
     assert report.headline.endswith("· failed")
     assert report.failure == "logits.top1 0.900 is below 0.98 allowed for int8"
@@ -196,8 +203,8 @@ def test_fidelity_rows_carry_their_limit_and_how_much_of_it_is_used() -> None:
 
 
 def test_a_single_flip_among_few_rows_reads_as_within() -> None:
-    few = (Finding("compare", "logits.rows", 8), Finding("compare", "logits.top1", 0.875))
-    assert sample(findings=few).fidelity[1].ok is True
+    few = (Metric("logits", "rows", 8), Metric("logits", "top1", 0.875))
+    assert sample(few).fidelity[1].ok is True
 
 
 def test_max_error_is_the_only_limit_when_it_is_given() -> None:
@@ -279,7 +286,6 @@ def test_names_are_escaped_everywhere() -> None:
         versions={evil: evil},
         findings=(
             Finding("lower", f"refused {evil}", None, why=evil),
-            Finding("compare", f"{evil}.relative_error", 0.0, why=evil),
             Finding("memory", evil, evil, why=evil),
             Finding("load", evil, evil, why=evil),
         ),
@@ -387,3 +393,15 @@ def test_command_repeats_every_option_that_is_not_the_default() -> None:
 def test_a_latency_survives_json() -> None:
     taken = Latency(1.0, 2.0, 3.0, 1.5, 0.5, 9, 0.2, 3)
     assert msgspec.json.decode(msgspec.json.encode(taken), type=Latency) == taken
+
+
+def test_a_report_of_an_earlier_version_opens_and_decides_the_same() -> None:
+    old = document.decode((DATA / "report-format-1.json").read_bytes())
+    assert old.format == document.FORMAT
+    assert {row.metric for row in old.fidelity if row.limit is not None} == {
+        "perplexity_change",
+        "schedule_error",
+    }
+    assert "perplexity change" in "\n".join(screen.screen(old, Path("old.infer")))
+    assert "decode.schedule_error" in printed(old)
+    assert document.decode(document.encode(old)) == old

@@ -17,12 +17,12 @@ from infer.cli import main
 from infer.errors import GateError
 from infer.fidelity import excess, judge
 from infer.fidelity.tokens import token_errors
-from infer.generate.consistency import judged_windows, require_float_step, schedule_findings
+from infer.generate.consistency import compare_schedules, judged_windows, require_float_step
 from infer.generate.schedules import SCHEDULES
 from infer.generate.step import Step, StepShape, paged
 from infer.generate.windows import Windows
 from infer.plan import Plan
-from infer.spec import Finding
+from infer.results import Metric
 from infer.thresholds import LIMITS, Limits, limits
 from tests.tiny_decoders import VOCABULARY, build
 
@@ -140,13 +140,13 @@ def token_lost(given: dict[str, Tensor]) -> None:
 def nothing(given: dict[str, Tensor]) -> None: ...
 
 
-def findings_of(wrong: Callable[[dict[str, Tensor]], None], **changes: str) -> list[Finding]:
+def metrics_of(wrong: Callable[[dict[str, Tensor]], None], **changes: str) -> list[Metric]:
     model = build("llama")
     shape = generate.probe(model, **changes)
     windows = judged_windows(IDS, VOCABULARY, 256)
     stepping = Windows(Runner(model, shape, wrong), shape)
     with torch.no_grad():
-        return schedule_findings(stepping, windows, lambda ids: model(input_ids=ids[None]).logits[0])
+        return compare_schedules(stepping, windows, lambda ids: model(input_ids=ids[None]).logits[0])
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def findings_of(wrong: Callable[[dict[str, Tensor]], None], **changes: str) -> l
 def test_a_runner_that_reads_other_pages_is_refused_in_every_class(
     wrong: Callable[[dict[str, Tensor]], None], words: str
 ) -> None:
-    found = findings_of(wrong, kv_dtype="float16")
+    found = metrics_of(wrong, kv_dtype="float16")
     for allowed in LIMITS.values():
         reason = judge(found, allowed, max_error=100.0)  # no --max-error allows it
         assert f"{words} differs most from one prefill at position" in str(reason)
 
 
 def test_no_budget_of_the_user_loosens_what_schedules_may_differ() -> None:
-    found = [Finding("compare", "decode.schedule_error", 0.3, why="decoding differs at position 3")]
-    enough = [Finding("compare", "logits.perplexity_change", 0.0)]
+    found = [Metric("decode", "schedule_error", 0.3, detail="decoding differs at position 3")]
+    enough = [Metric("logits", "perplexity_change", 0.0)]
     budget = limits(Plan(source="", quant="int8", max_drop=0.9), "text-generation")
     assert judge(enough, budget, None) is None
     assert "position 3 by 0.3" in str(judge([*found, *enough], budget, None))
@@ -177,8 +177,8 @@ def test_no_budget_of_the_user_loosens_what_schedules_may_differ() -> None:
 
 
 def test_a_token_that_is_lost_is_refused_though_the_mean_is_small() -> None:
-    found = findings_of(token_lost)
-    by_name = {f.what: f.value for f in found}
+    found = metrics_of(token_lost)
+    by_name = {m.label: m.value for m in found}
     assert judge(found, Limits(relative_error=1.0), None) is None
     assert by_name["schedules.relative_error"] > 0
     assert judge(found, LIMITS["float32"], None) is not None
@@ -186,8 +186,8 @@ def test_a_token_that_is_lost_is_refused_though_the_mean_is_small() -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_a_sound_runner_is_the_same_on_every_schedule(kv_dtype: str) -> None:
-    found = findings_of(nothing, kv_dtype=kv_dtype)
-    errors = {f.what.partition(".")[0]: f.value for f in found if f.what.endswith("schedule_error")}
+    found = metrics_of(nothing, kv_dtype=kv_dtype)
+    errors = {m.subject: m.value for m in found if m.name == "schedule_error"}
     assert errors.keys() == {schedule.name for schedule in SCHEDULES}
     assert max(errors.values()) < LIMITS["float32"].schedule
 

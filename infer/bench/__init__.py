@@ -121,10 +121,10 @@ def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[
 
 def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:
     plan: Plan = ours.manifest.plan
-    findings = fidelity.compare(other(inputs), ours.predict(inputs), task="tensors")
+    metrics = fidelity.compare(other(inputs), ours.predict(inputs), task="tensors")
     classes = [precision_class(plan.quant, plan.dtype), "4bit"]
     loosest = max((LIMITS[name] for name in classes), key=lambda limits: limits.relative_error or 0.0)
-    if reason := fidelity.judge(findings, loosest, None):
+    if reason := fidelity.judge(metrics, loosest, None):
         raise GateError(f"the answers differ too much from {label} to compare speeds: {reason}")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ..errors import InferError
-from ..spec import Finding
+from ..results import Metric
 from .metrics import Comparison
 from .sums import kept_rows, rows_of
 
@@ -42,12 +43,12 @@ def compare_size(
     run: Run,
     task: str,
     usual: Mapping[str, float],
-) -> list[Finding]:
+) -> list[Metric]:
     """Both runners over `batches` of `size` rows each; `usual` gives each output's root mean square at other sizes.
 
     Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
     of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
-    model itself fails at this size there is nothing to compare, and one finding says so.
+    model itself fails at this size there is nothing to compare, and one metric, `compared`, says so.
     """
     comparison = Comparison(task)
     differences: dict[str, _Difference] = {}
@@ -58,28 +59,26 @@ def compare_size(
             raise
         except Exception as error:  # noqa: BLE001 - those of torch and of ONNX Runtime share no other base
             why = f"the float model itself fails there: {_first_line(error)}"
-            return [Finding("compare", f"batch {size}", None, why=why)]
+            return [Metric(f"batch {size}", "compared", None, detail=why)]
         try:
             got = {name: value.cpu() for name, value in run(inputs).items()}
         except (InferError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            return [Finding("compare", f"batch {size}.runs", False, why=_first_line(error))]
+            return [Metric(f"batch {size}", "runs", False, detail=_first_line(error))]
         comparison.add(expected, got, inputs)
         for name, value in expected.items():
             if value.is_floating_point() and name in got and got[name].shape == value.shape:
                 differences.setdefault(name, _Difference()).add(value, got[name], inputs)
     found = []
-    for finding in comparison.findings():
-        output, _, metric = finding.what.rpartition(".")
-        if metric in KEPT:
-            what = f"{output} at batch {size}.{metric}"
-            found.append(Finding("compare", what, finding.value, finding.unit, finding.why))
+    for metric in comparison.metrics():
+        if metric.name in KEPT:
+            found.append(msgspec.structs.replace(metric, subject=f"{metric.subject} at batch {size}"))
     errors = [(d.relative(usual.get(name, 0.0)), name) for name, d in differences.items()]
     if errors:
         worst, name = max(errors)
         why = f"of {name}, the worst output at this size, against its root mean square"
-        found.append(Finding("compare", f"batch {size}.relative_error", worst, why=why))
+        found.append(Metric(f"batch {size}", "relative_error", worst, detail=why))
     return found
 
 
@@ -101,7 +100,7 @@ class _Difference:
         self.count += int(torch.count_nonzero(finite))
 
     def relative(self, usual: float) -> float:
-        """Zero where nothing was finite, or all is zero at every size: the findings beside it speak of that."""
+        """Zero where nothing was finite, or all is zero at every size: the metrics beside it speak of that."""
         if not self.count:
             return 0.0
         scale = max(math.sqrt(self.reference / self.count), usual)

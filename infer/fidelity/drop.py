@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..spec import Finding
+from ..results import Metric
 from ..thresholds import Limits
 from .gate import ALWAYS, limit
 
@@ -15,35 +15,36 @@ NAN = ("non_finite", "only_float_nan")
 METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
 
 
-def drop(findings: Sequence[Finding], task: str) -> float:
+def drop(metrics: Sequence[Metric], task: str) -> float:
     """Relative increase of perplexity, share of rows whose best class changed, or relative error: by task, the worst
     output. Infinite when it could not be measured."""
-    metric = METRIC.get(task, "relative_error")
-    values = [f.value for f in findings if f.what.rpartition(".")[2] == metric]
-    known = [float(v) for v in values if isinstance(v, int | float)]
+    name = METRIC.get(task, "relative_error")
+    values = [metric.number for metric in metrics if metric.name == name]
+    known = [float(value) for value in values if value is not None]
     if not known or len(known) < len(values):
         return math.inf
-    return 1 - min(known) if metric == "top1" else max(known)
+    return 1 - min(known) if name == "top1" else max(known)
 
 
-def excess(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> float:
+def excess(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> float:
     """By which factor effects (KL, squared error) have to fall so that every limit holds; up to 1: they do.
 
     Infinite for a wrong shape, for values that are not finite and for a step that depends on its schedule, which no
     smaller error cures.
     """
     most = 0.0
-    for finding in findings:
-        metric = finding.what.rpartition(".")[2]
-        if (metric in ("shape", "runs") and finding.value is False) or (metric in NAN and finding.value):
+    for metric in metrics:
+        if (metric.name in ("shape", "runs") and metric.value is False) or (
+            metric.name in NAN and metric.value
+        ):
             return math.inf
-        judged = limit(finding.what, limits, max_error)
-        if judged is None or not isinstance(finding.value, int | float):
+        judged, value = limit(metric.name, limits, max_error), metric.number
+        if judged is None or value is None:
             continue
         bound, larger_is_worse = judged
-        room, used = (bound, finding.value) if larger_is_worse else (1 - bound, 1 - finding.value)
+        room, used = (bound, value) if larger_is_worse else (1 - bound, 1 - value)
         share = used / room if room > 0 else math.inf if used > 0 else 0.0
-        if metric == ALWAYS and share > 1:
+        if metric.name == ALWAYS and share > 1:
             return math.inf
-        most = max(most, share**2 if metric in FIRST_ORDER else share)
+        most = max(most, share**2 if metric.name in FIRST_ORDER else share)
     return most

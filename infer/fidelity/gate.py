@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..spec import Finding
+from ..results import Metric
 from ..thresholds import LIMITS, Limits
 
 # Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
@@ -22,43 +22,49 @@ JUDGED: dict[str, tuple[str, bool]] = {
 ALWAYS = "schedule_error"  # judged whatever the user allows, since no format explains it
 
 
-def judge(findings: Sequence[Finding], limits: Limits, max_error: float | None) -> str | None:
+def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> str | None:
     """The first violated limit as a sentence, or None.
 
     A wrong shape, and a value that is finite on one side only, fail at once. `max_error`
     replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
     resolve the limit of top1, a single flip is no violation; kl and relative_error still speak.
     """
-    rows = {f.what.rpartition(".")[0]: f.value for f in findings if f.what.endswith(".rows")}
-    for finding in findings:
-        output, _, metric = finding.what.rpartition(".")
-        if metric == "shape" and finding.value is False:
-            return f"{output} has the wrong shape: {finding.why}"
-        if metric == "non_finite" and finding.value:
-            return f"{output} has {finding.value} values that are NaN or infinite, unlike the float model's"
-        if metric == "only_float_nan" and finding.value:
-            return (
-                f"{output} has {finding.value} values that are NaN in the float model and numbers in the "
-                "optimized one: give data for which the float model gives numbers, or mend the model"
-            )
-        if metric == "runs" and finding.value is False:
-            return f"the optimized model fails at {output}, unlike the float model: {finding.why}"
-    if 0 in rows.values() and not any(_is_judged(finding) for finding in findings):
+    if broken := next((reason for metric in metrics if (reason := _broken(metric))), None):
+        return broken
+    rows = {metric.subject: metric.value for metric in metrics if metric.name == "rows"}
+    if 0 in rows.values() and not any(_is_judged(metric) for metric in metrics):
         return f"nothing was compared: on these inputs the float model gives no values in {', '.join(rows)}"
-    for finding in findings:
-        output, _, metric = finding.what.rpartition(".")
-        if metric not in JUDGED or _set_aside(metric, max_error):
+    for metric in metrics:
+        if metric.name not in JUDGED or _set_aside(metric.name, max_error):
             continue
-        reason = _violation(finding, metric, limits, max_error, rows.get(output))
+        reason = _violation(metric, limits, max_error, rows.get(metric.subject))
         if reason:
             return reason
-    if len(_fields(limits)) == 1 and max_error is None and not _judged(findings, limits):
+    if len(_fields(limits)) == 1 and max_error is None and not _judged(metrics, limits):
         return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
 
 
-def _is_judged(finding: Finding) -> bool:
-    return finding.what.rpartition(".")[2] in JUDGED and finding.value is not None
+def _broken(metric: Metric) -> str | None:
+    """Why no limit can save the result: it does not run, or has another shape, or is not finite where it should be."""
+    if metric.name == "shape" and metric.value is False:
+        return f"{metric.subject} has the wrong shape: {metric.detail}"
+    if metric.name == "non_finite" and metric.value:
+        return (
+            f"{metric.subject} has {metric.value} values that are NaN or infinite, unlike the float model's"
+        )
+    if metric.name == "only_float_nan" and metric.value:
+        return (
+            f"{metric.subject} has {metric.value} values that are NaN in the float model and numbers in the "
+            "optimized one: give data for which the float model gives numbers, or mend the model"
+        )
+    if metric.name == "runs" and metric.value is False:
+        return f"the optimized model fails at {metric.subject}, unlike the float model: {metric.detail}"
+    return None
+
+
+def _is_judged(metric: Metric) -> bool:
+    return metric.name in JUDGED and metric.value is not None
 
 
 def _set_aside(metric: str, max_error: float | None) -> bool:
@@ -71,54 +77,50 @@ def _fields(limits: Limits) -> list[str]:
     return [name for name in names if getattr(limits, name) is not None]
 
 
-def _judged(findings: Sequence[Finding], limits: Limits) -> bool:
-    metrics = (f.what.rpartition(".")[2] for f in findings if f.value is not None)
-    return any(JUDGED[metric][0] in _fields(limits) for metric in metrics if metric in JUDGED)
+def _judged(metrics: Sequence[Metric], limits: Limits) -> bool:
+    return any(JUDGED[metric.name][0] in _fields(limits) for metric in metrics if _is_judged(metric))
 
 
-def limit(what: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
-    """The limit that judges a metric (`logits.kl`) and whether larger is worse; None if only shown."""
-    metric = what.rpartition(".")[2]
-    if metric not in JUDGED or _set_aside(metric, max_error):
+def limit(name: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
+    """The limit that judges a metric (`kl`) and whether larger is worse; None if only shown."""
+    if name not in JUDGED or _set_aside(name, max_error):
         return None
-    field, larger_is_worse = JUDGED[metric]
-    bound = getattr(limits, field) if max_error is None or metric == ALWAYS else max_error
+    field, larger_is_worse = JUDGED[name]
+    bound = getattr(limits, field) if max_error is None or name == ALWAYS else max_error
     return None if bound is None else (bound, larger_is_worse)
 
 
-def _violation(
-    finding: Finding, metric: str, limits: Limits, max_error: float | None, rows: object
-) -> str | None:
-    known = limit(finding.what, limits, max_error)
+def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: object) -> str | None:
+    known = limit(metric.name, limits, max_error)
     if known is None:
         return None
     bound, larger_is_worse = known
     whose = "by --max-error" if max_error is not None else _owner(limits)
-    value = finding.value
-    if value is None:
-        if metric != "relative_error":
+    if metric.value is None:
+        if metric.name != "relative_error":
             return None
-        return f"{finding.what} can't be known: on these inputs the float output is all zeros or not finite"
-    if not isinstance(value, int | float):
+        return f"{metric.label} can't be known: on these inputs the float output is all zeros or not finite"
+    value = metric.number
+    if value is None:
         return None
-    if metric in ("schedule_error", "worst_token"):
-        return _of_a_token(finding, float(value), bound, "" if metric == ALWAYS else f" {whose}")
+    if metric.name in ("schedule_error", "worst_token"):
+        return _of_a_token(metric, float(value), bound, "" if metric.name == ALWAYS else f" {whose}")
     if larger_is_worse:
-        return None if value <= bound else f"{finding.what} {value:.3g} is above {bound:g} allowed {whose}"
-    one_flip = metric == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
+        return None if value <= bound else f"{metric.label} {value:.3g} is above {bound:g} allowed {whose}"
+    one_flip = metric.name == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
     if value >= bound or one_flip:
         return None
-    return f"{finding.what} {_below(value, bound)} is below {bound:g} allowed {whose}"
+    return f"{metric.label} {_below(value, bound)} is below {bound:g} allowed {whose}"
 
 
-def _of_a_token(finding: Finding, value: float, bound: float, whose: str) -> str | None:
-    """`why` says on which schedule, at which position."""
+def _of_a_token(metric: Metric, value: float, bound: float, whose: str) -> str | None:
+    """The detail says on which schedule, at which position."""
     if value <= bound:
         return None
     if not math.isfinite(value):
-        return f"{finding.why}: logits there are NaN or infinite on one side"
+        return f"{metric.detail}: logits there are NaN or infinite on one side"
     return (
-        f"{finding.why} by {value:.3g} (relative error of that token's logits), {bound:g} is allowed{whose}"
+        f"{metric.detail} by {value:.3g} (relative error of that token's logits), {bound:g} is allowed{whose}"
     )
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..spec import Finding
+from ..results import LayerError
 
 KEPT = 1 << 16  # values kept of each layer's output, evenly spread: 256 KiB a layer
 
 
 def worst_layers(
     float_module: nn.Module, small_module: nn.Module, samples: Mapping[str, Tensor], count: int = 5
-) -> list[Finding]:
+) -> list[LayerError]:
     """Relative error of the outputs of same-named submodules, worst first, earlier layers' errors included.
 
     Looked at are the layers that quantization replaced and the modules that hold them (all leaves when
@@ -28,13 +28,12 @@ def worst_layers(
     names = _names(float_module, small_module)
     expected = _outputs(float_module, names, samples)
     got = _outputs(small_module, names, samples)
-    findings = []
+    errors = []
     for name in names & expected.keys() & got.keys():
         error = _error(expected[name], got[name])
         kind = type(float_module.get_submodule(name)).__name__
-        why = f"{kind}, relative error of its output"
-        findings.append(Finding("compare", name, error, why=why))
-    return sorted(findings, key=lambda f: (-_as_number(f.value), f.what))[:count]
+        errors.append(LayerError(name, kind, error))
+    return sorted(errors, key=lambda layer: (-_or_infinite(layer.error), layer.name))[:count]
 
 
 def _names(float_module: nn.Module, small_module: nn.Module) -> set[str]:
@@ -88,5 +87,5 @@ def _error(expected: Tensor, got: Tensor) -> float | None:
     return difference / norm if math.isfinite(difference) else None
 
 
-def _as_number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.inf
+def _or_infinite(error: float | None) -> float:
+    return math.inf if error is None else error

@@ -1,6 +1,6 @@
 """How near the optimized model is to the float original: pure metrics.
 
-Pure: tensors in, findings out. `sums` holds the arithmetic, `gate` the judgement.
+Pure: tensors in, `Metric` values out. `sums` holds the arithmetic, `gate` the judgement.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from ..spec import Finding
+from ..results import Metric
 from . import retrieval
 from .retrieval import Retrieval
 from .sums import Sums, add_output, is_logits, next_tokens
@@ -42,15 +42,15 @@ def compare(
     *,
     task: str,
     inputs: Mapping[str, Tensor] | None = None,
-) -> list[Finding]:
+) -> list[Metric]:
     """Metrics of one batch, output by output; see `Comparison`."""
     comparison = Comparison(task)
     comparison.add(reference, got, inputs)
-    return comparison.findings()
+    return comparison.metrics()
 
 
 class Comparison:
-    """Metrics over many batches in bounded memory: `add` each, then ask for `findings`.
+    """Metrics over many batches in bounded memory: `add` each, then ask for `metrics`.
 
     Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
@@ -86,13 +86,13 @@ class Comparison:
             if self._task == "embedding" and expected.dim() == 2 and expected.is_floating_point():
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
-    def findings(self) -> list[Finding]:
-        """One `Finding` per metric, `what` like `logits.top1`; a value that can't be known is None."""
-        broken = [Finding("compare", f"{name}.shape", False, why=why) for name, why in self._broken.items()]
+    def metrics(self) -> list[Metric]:
+        """One `Metric` per output and measure; a value that can't be known is None."""
+        broken = [Metric(name, "shape", False, detail=why) for name, why in self._broken.items()]
         return broken + [
-            Finding("compare", f"{name}.{what}", value, _UNITS.get(what, ""), _WHY[what])
+            Metric(name, measure, value, _UNITS.get(measure, ""), _WHY[measure])
             for name, sums in self._sums.items()
-            for what, value in (*sums.metrics(), *self._order(name))
+            for measure, value in (*sums.metrics(), *self._order(name))
         ]
 
     def _order(self, name: str) -> Iterator[tuple[str, float]]:

@@ -14,6 +14,7 @@ from ..capture import Graph
 from ..errors import GateError
 from ..fidelity import judge
 from ..fidelity.tokens import token_errors
+from ..results import Metric
 from ..spec import Finding
 from ..thresholds import Limits
 from .schedules import SCHEDULES, SHORTER, TOKENS, Play, Schedule, Stepping, WrongShape, prefill
@@ -51,45 +52,42 @@ def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
     return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
 
 
-def schedule_findings(
+def compare_schedules(
     stepping: Stepping,
     windows: Sequence[Tensor],
     reference: Callable[[Tensor], Tensor],
     *,
     spared: int = 0,
-) -> list[Finding]:
+) -> list[Metric]:
     """`reference` gives the float model's logits [tokens, vocab] of one window.
 
-    One finding per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
+    One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
     float model: the worst token, and the largest relative error of a schedule. `spared`: so many tokens of a schedule
     are worse than its worst.
     """
     try:
         alone = [_rows(_played(stepping, [ids], ALONE).logits[0])[1] for ids in windows]
     except WrongShape as error:
-        return [Finding("compare", "prefill.shape", False, why=str(error))]
+        return [Metric("prefill", "shape", False, detail=str(error))]
     floats = [reference(ids).detach().cpu() for ids in windows]
-    found: list[Finding] = []
+    found: list[Metric] = []
     worst, largest = Worst(-1.0, 0, ""), Worst(-1.0, 0, "")
     for schedule in SCHEDULES:
         try:
             play = _played(stepping, [windows[i] for i in schedule.sequences], schedule)
         except WrongShape as error:
-            found.append(
-                Finding("compare", f"{schedule.name}.shape", False, why=f"{schedule.words}: {error}")
-            )
+            found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
             continue
         own = _worst(alone, play, schedule, spared)
-        why = _why(own, "one prefill")
-        found.append(Finding("compare", f"{schedule.name}.schedule_error", own.error, why=why))
+        found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
         worst = max(worst, _worst(floats, play, schedule, spared))
         largest = max(largest, Worst(_relative(floats, play, schedule), 0, schedule.words))
-    found.append(Finding("compare", "schedules.worst_token", worst.error, why=_why(worst, "the float model")))
+    found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
     tokens = " and ".join(str(len(ids)) for ids in windows)
     why = (
         f"against the float model, {len(SCHEDULES)} schedules of {tokens} tokens, the worst: {largest.words}"
     )
-    return [*found, Finding("compare", "schedules.relative_error", largest.error, why=why)]
+    return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
 
 
 def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[Finding]:
@@ -106,7 +104,7 @@ def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[
 
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
     stepping = Windows(_Uncaptured(model, layout, place), layout, place)
-    found = schedule_findings(stepping, windows, reference)
+    found = compare_schedules(stepping, windows, reference)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
             f"refused, the float model can't be run in steps over a paged cache: {reason}",
@@ -114,7 +112,7 @@ def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[
             "counts places instead of positions; use a model whose only state is the KV cache",
         )
     tokens = " and ".join(str(len(ids)) for ids in windows)
-    worst = max(float(f.value) for f in found if isinstance(f.value, float))
+    worst = max(float(metric.value) for metric in found if isinstance(metric.value, float))
     why = f"float32, {len(SCHEDULES)} schedules of {tokens} tokens: worst error of a token's logits"
     return [Finding("capture", "float step", worst, why=why)]
 

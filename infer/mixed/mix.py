@@ -205,7 +205,7 @@ class Mix:
                 expected = self._run(batch)
             with self.candidates.in_place(formats):
                 comparison.add(expected, self._run(batch), batch)
-        return drop(comparison.findings(), self.real.task)
+        return drop(comparison.metrics(), self.real.task)
 
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .. import quant
 from ..fidelity import excess
+from ..results import Metric
 from ..spec import Finding
 from ..thresholds import limits
 from . import budget
@@ -22,15 +23,15 @@ MOST_RISEN = 0.5  # of the weights
 MARGIN = 0.8  # of the effect that would just do
 
 
-def rise(mix: Mix, findings: Sequence[Finding]) -> str | None:
+def rise(mix: Mix, metrics: Sequence[Metric]) -> str | None:
     """Change `mix.formats` so that the gate may pass; else say why nothing can rise.
 
-    `findings` are those of the comparison that failed. Pinned layers stay as they are.
+    `metrics` are those of the comparison that failed. Pinned layers stay as they are.
     """
     reason = _hopeless(mix)
     if reason:
         return reason
-    over = excess(findings, limits(mix.plan, mix.real.task), mix.plan.max_error)
+    over = excess(metrics, limits(mix.plan, mix.real.task), mix.plan.max_error)
     if not 1 < over < float("inf"):
         return "raising layers can't cure it"
     now = mix.now()

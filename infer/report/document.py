@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -12,6 +12,8 @@ from ..artifact import Manifest
 from ..fidelity.gate import judge, limit
 from ..plan import Plan
 from ..printable import plain_values
+from ..report_versions import FORMAT, upgrade
+from ..results import Metric
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from ..thresholds import Limits, limits, precision
 from . import roofline, wording
@@ -51,12 +53,17 @@ class LatencyRow(msgspec.Struct, frozen=True):
 
 
 class FidelityRow(msgspec.Struct, frozen=True):
-    """One metric; without a `limit` it is shown, not judged. `used` is the share of what the limit allows."""
+    """One metric; without a `limit` it is shown, not judged. `used` is the share of what the limit allows.
+
+    `what` is the label that people read; code asks for `subject` and `metric`, as `infer.results.Metric` has them.
+    """
 
     what: str
     value: float | int | str | bool | None
     unit: str
     why: str
+    subject: str
+    metric: str
     limit: float | None = None
     larger_is_worse: bool = True
     used: float | None = None
@@ -75,7 +82,7 @@ class Tried(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """See the fields; sizes are bytes, times seconds. `headline` is read first, then `verdict`."""
 
-    format: int = 1
+    format: int = FORMAT
     name: str
     made_with: str
     headline: str
@@ -114,14 +121,16 @@ def encode(report: Report) -> bytes:
 
 
 def decode(data: bytes) -> Report:
-    """The inverse of `encode`, with nothing in its texts that a terminal would obey; raises `msgspec.MsgspecError`
-    for anything else."""
-    return msgspec.convert(plain_values(msgspec.json.decode(data)), Report)
+    """The inverse of `encode`, with nothing in its texts that a terminal would obey; reads what earlier versions of
+    `infer` wrote. Raises `msgspec.MsgspecError` for anything else."""
+    found = msgspec.json.decode(data, type=dict[str, Any])
+    return msgspec.convert(plain_values(upgrade(found)), Report)
 
 
 def from_manifest(
     manifest: Manifest,
     *,
+    fidelity: Sequence[Metric],
     latency: Sequence[Timed],
     size: int,
     baseline: str = "",
@@ -131,13 +140,13 @@ def from_manifest(
     plan, findings = manifest.plan, manifest.findings
     allowed = limits(plan, manifest.task)
     rows = tuple(_latency_row(timed, findings) for timed in latency)
-    failure = judge(_compared(findings), allowed, plan.max_error) or ""
+    failure = judge(fidelity, allowed, plan.max_error) or ""
     decodes = "generation" in manifest.meta
     original = original_size if original_size is not None else _loaded_bytes(findings)
     return Report(
         name=manifest.name,
         made_with=manifest.made_with,
-        headline=_headline(rows, findings, original, size, passed=not failure, decodes=decodes),
+        headline=_headline(rows, fidelity, original, size, passed=not failure, decodes=decodes),
         decodes=decodes,
         passed=not failure,
         failure=failure,
@@ -153,7 +162,7 @@ def from_manifest(
         tried=_tried(manifest),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
-        fidelity=tuple(_fidelity_row(f, plan, allowed, findings) for f in _compared(findings)),
+        fidelity=tuple(_fidelity_row(metric, plan, allowed, fidelity) for metric in fidelity),
         latency=rows,
         layers=manifest.layers,
         size=size,
@@ -180,7 +189,7 @@ def _command(manifest: Manifest) -> str:
 
 def _headline(
     rows: Sequence[LatencyRow],
-    findings: Sequence[Finding],
+    fidelity: Sequence[Metric],
     original: int | None,
     size: int,
     *,
@@ -191,7 +200,7 @@ def _headline(
     parts = [
         f"decoding {speed}" if speed and decodes else speed,
         wording.smaller(original, size),
-        wording.faithful(findings),
+        wording.faithful(fidelity),
         "passed" if passed else "failed",
     ]
     return " · ".join(part for part in parts if part)
@@ -208,25 +217,21 @@ def _latency_row(timed: Timed, findings: Sequence[Finding]) -> LatencyRow:
     return LatencyRow(timed.batch, timed.pair, per_second, floor, floor / timed.pair.a.p50, bound, in_cache)
 
 
-def _compared(findings: Sequence[Finding]) -> list[Finding]:
-    return [f for f in findings if f.stage == "compare" and "." in f.what]
-
-
-def _fidelity_row(finding: Finding, plan: Plan, allowed: Limits, findings: Sequence[Finding]) -> FidelityRow:
-    base = FidelityRow(finding.what, finding.value, finding.unit, finding.why)
-    judged = limit(finding.what, allowed, plan.max_error)
-    if judged is None or not isinstance(finding.value, int | float):
+def _fidelity_row(metric: Metric, plan: Plan, allowed: Limits, fidelity: Sequence[Metric]) -> FidelityRow:
+    base = FidelityRow(metric.label, metric.value, metric.unit, metric.detail, metric.subject, metric.name)
+    judged, value = limit(metric.name, allowed, plan.max_error), metric.number
+    if judged is None or value is None:
         return base
     bound, larger_is_worse = judged
     room = bound if larger_is_worse else 1 - bound
-    spent = max(0.0, finding.value if larger_is_worse else 1 - finding.value)
-    counts = [f for f in findings if f.what == f"{finding.what.rpartition('.')[0]}.rows"]
+    spent = max(0.0, value if larger_is_worse else 1 - value)
+    counts = [other for other in fidelity if other.subject == metric.subject and other.name == "rows"]
     return msgspec.structs.replace(
         base,
         limit=bound,
         larger_is_worse=larger_is_worse,
         used=spent / room if room > 0 else None,
-        ok=judge([finding, *counts], allowed, plan.max_error) is None,
+        ok=judge([metric, *counts], allowed, plan.max_error) is None,
     )
 
 

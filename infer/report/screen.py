@@ -88,7 +88,7 @@ def _fidelity(report: Report) -> str:
     """The metrics that say most, of the worst output, with their limits."""
     parts = []
     for metric in METRICS:
-        rows = [row for row in report.fidelity if row.what.rpartition(".")[2] == metric]
+        rows = [row for row in report.fidelity if row.metric == metric]
         if not rows:
             continue
         row = max(rows, key=lambda r: r.used or 0.0)

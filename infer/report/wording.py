@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..options import command_line
 from ..plan import Plan
-from ..spec import Finding
+from ..results import Metric
 from ..thresholds import default_kv_dtype
 from .latency import Paired
 
@@ -90,18 +90,18 @@ def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
     return ", ".join(f"{phrase} (batch {batch})" for phrase, (batch, _) in zip(phrases, pairs, strict=True))
 
 
-def faithful(findings: Sequence[Finding]) -> str:
+def faithful(metrics: Sequence[Metric]) -> str:
     """The one number that says most: top-1 agreement, else equal values, else the relative error."""
-    for metric, phrase in (
+    for name, phrase in (
         ("top1", "top-1 agreement"),
         ("exact", "equal"),
         ("relative_error", "relative error"),
     ):
-        values = [f.value for f in findings if f.stage == "compare" and f.what.rpartition(".")[2] == metric]
-        known = [float(v) for v in values if isinstance(v, int | float)]
+        values = [metric.number for metric in metrics if metric.name == name]
+        known = [float(value) for value in values if value is not None]
         if known:
-            worst = max(known) if metric == "relative_error" else min(known)
-            text = f"{100 * worst:.2g} %" if metric == "relative_error" else share(worst)
+            worst = max(known) if name == "relative_error" else min(known)
+            text = f"{100 * worst:.2g} %" if name == "relative_error" else share(worst)
             return f"{phrase} {text}"
     return "fidelity not measured"
 

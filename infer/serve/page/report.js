@@ -50,7 +50,7 @@ function size(report) {
 function fidelity(report) {
   const rows = (report.fidelity ?? []).filter((row) => row.limit !== null);
   if (!rows.length) return null;
-  const value = (row) => (/top1|agree/.test(row.what) ? share(row.value) : `${entry(row.value)}${row.unit ? ` ${row.unit}` : ""}`);
+  const value = (row) => (row.metric === "top1" ? share(row.value) : `${entry(row.value)}${row.unit ? ` ${row.unit}` : ""}`);
   return h("div", {}, h("h3", {}, "Fidelity", h("span", { class: "soft" }, " to the float original")),
     h("table", { class: "fidelity" },
       h("thead", {}, h("tr", {}, ["what", "value", "limit"].map((name, at) => h("th", { scope: "col", class: at ? "num" : null }, name)))),

@@ -1,0 +1,43 @@
+"""Typed results of the stages: what code decides on. A `Finding` is only the line that a person reads."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .spec import Finding
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One measure of fidelity.
+
+    `subject` is an output (`logits`), an output or all of them at another batch size (`logits at batch 3`, `batch 1`),
+    or a schedule of a language model's steps (`decode`). `name` is a metric of `infer.fidelity`: `top1`, `kl`, … A
+    value that can't be known is None. `unit` and `detail` are for display.
+    """
+
+    subject: str
+    name: str
+    value: float | int | bool | None
+    unit: str = ""
+    detail: str = ""
+
+    @property
+    def label(self) -> str:
+        """`logits.top1`."""
+        return f"{self.subject}.{self.name}"
+
+    @property
+    def number(self) -> float | int | None:
+        """The value, where it is a number; flags and unknown values are None."""
+        return None if isinstance(self.value, bool) else self.value
+
+    def finding(self) -> Finding:
+        return Finding("compare", self.label, self.value, self.unit, self.detail)
+
+
+class LayerError(msgspec.Struct, frozen=True):
+    """Relative error of one layer's output, all errors of earlier layers included; None where it can't be known."""
+
+    name: str
+    kind: str  # the class of the float layer
+    error: float | None
