@@ -18,10 +18,13 @@ from ..generate.quota import is_beyond_share
 from .batching import LOOK_PAST, Batcher, Filling, Taken
 from .door import LEAST_PRIORITY, Door
 from .entries import Entry
-from .promises import Item, Promises
+from .promises import Item, Rooms
 from .waiting import Waiting
 
 UNMEASURED = 1e-9  # seconds of one element, before the first batch was measured
+MOST_BEHIND = (
+    2  # of the longest batches, that one tenant may have been served more than another that waits too
+)
 
 
 class Part(Waiting):
@@ -180,11 +183,17 @@ class FairBatcher(Batcher):
         return taken
 
     def _charge(self, entries: Sequence[Entry], work: float) -> None:
-        """Each tenant pays for its part of the batch."""
+        """Each tenant pays for its part of the batch. Counters stay close, so that neither what was mispredicted nor
+        what others left unused is made up for at length."""
         seconds = self.speed.seconds(work) or UNMEASURED * work
         each = seconds / max(sum([entry.work for entry in entries]), 1)
         for entry in entries:
             self._parts[entry.tenant].served += each * entry.work
+        if len(self.active) > 1 and self.speed.longest:
+            waiting = self.active.values()
+            most = min([part.served for part in waiting]) + MOST_BEHIND * self.speed.longest
+            for part in waiting:
+                part.served = min(part.served, most)
 
     def _fill_fairly(self, kind: Hashable, taken: Taken) -> None:
         """As `_fill`, of the tenant that would have the lowest counter each time."""
@@ -197,10 +206,11 @@ class FairBatcher(Batcher):
             if kind in part._queues
         ]
         heapq.heapify(turns)
-        rooms = Rooms(self, kind, now)
+        rooms = Rooms(self.active.values(), kind, self, now)
+        elsewhere = [part.served for part in self.active.values() if kind not in part._queues]
 
         def room() -> float:
-            return rooms.before(part, item, served)
+            return rooms.before(part, item, served, next(iter(joined), entry).least)
 
         while turns and filling.rows < self.max_batch and len(passed) < LOOK_PAST:
             served, number, part = turns[0]
@@ -211,9 +221,10 @@ class FairBatcher(Batcher):
             item, entry = head, head[3]
             most = left = entry.requests - joined.get(entry, 0)
             cost = 0.0
-            if len(turns) > 1:
+            if len(turns) > 1 or elsewhere:
                 cost = self._cost(entry)
-                most = min(left, 1 + int((min(turns[1:3])[0] - served) / cost))
+                others = [turn[0] for turn in turns[1:3]] + [one for one in elsewhere if one >= served]
+                most = min(left, 1 + int((min(others) - served) / cost)) if others else left
             fit = self._fit(filling, entry, most, now, room)
             if fit:
                 joined[entry] = joined.get(entry, 0) + fit
@@ -240,35 +251,3 @@ class FairBatcher(Batcher):
         elements = max(entry.elements, 1)
         full = elements * max(min(self.max_batch, self.limits.max_batch_elements // elements), 1)
         return entry.least * (self.speed.seconds(full) / full or UNMEASURED)
-
-
-class Rooms:
-    """How large a batch of one kind may grow at the cost of what waits of other kinds."""
-
-    def __init__(self, whole: FairBatcher, kind: Hashable, now: float) -> None:
-        self._whole, self._kind, self._now = whole, kind, now
-        self._least = 0.0
-        self._firsts: list[tuple[Part, Item]] | None = None
-        self._promises: dict[str, tuple[Promises, Promises]] = {}
-
-    def before(self, part: Part, item: Item, served: float) -> float:
-        """The most work with which all those are in time that go before an entry: what is more urgent of its tenant,
-        and the next of each tenant with a lower counter."""
-        found = self._promises.get(part.name)
-        if found is None:
-            self._least = self._least or item[3].least
-            others = [first for other, first in self._next_of_each() if other is not part]
-            options = self._whole, self._now, self._least
-            found = Promises(part.items(self._kind), *options), Promises(others, *options)
-            self._promises[part.name] = found
-        return min(found[0].room(item[:2]), found[1].room((served, 0.0)))
-
-    def _next_of_each(self) -> list[tuple[Part, Item]]:
-        """The most urgent entry of each tenant, in the order of the counters."""
-        if self._firsts is None:
-            self._firsts = []
-            for number, part in enumerate(self._whole.active.values()):
-                first = min(part.items(self._kind), default=None, key=lambda item: item[:3])
-                if first is not None:
-                    self._firsts.append((part, (part.served, 0.0, number, first[3])))
-        return self._firsts

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .batching import Batcher
     from .entries import Entry
+    from .fair_queue import Part
 
 Urgency = tuple[float, float]  # priority, deadline
 Item = tuple[float, float, int, "Entry"]
@@ -43,3 +44,33 @@ class Promises:
                 self._kinds.add(entry.key)
                 self._work, self._slack = work, min(self._slack, slack)
         return speed.work_within(self._slack)
+
+
+class Rooms:
+    """The same for a batch of one `kind` that several tenants fill in the order of their counters."""
+
+    def __init__(self, parts: Iterable[Part], kind: Hashable, queue: Batcher, now: float) -> None:
+        self._parts, self._kind, self._queue, self._now = list(parts), kind, queue, now
+        self._next: list[tuple[Part, Item]] | None = None
+        self._promises: dict[str, tuple[Promises, Promises]] = {}
+
+    def before(self, part: Part, item: Item, served: float, work: float) -> float:
+        """The most work with which all those are in time that go before an entry: what is more urgent of its tenant,
+        and the next of each tenant with a counter below `served`. `work`: as `Promises` takes it."""
+        found = self._promises.get(part.name)
+        if found is None:
+            others = [first for other, first in self._next_of_each() if other is not part]
+            options = self._queue, self._now, work
+            found = Promises(part.items(self._kind), *options), Promises(others, *options)
+            self._promises[part.name] = found
+        return min(found[0].room(item[:2]), found[1].room((served, 0.0)))
+
+    def _next_of_each(self) -> list[tuple[Part, Item]]:
+        """The most urgent entry of each tenant, with its counter for an urgency."""
+        if self._next is None:
+            self._next = []
+            for number, part in enumerate(self._parts):
+                first = min(part.items(self._kind), default=None, key=lambda item: item[:3])
+                if first is not None:
+                    self._next.append((part, (part.served, 0.0, number, first[3])))
+        return self._next

@@ -81,6 +81,11 @@ class Speed:
         return self.fixed * batches + self.each * work
 
     @property
+    def longest(self) -> float:
+        """Seconds of the largest batch that was measured; 0 before the first."""
+        return self.seconds(self._largest)
+
+    @property
     def caution(self) -> float:
         """What expected seconds are multiplied with where being late costs."""
         return 1 + DOUBT * self.doubt
