@@ -67,6 +67,9 @@ for each 100,000 characters, each in a process that is killed then. A grammar is
 levels deep, and may take 3 s of CPU time and 128 MiB of memory to compile, in a process of its own; one client compiles
 one long grammar at a time, at most 12 s of them at once and 12 s a minute.
 
+With two API keys or more, each may have its share of a model's queue (the limit, over the keys that wait) where the
+queue is full, so that together they may have up to twice the limit; alone it may have all of it.
+
 Connections follow the limit of open files: where `ulimit -n` allows fewer, the server says so at its start.
 """
 

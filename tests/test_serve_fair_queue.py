@@ -239,10 +239,11 @@ def test_use_of_what_others_left_is_hardly_made_up_for() -> None:
     desk.measured(0.0, 0.01)
     for _ in range(1000):
         desk.put(tenant="flood")
-    desk.put(tenant="rare", key="other")
-    for _ in range(50):  # it always waits, and gets all it asks for
-        desk.put(tenant="rare", key="other")
+    for _ in range(50):  # it always waits while a batch is made, and gets all it asks for
+        desk.put(tenant="rare")
+        stays = desk.put(tenant="rare", key="other", priority=255)
         desk.run(0.08)
+        desk.fair.cancel(stays)
     for _ in range(500):
         desk.put(tenant="rare")
     found = Counter(tenants([e for _ in range(10) for e in desk.run(0.08)]))

@@ -22,9 +22,7 @@ from .promises import Item, Rooms
 from .waiting import Waiting
 
 UNMEASURED = 1e-9  # seconds of one element, before the first batch was measured
-MOST_BEHIND = (
-    2  # of the longest batches, that one tenant may have been served more than another that waits too
-)
+MOST_BEHIND = 2  # longest batches that a tenant may have had more than another that waits too
 
 
 class Part(Waiting):
