@@ -20,30 +20,30 @@ check: lint
 	$(RUN) -m pytest -q tests/test_layers.py tests/test_surface.py
 
 table: $(STAMP)
-	$(RUN) bench/table.py
+	$(RUN) -m bench.quality.backend_table
 
 bench-quality: $(STAMP)
-	$(RUN) bench/quality.py
+	$(RUN) -m bench.quality.format_error
 
 bench-mixed: $(STAMP)
-	$(RUN) bench/mixed.py
+	$(RUN) -m bench.quality.mixed_precision
 
 bench-traps: $(STAMP)
-	$(RUN) bench/traps.py
+	$(RUN) -m bench.kernels.dispatch_guard
 
 bench-load: $(STAMP)
-	$(RUN) bench/load.py
+	$(RUN) -m bench.load.checkpoint_open
 
 # All of them, then 1 if a bar was missed in any.
-SERVE_BENCHES := serve serve_hop serve_overload serve_overload_lm serve_peers
+SERVE_BENCHES := fastapi_comparison process_hop overload overload_llm peers.comparison
 bench-serve: $(STAMP) .peers/.installed
-	@missed=; for name in $(SERVE_BENCHES); do $(RUN) bench/$$name.py || missed="$$missed $$name"; done; \
+	@missed=; for name in $(SERVE_BENCHES); do $(RUN) -m bench.serve.$$name || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "missed or failed:$$missed"; exit 1; }
 
 # LitServe, BentoML and mosec in an environment of their own; ours lies behind it, so that torch is there once.
-.peers/.installed: $(STAMP) bench/serve_peers.txt
+.peers/.installed: $(STAMP) bench/serve/peers/requirements.txt
 	test -x .peers/bin/python || $(PYTHON) -m venv .peers
-	.peers/bin/python -m pip install --disable-pip-version-check --no-deps --requirement bench/serve_peers.txt
+	.peers/bin/python -m pip install --disable-pip-version-check --no-deps --requirement bench/serve/peers/requirements.txt
 	purelib='import sysconfig; print(sysconfig.get_paths()["purelib"])'; \
 	$(RUN) -c "$$purelib" > "$$(.peers/bin/python -c "$$purelib")/behind.pth"
 	touch $@
@@ -51,7 +51,7 @@ bench-serve: $(STAMP) .peers/.installed
 # Other people's clients and load tools against a served model; those that are not installed are named. perf_analyzer is
 # a program in an old wheel of tritonclient; it wants libcudart from another wheel, and Debian's libb64-0d.
 serve-tools: $(STAMP) .tools/.installed
-	$(RUN) bench/serve_tools.py
+	$(RUN) -m bench.serve.client_tools
 
 WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps --only-binary=:all: --dest .tools/wheels
 .tools/.installed: $(STAMP)
@@ -84,12 +84,12 @@ chaos: $(STAMP)
 
 # Ten thousand streams that are hung up on, and again with each leak that must be found; half an hour of everything.
 endure: $(STAMP)
-	$(RUN) bench/serve_leaks.py
-	$(RUN) bench/serve_leaks.py --plant pages
-	$(RUN) bench/serve_leaks.py --plant memory
-	$(RUN) bench/serve_leaks.py --plant worker
-	$(RUN) bench/serve_slow.py
-	$(RUN) bench/serve_soak.py
+	$(RUN) -m bench.serve.disconnect_leaks
+	$(RUN) -m bench.serve.disconnect_leaks --plant pages
+	$(RUN) -m bench.serve.disconnect_leaks --plant memory
+	$(RUN) -m bench.serve.disconnect_leaks --plant worker
+	$(RUN) -m bench.serve.slow_clients
+	$(RUN) -m bench.serve.soak
 
 # Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser and
 # over the files of artifacts.
@@ -100,13 +100,13 @@ fuzz: $(STAMP)
 	$(RUN) -m tests.fuzz_artifacts 100000 600
 
 bench-stream: $(STAMP)
-	$(RUN) bench/stream.py
+	$(RUN) -m bench.serve.stream_cost
 
 bench-kernels: $(STAMP) $(VENV)/.rivals
-	$(RUN) bench/kernels.py
+	$(RUN) -m bench.kernels.suite
 
 bench-lm: $(STAMP) $(VENV)/.rivals
-	$(RUN) bench/lm.py
+	$(RUN) -m bench.llm.suite
 
 # llama.cpp is compiled for this machine, which takes ten minutes; the other rivals come as wheels.
 $(VENV)/.rivals: $(STAMP)

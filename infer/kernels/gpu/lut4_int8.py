@@ -6,7 +6,7 @@ instructions for a weight against 4.9 of `lut_rows`, at an error of 0.7 % (table
 bits. Sums within a word are exact int32; the order of the float32 sums is fixed. The slow twin is
 `linear_packed.lut4_twin`.
 
-No operator uses it yet: `bench/gpu_kernels.py` measures whether it should.
+No operator uses it yet: `bench/gpu/quantized_linear.py` measures whether it should.
 """
 
 from __future__ import annotations

@@ -1,0 +1,336 @@
+"""Language models on a GPU: decode attention and whole decode steps, right first, then their share of the bandwidth.
+
+    python -m bench.gpu.decode_step [--shapes 1B,8B] [--batches 1,8,64] [--contexts 2048,8192]
+                           [--artifact NAME.infer] [--no-step]
+
+Attention: our split-KV kernels over pages against torch's SDPA on a dense cache (queries of a key head packed) and
+`torch.nn.attention.varlen` over pages, where this torch has it. One measurement is a CUDA graph of calls that rotate
+over the layers of a cache of more bytes than the L2 cache holds. Step: random weights of the shape in bfloat16, one
+token for each sequence, under our CUDA graphs, against transformers' own forward with a static cache and SDPA; or the
+step of an artifact. The share is the bytes that must be read (cache, or weights and cache) over the time, against the
+bytes that a copy on the device moves. Writes bench/results/gpu-lm-DATE.json and .md; exits 1 when a result is wrong,
+2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bench.shared.repository import RESULTS
+from infer.kernels import gpu
+
+if reason := gpu.why_not():  # before the imports that need Triton
+    print(f"Language models can't be measured on a GPU here: {reason}.", file=sys.stderr)
+    sys.exit(2)
+
+from dataclasses import replace
+
+from bench.gpu.copy_bandwidth import copy_bandwidth
+from infer.attention import KV_DTYPES, Args, PageLayout, reference
+from infer.attention import triton as ours
+from infer.capture import flatten
+from infer.generate import StepShape, Windows, capture_step, cuda_graphs, probe
+from infer.kernels.gpu.crossover import graph_seconds
+
+# layers, hidden, intermediate, query heads, key heads, numbers of a head, vocabulary
+SHAPES = {
+    "135M": (30, 576, 1536, 9, 3, 64, 49152),
+    "1B": (16, 2048, 8192, 32, 8, 64, 128256),
+    "8B": (32, 4096, 14336, 32, 8, 128, 128256),
+}
+PAGE, ROTATED, ROUNDS = 32, 256 << 20, 30
+TOLERANCE = {"bfloat16": 1e-2, "int8": 3e-2}
+
+
+def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> Args:
+    """A decode step of `batch` sequences of `context` tokens, random keys and values in every page."""
+    _, _, _, heads, kv_heads, width, _ = SHAPES[shape]
+    layout = PageLayout(kv_heads, width, PAGE, kind)
+    blocks = -(-context // PAGE)
+    cache = torch.zeros(layers, batch * blocks, layout.num_bytes, dtype=torch.uint8, device="cuda")
+    for layer in cache:
+        parts = layout.parts(layer)
+        for codes, steps in ((parts.key, parts.key_step), (parts.value, parts.value_step)):
+            if steps is None:
+                codes.normal_()
+            else:
+                codes.random_(-127, 128)
+                steps.fill_(0.02)
+    table = torch.randperm(batch * blocks, device="cuda").int().reshape(batch, blocks)
+    place = context - 1
+    query, key, value = (
+        torch.randn(batch, count, width, device="cuda", dtype=torch.bfloat16)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    return Args(
+        *(query, key, value, cache),
+        slot_mapping=table[:, place // PAGE].long() * PAGE + place % PAGE,
+        block_table=table,
+        query_start=torch.arange(batch + 1, dtype=torch.int32, device="cuda"),
+        seq_lens=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
+        sinks=None,
+        layer=0,
+        page=PAGE,
+        dtype=KV_DTYPES.index(kind),
+        scale=width**-0.5,
+    )
+
+
+def check() -> list[str]:
+    """Odd contexts against the reference in float32 on the CPU; the sentences of what is wrong."""
+    wrong = []
+    for shape in SHAPES:
+        for kind, tolerance in TOLERANCE.items():
+            for batch, context in ((1, 1), (3, 33), (2, 1999)):
+                args = arguments(shape, batch, context, kind, 1)
+                moved = {
+                    n: v.cpu() for n in Args.__dataclass_fields__ if isinstance(v := getattr(args, n), Tensor)
+                }
+                moved |= {n: moved[n].float() for n in ("query", "key", "value")}
+                want = reference.attend(replace(args, **moved))
+                for splits in (1, 5, 16):
+                    got = ours.run(args, ours.tiling(args), splits, 16).float().cpu()
+                    error = float((got - want).norm() / want.norm())
+                    if not error <= tolerance:
+                        wrong.append(
+                            f"{shape} {kind} {batch} x {context}, {splits} pieces: error {error:.1e}"
+                        )
+    return wrong
+
+
+def sdpa(args: Args, layers: int) -> list[Callable[[], object]]:
+    """torch's attention on dense keys and values, the query heads of a key head as its rows."""
+    batch, context = args.block_table.shape[0], int(args.seq_lens[0])
+    kv_heads, width = args.key.shape[1:]
+    query = args.query.unflatten(1, (kv_heads, -1))
+    dense = [
+        torch.randn(2, batch, kv_heads, context, width, device="cuda", dtype=torch.bfloat16)
+        for _ in range(layers)
+    ]
+    return [
+        lambda pair=pair: F.scaled_dot_product_attention(query, pair[0], pair[1], scale=args.scale)
+        for pair in dense
+    ]
+
+
+def varlen(args: Args, layers: int) -> list[Callable[[], object]] | None:
+    """torch's variable-length attention over pages, or None where this torch or GPU has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    pages, (kv_heads, width) = args.kv_cache.shape[1], args.key.shape[1:]
+    # It takes pages of 256 tokens and more on some GPUs: the same tokens in larger pages.
+    page = 256
+    count = max(pages * PAGE // page, len(args.block_table))
+    table = torch.arange(count, dtype=torch.int32, device="cuda").reshape(len(args.block_table), -1)
+    context = int(args.seq_lens[0])
+    dense = [
+        torch.randn(2, count, page, kv_heads, width, device="cuda", dtype=torch.bfloat16)
+        for _ in range(layers)
+    ]
+
+    def call(pair: Tensor) -> object:
+        return varlen_attn(
+            *(args.query, pair[0], pair[1], args.query_start, None, 1, context),
+            scale=args.scale,
+            window_size=(-1, 0),
+            enable_gqa=True,
+            seqused_k=args.seq_lens,
+            block_table=table,
+        )
+
+    try:
+        call(dense[0])
+    except (RuntimeError, TypeError, ValueError) as error:
+        print(f"varlen_attn does not run here: {str(error).splitlines()[0]}", flush=True)
+        return None
+    return [lambda pair=pair: call(pair) for pair in dense]
+
+
+def attention_row(shape: str, batch: int, context: int, copy: float) -> dict[str, object]:
+    _, _, _, _, kv_heads, width, _ = SHAPES[shape]
+    row: dict[str, object] = {"shape": shape, "batch": batch, "context": context}
+    for kind in TOLERANCE:
+        size = PageLayout(kv_heads, width, PAGE, kind).num_bytes / PAGE * batch * context
+        layers = int(min(max(ROTATED // size, 1), 32))
+        args = arguments(shape, batch, context, kind, layers)
+        calls = [functools.partial(ours.attend, replace(args, layer=i)) for i in range(layers)]
+        seconds = graph_seconds(calls)
+        row |= {f"{kind}_us": seconds * 1e6, f"{kind}_share": size / seconds / copy}
+        if kind == "bfloat16":
+            row["sdpa_us"] = graph_seconds(sdpa(args, layers)) * 1e6
+            if rival := varlen(args, layers):
+                row["varlen_us"] = graph_seconds(rival) * 1e6
+    return row
+
+
+def median_seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return statistics.median(times[3:])
+
+
+def cache_bytes(shape: StepShape, batch: int, context: int) -> float:
+    return shape.layers * shape.page_bytes / shape.page * batch * context
+
+
+def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) -> list[dict[str, object]]:
+    """Random weights in bfloat16: our step under CUDA graphs against transformers' forward, eager, static cache."""
+    from torch.export.passes import move_to_device_pass
+    from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
+
+    layers, hidden, inner, heads, kv_heads, width, vocabulary = SHAPES[name]
+    config = LlamaConfig(
+        num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=width, vocab_size=vocabulary, max_position_embeddings=1 << 15,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters()) - vocabulary * hidden * 2
+    model.cpu()
+    shape = probe(model, kv_dtype="bfloat16")
+    graph = capture_step(model, shape)
+    model.cuda()
+    run = move_to_device_pass(graph.exported, "cuda").module()
+
+    class Step:
+        def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            with torch.no_grad():
+                return {"logits": flatten(run(**{n: v.to("cuda") for n, v in inputs.items()}))[0]}
+
+        def close(self) -> None: ...
+
+    rows = []
+    for batch in batches:
+        for context in contexts:
+            step = cuda_graphs.wrap(Step(), "cuda")
+            ours_ = median_seconds(Windows(step, shape, "cuda").decoding(batch, context))
+            cache = StaticCache(config=config, max_cache_len=context + ROUNDS + 8)
+            ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
+
+            def theirs(cache: StaticCache = cache, ids: Tensor = ids, at: int = context) -> object:
+                with torch.no_grad():
+                    position = torch.tensor([[at]], device="cuda").expand(len(ids), 1)
+                    return model(input_ids=ids, past_key_values=cache, position_ids=position)
+
+            rival = median_seconds(theirs)
+            needed = weights + cache_bytes(shape, batch, context)
+            rows.append(
+                {
+                    "model": name, "batch": batch, "context": context, "ms": ours_ * 1e3,
+                    "share": needed / ours_ / copy, "transformers_ms": rival * 1e3, "speedup": rival / ours_,
+                    "graphs": [f"{f.what}: {f.value} {f.why}" for f in step.findings],
+                }
+            )  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def artifact_rows(
+    path: Path, batches: list[int], contexts: list[int], copy: float
+) -> list[dict[str, object]]:
+    from infer.predict import Predictor, generation_shape
+    from infer.report import memory
+
+    weights = sum(memory.stored_weights(path).values())
+    rows = []
+    with Predictor.load(path, device="cuda") as predictor:
+        shape = generation_shape(predictor.manifest)
+        for batch in batches:
+            for context in contexts:
+                seconds = median_seconds(predictor._runner.decoding(batch, context))
+                share = (weights + cache_bytes(shape, batch, context)) / seconds / copy
+                rows.append(
+                    {
+                        "model": predictor.name,
+                        "batch": batch,
+                        "context": context,
+                        "ms": seconds * 1e3,
+                        "share": share,
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> list[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "graphs"))
+
+    def cell(value: object) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    head = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    return [*head, *(f"| {' | '.join(cell(row.get(n, '')) for n in names)} |" for row in rows), ""]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--shapes", default="1B,8B", type=lambda text: text.split(","))
+    parser.add_argument("--batches", default="1,8,64", type=numbers)
+    parser.add_argument("--contexts", default="2048,8192", type=numbers)
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--no-step", action="store_true", help="attention alone")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    wrong, copy = check(), copy_bandwidth()
+    print(f"{len(wrong)} wrong; copy {copy / 1e12:.2f} TB/s", *wrong, sep="\n", flush=True)
+    head = {
+        "date": str(datetime.date.today()),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    attention, steps = [], []
+    for shape in given.shapes:
+        for batch in given.batches:
+            for context in given.contexts:
+                attention.append(attention_row(shape, batch, context, copy))
+                print(attention[-1], flush=True)
+    if given.artifact:
+        steps += artifact_rows(given.artifact, given.batches, given.contexts, copy)
+    elif not given.no_step:
+        for shape in given.shapes:
+            steps += model_rows(shape, given.batches, given.contexts, copy)
+    out = RESULTS / f"gpu-lm-{head['date']}"
+    found = {**head, "copy": copy, "wrong": wrong, "attention": attention, "steps": steps}
+    out.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    title = f"# Language models on {head['gpu']}, {head['date']}, torch {head['torch']}"
+    note = f"Copy on the device: {copy / 1e12:.2f} TB/s."
+    parts = [
+        title,
+        "",
+        note,
+        *([""] + wrong if wrong else []),
+        "",
+        *table(attention),
+        *(table(steps) if steps else []),
+    ]
+    out.with_suffix(".md").write_text("\n".join(parts) + "\n")
+    print("\n".join(parts))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Layers of known models with random packed weights, for `quantized_linear.py`: made, run, and computed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from infer.kernels import linear_int8, packing
+from infer.kernels.gpu import crossover, int8, int8_rows, int8_tiles, lut, lut4_int8, lut_rows, lut_tiles
+from infer.kernels.linear_fp8 import to_float8
+
+OPS = torch.ops.infer
+# [out_features, in_features] of Llama 3.2 1B, Llama 3.1 8B and 70B
+LAYERS = {
+    "1B query": (2048, 2048),
+    "1B up": (8192, 2048),
+    "1B down": (2048, 8192),
+    "1B head": (128256, 2048),
+    "8B key": (1024, 4096),
+    "8B query": (4096, 4096),
+    "8B up": (14336, 4096),
+    "8B down": (4096, 14336),
+    "8B head": (128256, 4096),
+    "70B query": (8192, 8192),
+    "70B up": (28672, 8192),
+    "70B down": (8192, 28672),
+}
+USUAL = ("lut4", "lut4_int8", "int8", "int8_weight", "fp8")  # measured on every layer; the others on one
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A packed weight on the GPU; `op(x, *tensors, bias)` multiplies by it."""
+
+    op: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...]
+    exact: Callable[[Tensor], Tensor]  # float64 [M, K] → [M, N], by definition
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def run(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.op(x, *self.tensors, bias)
+
+    def copy(self) -> Weight:
+        return replace(self, tensors=tuple(tensor.clone() for tensor in self.tensors))
+
+
+def _lut(bits: int, n: int, k: int) -> Weight:
+    tables = -(-n // packing.TABLE_ROWS) if bits != 4 else 1
+    codes = torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8, device="cuda")
+    table = torch.rand(tables, 2**bits, device="cuda").mul(2).sub(1).sort(1).values
+    scale = torch.randint(-127, 128, (n, k // 64), dtype=torch.int8, device="cuda")
+    tensors = codes, table, scale, torch.rand(n, device="cuda") + 0.1
+
+    def exact(x: Tensor) -> Tensor:
+        return x @ packing.decode(*tensors, packing.tables_of_rows(n, table)).double().t()
+
+    return Weight(OPS.linear_lut, tensors, exact)
+
+
+def _lut4_int8(n: int, k: int) -> Weight:
+    weight = _lut(4, n, k)
+    codes, table, scale, row_scale = weight.tensors
+    rounded, packed_scale = lut4_int8.pack(table, row_scale)
+    return Weight(lut4_int8.linear, (codes, rounded, scale, packed_scale), weight.exact)
+
+
+def _int8(kind: str, n: int, k: int) -> Weight:
+    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device="cuda")
+    scale = torch.rand(n, device="cuda") * 0.01 + 0.001
+
+    def exact(x: Tensor) -> Tensor:
+        if kind == "int8":
+            step = linear_int8.row_step(x.float())
+            x = linear_int8.to_grid(x.float(), step).double() * step
+        return x @ codes.double().t() * scale
+
+    return Weight(OPS.linear_int8 if kind == "int8" else OPS.linear_int8_weight, (codes, scale), exact)
+
+
+def _fp8(n: int, k: int) -> Weight:
+    codes, step = to_float8(torch.randn(n, k, device="cuda"))
+    scale = step[:, 0].contiguous()
+
+    def exact(x: Tensor) -> Tensor:
+        q, steps = to_float8(x.float())
+        return q.double() @ codes.double().t() * steps * scale
+
+    return Weight(OPS.linear_fp8, (codes, scale), exact)
+
+
+# Kind → relative error that is allowed beside the rounding of x's type, and how a weight is made. Tensor-core paths
+# round the table or the weight to 8 (bfloat16) or 11 bits; the library's float8 product gives bfloat16.
+KINDS: dict[str, tuple[float, Callable[[int, int], Weight]]] = {
+    "lut4": (1e-5, lambda n, k: _lut(4, n, k)),
+    "int8": (1e-5, lambda n, k: _int8("int8", n, k)),
+    "int8_weight": (1e-5, lambda n, k: _int8("int8_weight", n, k)),
+    "fp8": (4e-3, _fp8),
+    "lut4_int8": (1.5e-2, _lut4_int8),  # table and activations rounded to int8: 0.7 % on normal data
+    "lut2": (1e-5, lambda n, k: _lut(2, n, k)),
+    "lut3": (1e-5, lambda n, k: _lut(3, n, k)),
+    "lut6": (1e-5, lambda n, k: _lut(6, n, k)),
+}
+
+
+def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> crossover.Crossover:
+    """Measure the three paths of `lut4` or `int8` on one layer, and keep where they cross for this GPU."""
+    weight = KINDS[kind][1](n, k)
+    if kind == "int8":
+        tensors, dtype = weight.tensors[:1], torch.int8
+        paths = {"rows": int8_rows.linear, "tiles": int8_tiles.products, "library": int8.library}
+    else:
+        tensors, dtype = weight.tensors, torch.bfloat16
+        paths = {"rows": lut_rows.linear, "tiles": lut_tiles.linear, "library": lut.decoded}
+
+    def call(path: Callable[..., Tensor], rows: int) -> Callable[[], Tensor]:
+        x = torch.randn(rows, k, device="cuda").to(dtype)
+        return lambda: path(x, *tensors)
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return crossover.measure(kind, device, {name: partial(call, path) for name, path in paths.items()})

@@ -1,0 +1,201 @@
+"""Never slower, on models nobody tuned: `infer optimize --backend auto` against torch eager and torch.compile.
+
+    python -m bench.kernels.auto_backend [--only unet,int8;lstm,*] [--rounds 15] [--artifacts FOLDER]
+
+Each model of auto_backend_models.py is optimized by the command line, unquantized and as int8. What is published is
+called through `Predictor.predict`, its rivals (the float module in plain torch, and compiled for each batch size alone,
+both in inference mode) as they are, all with torch's threads, in turns whose order rotates, each after a pause. The
+ratio is that of one turn against the rival whose median is least; its interval and verdict are those of
+`infer.report.latency`. Cells are merged one by one into bench/results/auto-DATE-CPU.json and .md. The exit code is 1
+when something published is slower than a rival, or `infer optimize` ends in another way than published or refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.kernels.auto_backend_models import MODELS, Model
+from bench.shared.repository import child_environment
+from bench.shared.results import machine_header, result_path
+from bench.shared.timing import Side, turns
+from infer import Predictor
+from infer.report import latency
+
+QUANTS, BATCHES = ("none", "int8"), (1, 8)
+FACTORIES = Path(__file__).with_name("auto_backend_models.py")
+INFER = "infer"
+
+
+@dataclass
+class Row:
+    """One batch size: median seconds of each side, and infer over the fastest rival with its 95 % interval."""
+
+    batch: int
+    seconds: dict[str, float]
+    rival: str
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass
+class Cell:
+    model: str
+    quant: str
+    exit_code: int
+    said: str  # the verdict of the command, or its refusal
+    wall: float  # seconds of `infer optimize`
+    backend: str = ""
+    error: float | None = None  # relative, against the float module
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def misses(self) -> bool:
+        return self.exit_code not in (0, 4) or any(row.verdict == "slower" for row in self.rows)
+
+
+def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, Cell]:
+    """Run the command on the state dict and the rows of a model."""
+    source, data, output = folder / f"{name}.pt", folder / f"{name}.npz", folder / f"{name}-{quant}.infer"
+    torch.save(model.build().state_dict(), source)
+    np.savez(data, **{model.input_name: model.rows().numpy()})
+    command = [sys.executable, "-m", "infer", "optimize", str(source), "--output", str(output), "--force"]
+    command += ["--model", f"{FACTORIES}:{name}", "--input", model.input, "--data", str(data)]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--backend", "auto", "--quant", quant],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(),
+    )
+    wall = time.perf_counter() - began
+    (folder / f"{name}-{quant}.log").write_text(done.stdout + done.stderr)
+    said = " ".join(done.stderr.split()) if done.returncode else "; ".join(_report(output)["verdict"])
+    return output, Cell(name, quant, done.returncode, said, wall)
+
+
+def _report(artifact: Path) -> dict[str, Any]:
+    return json.loads((artifact / "report.json").read_text())  # type: ignore[no-any-return]
+
+
+def measure(cell: Cell, artifact: Path, model: Model, rounds: int) -> None:
+    """Fill the rows of a published cell."""
+    module = model.build()
+    with Predictor.load(artifact) as predictor, torch.inference_mode():
+        cell.backend = predictor.manifest.backend
+        for batch in BATCHES:
+            rows = model.rows()[:batch]
+            sides = [_infer(predictor, model.input_name, rows), *_rivals(module, rows)]
+            ours, theirs = sides[0].output(), sides[1].output()
+            cell.error = max(cell.error or 0.0, float((ours - theirs).norm() / theirs.norm()))
+            cell.rows.append(compare(batch, turns(sides, rounds)))
+
+
+def _infer(predictor: Predictor, name: str, rows: Tensor) -> Side:
+    def run() -> Tensor:
+        return next(iter(predictor.predict({name: rows}).values()))
+
+    return Side(INFER, run, run)
+
+
+def _rivals(module: nn.Module, rows: Tensor) -> list[Side]:
+    torch.compiler.reset()
+    compiled = torch.compile(module, dynamic=False)
+    eager, fast = lambda: module(rows), lambda: compiled(rows)
+    fast()
+    return [Side("torch eager", eager, eager), Side("torch.compile", fast, fast)]
+
+
+def compare(batch: int, times: dict[str, list[float]]) -> Row:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rival = min(medians.keys() - {INFER}, key=medians.__getitem__)
+    ratios = [ours / theirs for ours, theirs in zip(times[INFER], times[rival], strict=True)]
+    ratio, low, high, verdict = latency.decide(ratios)
+    return Row(batch, medians, rival, ratio, low, high, verdict)
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    lines = [
+        "| model | quant | backend | batch | infer, torch eager, torch.compile, ms | ÷ fastest rival | verdict |"
+    ]
+    lines.append("|" + "---|" * 7)
+    for cell in cells:
+        if cell.exit_code:
+            lines.append(f"| {cell.model} | {cell.quant} | exit {cell.exit_code} |  | {cell.said} |  |  |")
+        for row in cell.rows:
+            each = ", ".join(f"{1e3 * seconds:.2f}" for seconds in row.seconds.values())
+            ratio = f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
+            head = f"| {cell.model} | {cell.quant} | {cell.backend} | {row.batch}"
+            lines.append(f"{head} | {each} | {ratio} | {row.verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def kept(path: Path) -> dict[tuple[str, str], Cell]:
+    """The cells of today's file."""
+    if not path.exists():
+        return {}
+    found = [Cell(**cell) for cell in json.loads(path.read_text())["cells"]]
+    for cell in found:
+        cell.rows = [Row(**row) for row in cell.rows]  # type: ignore[arg-type]
+    return {(cell.model, cell.quant): cell for cell in found}
+
+
+def write(path: Path, cells: Sequence[Cell]) -> None:
+    head = machine_header(threads=torch.get_num_threads())
+    path.write_text(json.dumps({**head, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
+    said = (
+        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}\n\n"
+    )
+    missed = ", ".join(f"{c.model} {c.quant}" for c in cells if c.misses) or "nothing"
+    path.with_suffix(".md").write_text(
+        f"{said}{markdown(cells)}\nSlower than a rival, or broken: {missed}.\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="*,*", help="MODEL,QUANT with wildcards, several joined by ;")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--artifacts", type=Path, help="keep artifacts and logs here")
+    arguments = parser.parse_args()
+    patterns = [part.split(",") for part in arguments.only.split(";")]
+    path = result_path("auto")
+    every = [(model, quant) for model in MODELS for quant in QUANTS]
+    wanted = [key for key in every if any(all(map(fnmatch.fnmatch, key, p)) for p in patterns)]
+    if not wanted:
+        parser.error(f"nothing fits {arguments.only!r}; models are {', '.join(MODELS)}")
+    cells = kept(path)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.artifacts or Path(temporary)
+        for name, quant in wanted:
+            artifact, cell = optimize(name, MODELS[name], quant, folder)
+            if cell.exit_code == 0:
+                measure(cell, artifact, MODELS[name], arguments.rounds)
+            cells[name, quant] = cell
+            print(markdown([cell]).splitlines()[2:], cell.said, f"{cell.wall:.0f} s", flush=True)
+            write(path, [cells[key] for key in every if key in cells])
+    print(path.with_suffix(".md").read_text())
+    return 1 if any(cell.misses for cell in cells.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

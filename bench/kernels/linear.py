@@ -1,0 +1,144 @@
+"""The bars of single linear layers: lut4 and int8 against other engines, M rows by a weight [N, K]."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.kernels import linear_ggml, linear_infer, linear_ort, linear_torch
+from bench.kernels.linear_infer import Ours, relative
+from bench.shared import timing
+from bench.shared.bars import Bar
+from bench.shared.timing import Side
+from infer.device import speed
+
+MEMORY, ORT, GGML, FBGEMM, FLOAT = "reading memory", "ORT", "llama.cpp", "torch fbgemm", "torch float32"
+FEW = 16  # rows up to which weights come from DRAM, as in a model that is larger than the caches
+MOST_COPIES = 64
+# Relative error that an engine may have against the float product of Gaussian weights: above, it is broken.
+LARGEST_ERROR = {"lut4": 0.14, "int8": 0.03}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One interleaved run: who takes part, and what is asked of us against each."""
+
+    kind: str  # "lut4" | "int8"
+    rows: int
+    columns: int
+    batch: int
+    needs: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.rows}×{self.columns} M={self.batch}"
+
+
+def cases() -> Iterator[Case]:
+    """The bars of issue "Kernels and quality"."""
+    for rows, columns in ((4096, 4096), (8192, 2048)):
+        yield Case("lut4", rows, columns, 1, {MEMORY: 0.8, ORT: 1.3, GGML: 1.3})
+        yield Case("lut4", rows, columns, 4, {ORT: 1.3, GGML: 2.0})
+        yield Case("lut4", rows, columns, 8, {GGML: 2.0})
+        yield Case("lut4", rows, columns, 16, {ORT: 1.3, GGML: 1.3})
+        for batch in (128, 512):
+            yield Case("lut4", rows, columns, batch, {FLOAT: 1.5})
+        for batch in (1, 16, 128, 512):
+            need = 1.2 if batch <= FEW else 1.0
+            yield Case("int8", rows, columns, batch, {ORT: need, FBGEMM: need})
+    for width in (576, 2048):
+        for batch in (4, 8):
+            yield Case("lut4", width, width, batch, {GGML: 2.0})
+
+
+_MISSING: dict[str, Callable[[], str | None]] = {
+    ORT: linear_ort.missing,
+    GGML: linear_ggml.missing,
+    FBGEMM: linear_torch.missing,
+}
+
+
+def measure(case: Case) -> list[Bar]:
+    """Build the engines, compare their products with the float product, and only then time them in turns."""
+    weight, x = _weight(case.rows, case.columns), torch.randn(case.batch, case.columns)
+    ours = (linear_infer.lut4 if case.kind == "lut4" else linear_infer.int8)(weight, x, _copies(case))
+    exact, twin = x.double() @ weight.double().t(), ours.twin()
+    problem = _problem(case, "ours", ours.side.output(), exact)
+    off = relative(ours.side.output(), twin)
+    if off > linear_infer.EXACT:
+        problem = f"ours is {off:.1e} off its slow twin"
+    absent = {rival: _MISSING[rival]() for rival in case.needs if rival in _MISSING}
+    sides = {rival: _sides(case, rival, weight, x) for rival in case.needs if not absent.get(rival)}
+    bars = [Bar(work=case.name, rival=rival, need=need) for rival, need in case.needs.items()]
+    if problem:
+        return [_with(bar, why=problem) for bar in bars]
+    errors = {"ours": relative(ours.side.output(), exact)}
+    for side in (side for group in sides.values() for side in group if side.name != MEMORY):
+        absent |= {side.name: _problem(case, side.name, side.output(), exact)}
+        errors[side.name] = relative(side.output(), exact)
+    seconds = timing.interleaved([ours.side, *(side for group in sides.values() for side in group)])
+    details = {"seconds": seconds, "relative_error": errors, "off_twin": off}
+    return [_judged(bar, ours, sides, absent, seconds, details) for bar in bars]
+
+
+@functools.lru_cache(maxsize=1)
+def _weight(rows: int, columns: int) -> Tensor:
+    """Gaussian, of a size that keeps values as they are from layer to layer."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
+
+
+def _judged(
+    bar: Bar,
+    ours: Ours,
+    sides: dict[str, list[Side]],
+    absent: dict[str, str | None],
+    seconds: dict[str, float],
+    details: dict[str, object],
+) -> Bar:
+    problems = [absent.get(bar.rival), *(absent.get(side.name) for side in sides.get(bar.rival, []))]
+    if why := next(filter(None, problems), None):
+        return _with(bar, why=why, details=details)
+    own = seconds["ours"]
+    if bar.rival == MEMORY:
+        bandwidth = timing.READ_BYTES / seconds[MEMORY]
+        least = ours.num_bytes / bandwidth
+        changes = {"got": least / own, "unit": "of its bandwidth", "ours": own, "theirs": least}
+        return _with(bar, **changes, details=details)
+    best = min(seconds[side.name] for side in sides[bar.rival])
+    return _with(bar, got=best / own, ours=own, theirs=best, details=details)
+
+
+def _with(bar: Bar, **changes: object) -> Bar:
+    import msgspec
+
+    return msgspec.structs.replace(bar, **changes)
+
+
+def _problem(case: Case, name: str, y: Tensor, exact: Tensor) -> str | None:
+    error = relative(y, exact)
+    if error <= LARGEST_ERROR[case.kind]:
+        return None
+    return f"{name} is wrong: relative error {error:.3g}"
+
+
+def _sides(case: Case, rival: str, weight: Tensor, x: Tensor) -> list[Side]:
+    copies = _copies(case)
+    if rival == MEMORY:
+        return [timing.reader()]
+    if rival == GGML:
+        return linear_ggml.sides(weight, x, copies)
+    if rival == ORT:
+        return [(linear_ort.int4 if case.kind == "lut4" else linear_ort.int8)(weight, x, copies)]
+    return [(linear_torch.fbgemm if rival == FBGEMM else linear_torch.float32)(weight, x, copies)]
+
+
+def _copies(case: Case) -> int:
+    """So many copies that a weight has left the caches when its turn comes again."""
+    if case.batch > FEW:
+        return 1
+    num_bytes = case.rows * case.columns // (2 if case.kind == "lut4" else 1)
+    return min(-(-4 * speed.last_level_cache() // num_bytes), MOST_COPIES)

@@ -1,0 +1,127 @@
+"""Our packed products as sides of the comparison, and the slow twin that they are checked against.
+
+Rivals run the copies of a weight as one graph. Copies of a square 4-bit weight are layers that follow each other, in
+llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours
+are called one by one from Python. Packed weights lie where opening an artifact puts them, in large pages.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch._inductor
+from torch import Tensor, nn
+
+from bench.shared.timing import Side
+from infer import kernels, plugins
+from infer.kernels import chain_build, linear_packed, native, packing
+from infer.kernels.large_pages import LargePages
+from infer.plan import Plan
+from infer.quiet import quiet
+
+EXACT = 1e-5  # relative: what the order of float32 additions may change
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A packed layer: the side to time, its error against the slow twin, the bytes of one copy."""
+
+    side: Side
+    twin: Callable[[], Tensor]
+    num_bytes: int
+
+
+def missing() -> str | None:
+    """Why the native kernels can't be measured, or None."""
+    return native.why_not()
+
+
+def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
+    """nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
+    portable = _nf4(weight)
+    packed = _laid(native.pack_lut4(*portable), copies)
+    op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
+    twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
+    if copies > 1 and weight.shape[0] == weight.shape[1]:
+        graph = _compiled(_Layers(packed, features), x)
+        return Ours(
+            Side("ours", lambda: graph(x), lambda: op(x, *packed[0], None, features), copies), twin, num_bytes
+        )
+
+    def run() -> None:
+        for one in packed:
+            op(x, *one, None, features)
+
+    return Ours(Side("ours", run, lambda: op(x, *packed[0], None, features), copies), twin, num_bytes)
+
+
+def _laid(packed: tuple[Tensor, ...], copies: int) -> list[tuple[Tensor, ...]]:
+    """Copies of a packed weight as `packed.pack` lays the layers of a model."""
+    memory = LargePages()
+    return [tuple(memory.keep([part.clone()]) for part in packed) for _ in range(copies)]
+
+
+class _Layers(nn.Module):
+    """The copies of one square 4-bit weight as layers, one after the other."""
+
+    def __init__(self, packed: Sequence[tuple[Tensor, ...]], features: int) -> None:
+        super().__init__()
+        self.count, self.features = len(packed), features
+        for copy, tensors in enumerate(packed):
+            for part, tensor in enumerate(tensors):
+                self.register_buffer(f"part_{copy}_{part}", tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        op = torch.ops.infer.linear_lut4_packed.default
+        for copy in range(self.count):
+            x = op(x, *(getattr(self, f"part_{copy}_{part}") for part in range(4)), None, self.features)
+        return x
+
+
+def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Layers on a chain, by AOTInductor, whose code calls the kernels' C functions."""
+    program = chain_build.fused(torch.export.export(module, (x,)))
+    settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        path = str(Path(folder) / "copies.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+        return torch._inductor.aoti_load_package(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _nf4(weight: Tensor) -> tuple[Tensor, ...]:
+    """Quantized once for all batch sizes (tensors are hashed by identity)."""
+    parts = plugins.get("infer.quant", "nf4").quantize(weight, None, Plan(source="", quant="nf4"))
+    return tuple(parts[name] for name in ("codes", "table", "scale", "row_scale"))
+
+
+def int8(weight: Tensor, x: Tensor, copies: int) -> Ours:
+    """W8A8: a scale per output, an asymmetric grid per row of x."""
+    scale = weight.abs().amax(1) / packing.LEVELS
+    codes = (weight / scale[:, None]).round().to(torch.int8)
+    packed = _laid(native.pack_int8(codes, scale), copies)
+    op, (features, columns) = torch.ops.infer.linear_int8_packed.default, weight.shape
+
+    def run() -> None:
+        for one in packed:
+            op(x, *one, None, None, features, columns)
+
+    return Ours(
+        Side("ours", run, lambda: op(x, *packed[0], None, None, features, columns), copies),
+        lambda: linear_packed.int8_twin(x, codes, scale),
+        _bytes(packed[0]),
+    )
+
+
+def _bytes(tensors: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def relative(y: Tensor, exact: Tensor) -> float:
+    """Root mean square error of y over the root mean square of exact."""
+    return float((y.double() - exact.double()).norm() / exact.double().norm())

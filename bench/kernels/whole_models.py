@@ -1,0 +1,178 @@
+"""The bars of whole models in int8: ours through `optimize` and `Predictor`, against ONNX Runtime, OpenVINO, torch.
+
+`prepare` makes what takes minutes and keeps it in .work/kernels: the rivals' models by the versions and scripts that
+made them, ours by the sources of `infer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from bench.kernels import whole_models_rivals
+from bench.kernels.linear_infer import relative
+from bench.kernels.whole_models_rivals import Call
+from bench.kernels.whole_models_sources import BERT, MINILM, Source, resnet
+from bench.shared import timing
+from bench.shared.bars import Bar
+from bench.shared.repository import ROOT
+from bench.shared.timing import Side
+from infer import Predictor, pipeline
+from infer import device as hardware
+
+WORK = ROOT / ".work" / "kernels"
+ORT, OPENVINO, FLOAT = "ORT int8", "OpenVINO int8", "torch float32"
+BATCH, TOKENS = "batch", "tokens"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One whole model at one size, and how many times faster than each rival it must be."""
+
+    source: Source
+    rows: int
+    length: int  # tokens; 0 for images
+    faster: dict[str, float]
+    error: float | None  # the largest share of ORT's error
+
+    @property
+    def name(self) -> str:
+        shape = f"{self.rows}×{self.length}" if self.length else f"{self.rows}×3×224×224"
+        return f"{self.source.name} {shape}"
+
+
+def cases() -> Iterator[Case]:
+    """Sizes and factors of the issue; where it names a rival without a factor, ours must not be slower."""
+    faster = {ORT: 1.3, OPENVINO: 1.0, FLOAT: 1.0}
+    for source, rows, length in ((MINILM, 8, 64), (MINILM, 1, 16), (BERT, 1, 128)):
+        yield Case(source, rows, length, faster, 0.2)
+    yield Case(resnet(), 1, 0, {ORT: 1.0, OPENVINO: 1.0}, None)
+
+
+def prepare(case: Case) -> dict[str, Path | str]:
+    """Engine → what to open, or why it is absent."""
+    source, made = case.source, {}
+    for rival, engine in ((ORT, "ORT"), (OPENVINO, "OpenVINO")):
+        reason = whole_models_rivals.missing(engine)
+        made[rival] = reason or _kept(f"{source.name}-{engine}", _versions(), _maker(source, engine))
+    made["ours"] = _kept(f"{source.name}-ours", _sources_digest(), lambda folder: _ours(source, folder))
+    return made
+
+
+def measure(case: Case) -> list[Bar]:
+    """Compare each engine with float on the inputs that are then timed; an engine that is wrong is not timed."""
+    made = prepare(case)
+    inputs = case.source.inputs(case.rows, case.length)
+    float_model = case.source.module("sdpa")
+    with torch.no_grad():
+        exact = float_model(**inputs)
+    calls: dict[str, Call] = {FLOAT: lambda given: float_model(**given)}
+    openers: dict[str, Callable[[Path], Call]] = {
+        "ours": lambda path: _open_ours(case.source, path),
+        ORT: whole_models_rivals.open_ort,
+        OPENVINO: whole_models_rivals.open_openvino,
+    }
+    absent = {name: found for name, found in made.items() if isinstance(found, str)}
+    calls |= {name: openers[name](found) for name, found in made.items() if isinstance(found, Path)}
+    with torch.no_grad():
+        errors = {name: relative(call(inputs), exact) for name, call in calls.items()}
+        sides = [Side(name, lambda call=call: call(inputs), lambda: exact) for name, call in calls.items()]
+        seconds = timing.interleaved(sides)
+    details = {"seconds": seconds, "relative_error": errors}
+    bars = []
+    for rival, need in case.faster.items():
+        bar = Bar(work=case.name, rival=rival, need=need, why=absent.get(rival, ""), details=details)
+        if rival in seconds:
+            ours, theirs = seconds["ours"], seconds[rival]
+            bar = msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs)
+        bars.append(bar)
+    if case.error is not None:
+        bar = Bar(work=case.name, rival=ORT, need=case.error, unit="of its error", below=True)
+        if ORT in errors:
+            ours, theirs = errors["ours"], errors[ORT]
+            bar = msgspec.structs.replace(bar, got=ours / theirs, ours=ours, theirs=theirs)
+        bars.append(msgspec.structs.replace(bar, why=absent.get(ORT, ""), details=details))
+    return bars
+
+
+def _maker(source: Source, engine: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "float.onnx"
+        inputs = source.inputs(2, 64 if source.heads else 0)
+        axes = {0: BATCH, 1: TOKENS} if source.heads else {0: BATCH}
+        sizes = {**dict.fromkeys(inputs, axes), "output": {0: BATCH}}
+        whole_models_rivals.make_onnx(source.module("eager"), inputs, sizes, path)
+        if engine == "OpenVINO":
+            batches = source.calibration()
+            return whole_models_rivals.make_openvino(path, batches, is_transformer=bool(source.heads))
+        if source.heads:
+            return whole_models_rivals.make_ort_dynamic(path, source.heads, source.width)
+        return whole_models_rivals.make_ort_static(path, source.calibration())
+
+    return make
+
+
+def _ours(source: Source, folder: Path) -> Path:
+    """Compiled by inductor as a user would; its fidelity gate is on."""
+    plan = source.plan(folder)
+    quant = plan.quant if plan.quant != "none" else "int8"
+    plan = plan.with_(quant=quant, backend="inductor", threads=torch.get_num_threads(), allow_slower=True)
+    if not source.gated:  # the error is held against the rivals'
+        plan = plan.with_(max_error=1.0)
+    return pipeline.optimize(plan, folder / "model.infer").path
+
+
+def _open_ours(source: Source, path: Path) -> Call:
+    predictor = Predictor.load(path)
+    return lambda inputs: predictor.predict(dict(inputs))[source.output]
+
+
+def _kept(name: str, key: str, make: Callable[[Path], Path]) -> Path:
+    """What `make` left in a folder of .work/kernels, made anew when `key` changed."""
+    folder = WORK / f"{name}-{key}"
+    note = folder / "made"
+    if not note.exists():
+        for old in WORK.glob(f"{name}-*"):
+            shutil.rmtree(old)
+        folder.mkdir(parents=True)
+        note.write_text(str(make(folder).relative_to(folder)))
+    return folder / note.read_text()
+
+
+def _versions() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in ("torch", "onnxruntime", "openvino", "nncf"):
+        try:
+            found.append(version(package))
+        except PackageNotFoundError:
+            found.append("absent")
+    makers = (
+        "kernels/whole_models_sources.py",
+        "kernels/whole_models_rivals.py",
+        "shared/bert_base.py",
+        "shared/resnet50.py",
+    )
+    sources = [(ROOT / "bench" / name).read_bytes() for name in makers]
+    return _short(repr((found, hardware.has_vnni())).encode() + b"".join(sources))
+
+
+def _sources_digest() -> str:
+    paths = sorted(
+        p for room in ("infer", "backends") for p in (ROOT / room).rglob("*") if p.suffix in SUFFIXES
+    )
+    return _short(b"".join(path.read_bytes() for path in paths))
+
+
+SUFFIXES = {".py", ".cpp", ".h"}
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]

@@ -1,0 +1,295 @@
+"""Decode and prefill of the two shapes: our step against llama.cpp on the same weights, in turns.
+
+Ours has the head, and the embedding that it shares, at 8 bits like llama.cpp's files ("equal bytes"); the 4-bit head
+is timed beside it. Nothing is timed while ours is far from its slow twin, or further from transformers than llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench.llm import gguf_writer, infer_step, llama_cpp_model
+from bench.llm.decoder_shapes import SHAPES, Shape, made
+from bench.shared import timing
+from bench.shared.bars import Bar
+from bench.shared.timing import Side
+from infer.kernels import native
+
+THREADS = 2
+EQUAL = "8 bit head"
+FORMATS = ("q4_0", "iq4_nl")
+BEST = "llama.cpp, best of q4_0 and iq4_nl"
+FARTHEST = 1.25  # ours may be so many times as far from the float original as llama.cpp
+TWIN = 0.1  # and so far from its own slow twin: thirty layers of random weights make 1–2 % of any rounding
+READING = "reading memory"
+TWIN_CONTEXT = 128  # at which the slow twin is asked
+
+
+@dataclass(frozen=True)
+class Case:
+    """`context` tokens in the cache of each of `sequences`; of a prefill the tokens of its prompt."""
+
+    shape: Shape
+    kind: str  # "decode" or "prefill"
+    context: int
+    sequences: int
+    faster: float
+    share: float | None = None  # of the read bandwidth
+
+    @property
+    def name(self) -> str:
+        many = f" {self.sequences}×" if self.sequences > 1 else " "
+        return f"{self.kind} {self.shape.name}{many}{self.context}"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return FORMATS if self.kind == "decode" else FORMATS[:1]
+
+    @property
+    def tokens(self) -> int:
+        """That one call computes."""
+        return self.sequences if self.kind == "decode" else self.context
+
+
+def cases() -> Iterator[Case]:
+    small, large = SHAPES["135M"], SHAPES["1B"]
+    for context in (128, 2048):
+        yield Case(small, "decode", context, 1, 1.8)
+        yield Case(large, "decode", context, 1, 1.3, 0.92)
+    for shape in (small, large):
+        yield Case(shape, "decode", 128, 8, 2.2)
+        for length in (128, 512, 2048):
+            yield Case(shape, "prefill", length, 1, 1.8)
+
+
+def prepare(shape: Shape) -> None:
+    """What takes minutes, kept in .work/lm: checkpoint, float logits, GGUF files, our steps, filled caches."""
+    shape.logits()
+    for head in infer_step.HEADS:
+        folder, _ = _filled(shape, head)
+        infer_step.twin(folder, shape.tokens.tolist()[: TWIN_CONTEXT + 1])
+    if llama_cpp_model.missing() is None:
+        for format in FORMATS:
+            for flash in (False, True):
+                _states(shape, format, flash)
+
+
+def gguf(shape: Shape, format: str) -> Path:
+    whole = made(shape.folder / "f16.gguf", lambda path: gguf_writer.write_gguf(shape.checkpoint, path))
+    return made(
+        shape.folder / f"{format}.gguf", lambda path: llama_cpp_model.quantize(whole, path, format, THREADS)
+    )
+
+
+def measure(case: Case, seconds: float) -> list[Bar]:
+    """The rows of one case; `seconds` of timing."""
+    absent = llama_cpp_model.missing()
+    engines: dict[str, _Engine] = {head: _Ours(case, head) for head in infer_step.HEADS}
+    models: dict[str, llama_cpp_model.Model] = {}
+    if absent is None:
+        models = {format: llama_cpp_model.Model(gguf(case.shape, format)) for format in case.formats}
+        for format, model in models.items():
+            for flash in (False, True):
+                engines[f"{format}{', flash' if flash else ''}"] = _Llama(case, model, format, flash)
+    expected = case.shape.logits()[case.context]
+    logits = {name: engine.check() for name, engine in engines.items()}
+    errors = {name: _relative(found, expected) for name, found in logits.items()}
+    details: dict[str, Any] = {"tokens": case.tokens, "relative_error": errors}
+    bar = Bar(work=case.name, rival=BEST if case.kind == "decode" else "llama.cpp q4_0", need=case.faster)
+    wrong = _wrong(case, logits, errors)
+    if absent or wrong:
+        bars = [msgspec.structs.replace(bar, why=absent or wrong, details=details)]
+    else:
+        sides = [Side(name, engine.run, lambda: expected) for name, engine in engines.items()]
+        timed = timing.interleaved_for([*sides, timing.reader()], seconds)
+        bars = _bars(case, bar, timed.seconds, engines, details | timed._asdict())
+    for owned in (*engines.values(), *models.values()):
+        owned.close()
+    return bars
+
+
+def _bars(
+    case: Case, bar: Bar, took: dict[str, float], engines: dict[str, _Engine], details: dict[str, Any]
+) -> list[Bar]:
+    rivals = [name for name in engines if name not in infer_step.HEADS]
+    best = min(rivals, key=lambda name: took[name])
+    bandwidth = timing.READ_BYTES / took[READING]
+    shares = {n: e.num_bytes / took[n] / bandwidth for n, e in engines.items()}
+    details |= {"bytes": {n: e.num_bytes for n, e in engines.items()}, "best": best}
+    if case.kind == "decode":
+        details |= {"read_bandwidth": bandwidth, "bandwidth_share": shares}
+    ours, theirs = took[EQUAL], took[best]
+    bars = [msgspec.structs.replace(bar, got=theirs / ours, ours=ours, theirs=theirs, details=details)]
+    if case.share is not None:
+        unit = "of the read bandwidth"
+        bars.append(
+            Bar(
+                work=case.name,
+                rival="reading memory",
+                need=case.share,
+                got=shares[EQUAL],
+                unit=unit,
+                ours=ours,
+                theirs=engines[EQUAL].num_bytes / bandwidth,
+                details=details,
+            )  # fmt: skip
+        )
+    return bars
+
+
+def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> str:
+    """Why nothing is timed."""
+    tokens = case.shape.tokens.tolist()
+    found = []
+    for head in infer_step.HEADS if case.context == TWIN_CONTEXT else ():
+        slow = infer_step.twin(infer_step.prepare(case.shape, head, THREADS), tokens[: case.context + 1])
+        if (away := _relative(logits[head], slow)) > TWIN:
+            found.append(f"{head} is {away:.3f} from its slow twin")
+    most = FARTHEST * max(
+        (error for name, error in errors.items() if name not in infer_step.HEADS), default=0.0
+    )
+    if most:
+        far = [head for head in infer_step.HEADS if errors[head] > most]
+        found += [
+            f"{head} is {errors[head]:.3f} from the float model, llama.cpp {most / FARTHEST:.3f}"
+            for head in far
+        ]
+    return f"not timed: {', '.join(found)}" if found else ""
+
+
+def table(bars: Sequence[Bar]) -> str:
+    """Markdown: tokens per second of every engine, and the share of the read bandwidth of a decode step."""
+    heads = [*infer_step.HEADS, *(f"{f}{flash}" for f in FORMATS for flash in ("", ", flash"))]
+    lines = ["| tokens per second | " + " | ".join(heads) + " | read GB/s | quiet turns |"]
+    lines.append("|" + "---|" * (len(heads) + 3))
+    for bar in bars:
+        seconds = bar.details.get("seconds")
+        if not seconds or bar.unit != Bar(work="", rival="", need=0).unit:
+            continue
+        shares = bar.details.get("bandwidth_share", {})
+        cells = [
+            _cell(bar.details["tokens"] / seconds[n], shares.get(n)) if n in seconds else "" for n in heads
+        ]
+        reading = timing.READ_BYTES / seconds[READING] / 1e9
+        quiet = f"{min(bar.details['quiet'].values())} of {bar.details['rounds']}"
+        lines.append(f"| {bar.work} | " + " | ".join(cells) + f" | {reading:.1f} | {quiet} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rate: float, share: float | None) -> str:
+    return f"{rate:.0f}" if share is None else f"{rate:.0f} ({share:.0%})"
+
+
+class _Engine:
+    num_bytes: int  # that a decode step reads
+    run: Callable[[], object]
+
+    def check(self) -> Tensor:
+        """float32 [vocab]: the logits of the token after `context`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class _Ours(_Engine):
+    def __init__(self, case: Case, head: str) -> None:
+        folder, caches = _filled(case.shape, head)
+        tokens = case.shape.tokens.tolist()
+        self._step = infer_step.Ours(folder, length=case.context + 1, sequences=case.sequences)
+        self.num_bytes = self._step.num_bytes + case.sequences * self._step.kv_bytes(case.context)
+        if case.kind == "decode":
+            self._step.restore(load_file(caches)[str(case.context)])
+            self.run = self._step.decoding(tokens[case.context], case.context, case.sequences)
+            self._checked = self.run
+        else:
+            self.run = self._step.prefill(tokens[: case.context])
+            self._checked = self._step.prefill(tokens[: case.context + 1])
+
+    def check(self) -> Tensor:
+        return self._checked()[-1]
+
+    def close(self) -> None:
+        self._step.close()
+
+
+class _Llama(_Engine):
+    def __init__(self, case: Case, model: llama_cpp_model.Model, format: str, flash: bool) -> None:
+        self._case, self._tokens = case, case.shape.tokens.tolist()
+        self._model, self._last = model, 0
+        self._context = llama_cpp_model.Context(
+            model, length=case.context + 32, threads=THREADS, sequences=case.sequences, flash=flash
+        )
+        per_token = 2 * 2 * case.shape.sizes["num_key_value_heads"] * case.shape.sizes["head_dim"]
+        cached = per_token * case.shape.sizes["num_hidden_layers"] * (case.context + 1) * case.sequences
+        self.num_bytes = gguf_writer.tensor_bytes(gguf(case.shape, format)) + cached
+        if case.kind == "decode":
+            if case.sequences == 1:
+                self._context.restore(_states(case.shape, format, flash) / str(case.context))
+            else:
+                self._context.decode(self._context.prompt(self._tokens[: case.context]))
+                for sequence in range(1, case.sequences):
+                    self._context.copy(sequence)
+            new = [(self._tokens[case.context], case.context, i) for i in range(case.sequences)]
+            self._batch, self._last = self._context.batch(new, range(case.sequences)), case.sequences - 1
+        else:
+            self._batch = self._context.prompt(self._tokens[: case.context])
+
+    def run(self) -> None:
+        self._context.forget(self._case.context if self._case.kind == "decode" else 0)
+        self._context.decode(self._batch)
+
+    def check(self) -> Tensor:
+        if self._case.kind == "decode":
+            self.run()
+            return self._context.logits([self._last])[0].clone()
+        self._context.forget()
+        self._context.decode(self._context.prompt(self._tokens[: self._case.context + 1]))
+        return self._context.logits([self._case.context])[0].clone()
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
+    """Our step, and the cache of one sequence after the first 128 and 2048 tokens."""
+    folder = infer_step.prepare(shape, head, THREADS)
+
+    def make(path: Path) -> None:
+        kept, tokens = {}, shape.tokens.tolist()
+        for context in (128, 2048):
+            step = infer_step.Ours(folder, length=context + 1)
+            step.prefill(tokens[:context])()
+            kept[str(context)] = step.cache.clone()
+            step.close()
+        save_file(kept, path)
+
+    return folder, made(folder / f"caches-{native.fingerprint()}.safetensors", make)
+
+
+def _states(shape: Shape, format: str, flash: bool) -> Path:
+    """A folder with llama.cpp's cache of one sequence after the first 128 and 2048 tokens."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        model, tokens = llama_cpp_model.Model(gguf(shape, format)), shape.tokens.tolist()
+        context = llama_cpp_model.Context(model, length=2080, threads=THREADS, flash=flash)
+        for length in (128, 2048):
+            context.forget()
+            context.decode(context.prompt(tokens[:length]))
+            context.save(folder / str(length))
+        context.close()
+        model.close()
+
+    return made(shape.folder / f"{format}{'-flash' if flash else ''}-states", make)
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())

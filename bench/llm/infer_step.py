@@ -1,0 +1,152 @@
+"""The step of a language model as `infer optimize` makes it, and calls of it that are timed.
+
+Random weights can't pass the fidelity gate and have no float form worth compiling, so the street is walked by its
+own functions up to the lowered step; the bench compares its logits with transformers' itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import backends
+from bench.llm.decoder_shapes import Shape, made
+from infer import attention, capture, kernels, mixed, pipeline, plugins, quant
+from infer import device as hardware
+from infer.generate import StepShape, step
+from infer.generate.pages import new_cache
+from infer.generate.windows import arrange
+from infer.plan import Plan
+
+HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
+# Code that decides on the compiled form; the native kernels are found when it is opened.
+MAKERS = (attention, kernels, quant, backends, step, capture, pipeline)
+
+
+def prepare(shape: Shape, head: str, threads: int) -> Path:
+    """The folder of the lowered step, made anew when the sources that make it, torch or the machine changed."""
+    folder = shape.folder / f"{head.replace(' ', '-')}-{digest()}"
+    for old in shape.folder.glob(f"{head.replace(' ', '-')}-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        pins = {"*lm_head": HEADS[head]}
+        lower(
+            str(shape.checkpoint), place, threads, quant="nf4", layers=pins, data="random", calibrate="none"
+        )
+
+    return made(folder, make)
+
+
+def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
+    """float32 [vocab]: the logits of the last token by the slow, portable operators, kept; they take a minute."""
+
+    def make(path: Path) -> None:
+        shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
+        blocks = -(-len(tokens) // shape.page)
+        named = arrange(shape, [0], [len(tokens)], torch.arange(blocks, dtype=torch.int32)[None])
+        last = torch.tensor([len(tokens) - 1])
+        with torch.no_grad():
+            call = capture.load(folder).callable()
+            given = {"token_ids": torch.tensor(list(tokens)), "logit_rows": last, **named}
+            logits = call(**given, kv_cache=shape.new_cache(blocks))[0]
+        save_file({"logits": logits[0].float().contiguous()}, path)
+
+    return load_file(made(folder / f"twin-{len(tokens)}.safetensors", make))["logits"]
+
+
+def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", **options: Any) -> None:
+    """Load, decide on formats, shrink, capture and lower into `place`; `options` are those of the plan."""
+    plan = Plan(source=source, backend=backend, device="cpu", threads=threads, **options)
+    street = pipeline.Street(plan, pipeline.Watch())
+    pipeline.resolve(street)
+    pipeline.prepare_kernels(street)
+    loaded = pipeline.load(street)
+    original = capture.Graph(
+        loaded.inputs,
+        loaded.inputs,
+        loaded.samples,
+        loaded.sizes,
+        module=pipeline.module_of(loaded),
+        task=loaded.task,
+    )
+    mix = pipeline.layer_mix(street, loaded, original)
+    mixed.decide(mix)
+    shrunk = pipeline.shrink(street, loaded, original, mix)
+    if shrunk.shape is None:
+        raise SystemExit(f"{source} has no step: {[f for f in street.findings if f.what == 'generation']}")
+    capture.save(shrunk.graph, place)
+    plugins.get("backends", backend).lower(shrunk.graph, street.plan, place)
+    (place / "shape.json").write_bytes(msgspec.json.encode(shrunk.shape))
+
+
+class Ours:
+    """An opened step with a cache for `sequences` × `length` tokens; tokens are those of the shape."""
+
+    def __init__(self, folder: Path, *, length: int, sequences: int = 1) -> None:
+        self.shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
+        self.runner: backends.Runner = plugins.get("backends", "inductor").open(folder, "cpu")
+        self.num_bytes = weight_bytes(folder)
+        blocks = -(-length // self.shape.page)
+        self.table = torch.arange(sequences * blocks, dtype=torch.int32).reshape(sequences, blocks)
+        self.cache = new_cache(self.shape, sequences * blocks)
+
+    def kv_bytes(self, context: int) -> int:
+        """What a decode step after `context` tokens of one sequence reads of the cache."""
+        return self.shape.layers * self.shape.page_bytes * (context + 1) // self.shape.page
+
+    def call(self, tokens: Sequence[int], done: Sequence[int], new: Sequence[int]) -> Callable[[], Tensor]:
+        """A step in which sequence i, with `done[i]` tokens in the cache, gets the next `new[i]` of `tokens`.
+
+        It gives the logits of the last token of each. Its inputs are arranged once, before.
+        """
+        blocks = -(-max(d + n for d, n in zip(done, new, strict=True)) // self.shape.page)
+        named = arrange(self.shape, done, new, self.table[: len(new), :blocks].contiguous())
+        ids = torch.tensor(list(tokens))
+        ends = named["query_start"][1:].long() - 1
+        inputs = {"token_ids": ids, "logit_rows": ends, "kv_cache": self.cache, **named}
+        return lambda: self.runner.run(inputs)["logits"]
+
+    def decoding(self, token: int, context: int, sequences: int = 1) -> Callable[[], Tensor]:
+        return self.call([token] * sequences, [context] * sequences, [1] * sequences)
+
+    def prefill(self, tokens: Sequence[int]) -> Callable[[], Tensor]:
+        return self.call(tokens, [0], [len(tokens)])
+
+    def restore(self, cache: Tensor) -> None:
+        """The cache of one sequence, pages in order, in the place of each."""
+        pages = cache.shape[1]
+        for row in self.table.long():
+            self.cache[:, row[:pages]] = cache[:, : len(row)]
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def weight_bytes(folder: Path) -> int:
+    """Of the tensors in `folder`/weights, without headers."""
+    return sum(
+        path.stat().st_size - 8 - int.from_bytes(path.open("rb").read(8), "little")
+        for path in (folder / "weights").rglob("*.safetensors")
+    )
+
+
+def digest(makers: Sequence[ModuleType] = MAKERS) -> str:
+    """Hash all that decides what is made: sources of the packages and modules, torch, machine."""
+    files = [Path(str(maker.__file__)) for maker in makers]
+    paths = {p for file in files for p in (file.parent.rglob("*.py") if file.stem == "__init__" else [file])}
+    data = b"".join(path.read_bytes() for path in sorted(paths))
+    about = repr((torch.__version__, hardware.fingerprint("cpu"), inspect.getsource(lower))).encode()
+    return hashlib.sha256(data + about).hexdigest()[:12]

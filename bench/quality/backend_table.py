@@ -1,0 +1,256 @@
+"""The backend × quant table: error, speed against float, size, on digits, MiniLM and pydoc_lm.
+
+    python -m bench.quality.backend_table [--only 'minilm,*,int8*;digits,ort,*'] [--resume | --render]
+
+Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
+each backend is lowered once and timed, interleaved, against each quantized form. All samples judge; other real text,
+or what the model brings, calibrates. Cells are merged one by one into
+bench/results/table-DATE-CPU.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that
+are not there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a
+cell neither passes nor refuses with a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from bench.shared.repository import ROOT
+from bench.shared.results import machine_header, result_path
+from infer import capture, pipeline, plugins, sources
+from infer import device as hardware
+from infer.errors import InferError
+from infer.floats import FloatForms
+from infer.pipeline import Street, Watch
+from infer.plan import Plan
+from infer.results import Metric
+from infer.selection import Shrunk, try_backends
+from infer.sources import heldout
+from infer.trial import Trial
+
+QUANTS = (
+    "none",
+    "int8",
+    "int8:weight",
+    "int8:static",
+    "int4",
+    "fp4",
+    "nf4",
+    "cluster:4",
+    "cluster:3",
+    "cluster:2",
+    "cluster:6",
+)
+CALIBRATION = {name: f"{ROOT / 'models' / name}.py:calibration" for name in ("minilm", "pydoc_lm")}
+MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
+
+
+Key = tuple[str, str, str]  # model, backend, quant
+
+
+class Cell(msgspec.Struct, kw_only=True):
+    """One backend × quant of one model. `ratio` is time over the float form's time: below 1 is faster."""
+
+    model: str
+    backend: str
+    quant: str
+    outcome: str  # "passes" | "refused" | "broken"
+    why: str = ""
+    metric: str = ""
+    value: float | None = None
+    error: float | None = None
+    ratio: dict[str, float] = {}
+    verdict: str = ""
+    bytes: int | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.model, self.backend, self.quant
+
+
+def plans() -> dict[str, tuple[Plan, str]]:
+    """Model → its plan and the finding that says best what was lost."""
+    import minilm
+
+    digits = Plan(
+        source=str(ROOT / "models/digits.pt"), model=f"{ROOT / 'models/digits.py'}:build", batches=(8,)
+    )
+    encoder = Plan(
+        source=str(minilm.checkpoint_folder()), data=f"{ROOT / 'models/minilm.py'}:sentences", batches=(8,)
+    )
+    language = Plan(source=str(ROOT / "models/pydoc_lm"), batches=(4,), max_batch=16)
+    return {
+        "digits": (digits, "logits.top1"),
+        "minilm": (encoder, "embedding.cosine"),
+        "pydoc_lm": (language, "logits.perplexity_change"),
+    }
+
+
+def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[Cell]:
+    """The wanted cells of one model, quantizer by quantizer: a quantized model is made once for all backends."""
+    with tempfile.TemporaryDirectory() as work:
+        street = Street(plan.with_(allow_slower=True), Watch())
+        pipeline.resolve(street)
+        loaded = pipeline.load(street)
+        if model in CALIBRATION:
+            rows, _, _ = sources.read_data(CALIBRATION[model], loaded)
+            loaded.calibration = heldout.without(rows, loaded.samples)
+        original = pipeline.float_graph(loaded, street.plan)
+        kept: list[Shrunk] = []
+        floats = FloatForms(original, Path(work) / "float", lambda: pipeline.float_step(loaded, kept[-1]))
+        for quant in dict.fromkeys(quant for _, _, quant in wanted):
+            street.plan = street.plan.with_(quant=quant, backend="auto")
+            folder = Path(work) / quant.replace(":", "-")
+            folder.mkdir()
+            try:
+                kept.append(pipeline.shrink(street, loaded, original))
+                capture.save(kept[-1].graph, folder)
+                problem = ""
+            except InferError as error:
+                problem = str(error)
+            for backend in [b for _, b, q in wanted if q == quant]:
+                print(f"{model}  {backend}  {quant}", file=sys.stderr, flush=True)
+                cell = Cell(model=model, backend=backend, quant=quant, outcome="refused", metric=metric)
+                street.plan = street.plan.with_(backend=backend)
+                why = plugins.why_not("backends", backend) or problem
+                yield (
+                    msgspec.structs.replace(cell, why=why)
+                    if why
+                    else _tried(cell, street, original, kept[-1], folder, floats)
+                )
+            shutil.rmtree(folder)
+
+
+def _tried(
+    cell: Cell, street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
+) -> Cell:
+    try:
+        (trial,) = try_backends(street, original, shrunk, folder, floats)
+    except InferError as error:
+        return msgspec.structs.replace(cell, why=str(error))
+    except Exception as error:  # noqa: BLE001  a broken cell is the finding, the others go on
+        traceback.print_exc()
+        return msgspec.structs.replace(cell, outcome="broken", why=f"{type(error).__name__}: {error}")
+    return _judged(cell, trial, street.plan)
+
+
+def _judged(cell: Cell, trial: Trial, plan: Plan) -> Cell:
+    reason = trial.unfaithful(plan)
+    trial.close()
+    return msgspec.structs.replace(
+        cell,
+        outcome="refused" if reason else "passes",
+        why=reason or "",
+        value=_value(trial.fidelity, cell.metric),
+        error=_value(trial.fidelity, f"{cell.metric.partition('.')[0]}.relative_error"),
+        ratio={str(t.batch): t.pair.ratio for t in trial.latency},
+        verdict=trial.verdict,
+        bytes=trial.size,
+    )
+
+
+def _value(metrics: list[Metric], label: str) -> float | None:
+    return next((float(m.number) for m in metrics if m.label == label and m.number is not None), None)
+
+
+def markdown(cells: list[Cell]) -> str:
+    """A row per cell; a backend that this machine can't run at all takes one row a model."""
+    head = "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |"
+    lines = [head, "|" + "---|" * 8]
+    seen: set[tuple[str, str]] = set()
+    for cell in cells:
+        unusable = cell.why and cell.why == plugins.why_not("backends", cell.backend)
+        if unusable and (cell.model, cell.backend) in seen:
+            continue
+        seen.add((cell.model, cell.backend))
+        lines.append(_line(cell, "every" if unusable else cell.quant))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cell: Cell, quant: str) -> str:
+    ratio = ", ".join(f"{r:.2f} ({b})" for b, r in cell.ratio.items())
+    quality = (
+        "" if cell.value is None else f"{cell.metric.partition('.')[2].replace('_', ' ')} {cell.value:.4f}"
+    )
+    error = "" if cell.error is None else f"{cell.error:.4f}"
+    size = "" if cell.bytes is None else f"{cell.bytes / 1e6:.1f}"
+    result = cell.outcome if cell.outcome == "passes" else f"{cell.outcome}: {cell.why.split('. ')[0]}"
+    return f"| {cell.model} | {quant} | {cell.backend} | {result} | {quality} | {error} | {ratio} | {size} |"
+
+
+def kept(path: Path) -> dict[Key, Cell]:
+    """The cells of today's file, when it comes from a machine like this one."""
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    if before["machine"] != json.loads(json.dumps(hardware.fingerprint("cpu"))):
+        return {}
+    return {cell.key: cell for cell in msgspec.convert(before["cells"], list[Cell])}
+
+
+def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
+    """The files of results, in the order of `every`; the table of README.md when no cell is absent."""
+    head, known = (
+        machine_header(threads=torch.get_num_threads()),
+        [cells[key] for key in every if key in cells],
+    )
+    path.write_text(json.dumps({**head, "cells": msgspec.to_builtins(known)}, indent=1) + "\n")
+    text = markdown(known)
+    note = (
+        f"{head['machine']['cpu']}, {head['threads']} threads, torch {torch.__version__}, {head['date']}. "
+        "Formats are calibrated on rows that judge nothing.\n\n"
+    )
+    path.with_suffix(".md").write_text(note + text)
+    page = ROOT / "README.md"
+    before, found, rest = page.read_text().partition(MARKS[0])
+    if found and len(known) == len(every):
+        page.write_text(f"{before}{MARKS[0]}\n{note}{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+    return known
+
+
+def matches(key: Key, only: str) -> bool:
+    """Whether one of the patterns `MODEL,BACKEND,QUANT;…` fits; what is left out fits everything."""
+    patterns = [[*part.split(","), "*", "*"][:3] for part in only.split(";")]
+    return any(all(map(fnmatch.fnmatch, key, pattern)) for pattern in patterns)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="*", help="MODEL,BACKEND,QUANT with wildcards, several joined by ;")
+    parser.add_argument("--resume", action="store_true", help="only cells that today's file lacks")
+    parser.add_argument("--render", action="store_true", help="measure nothing, write the tables again")
+    arguments = parser.parse_args()
+    known = plans()
+    every = [(m, b, q) for m in known for q in QUANTS for b in plugins.names("backends")]
+    path = result_path("table")
+    cells = kept(path)
+    wanted = [key for key in every if matches(key, arguments.only) and not arguments.render]
+    wanted = [key for key in wanted if not (arguments.resume and key in cells)]
+    if not wanted and not arguments.render:
+        parser.error(f"no cell is left to measure of {arguments.only!r}; models are {', '.join(known)}")
+    for model, (plan, metric) in known.items():
+        own = [key for key in wanted if key[0] == model]
+        for cell in measure(model, plan, metric, own) if own else ():
+            cells[cell.key] = cell
+            write(path, cells, every)
+    done = write(path, cells, every)
+    print(markdown(done))
+    print(f"written: {path.relative_to(ROOT)}, {len(done)} of {len(every)} cells")
+    broken = [c for c in done if c.outcome == "broken" or (c.outcome == "refused" and not c.why)]
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

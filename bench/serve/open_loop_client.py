@@ -1,0 +1,225 @@
+"""An open-loop client in a process of its own: requests leave when a Poisson process says so, answered or not.
+
+    python -m bench.serve.open_loop_client PORT REQUESTS.npz        (started by bench/serve/overload.py)
+
+Reads commands from stdin, one JSON line each, and says how each went: `phases` [[seconds, requests a second], ...],
+`timeout` (seconds, sent as X-Request-Timeout-Ms; 0: none), `retries` (of a refusal, at once), `seed`, `patience`
+(seconds after the last arrival until what is not answered counts as lost), `save`: a .npy of one row per request:
+
+    scheduled, sent, finished (seconds since the begin), status, correct (1), first refusal after (seconds, NaN: none),
+    cost (of that request, as REQUESTS.npz has it)
+
+With `streams` the answer is text in events: it is finished with its first token, and right if its end comes too.
+
+Latencies are to be taken from `scheduled`, so that a client that is late shows. The requests are raw HTTP, each with
+the answer that is right: its first output, as binary KServe has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+import uvloop
+
+MOST_CONNECTIONS = 1000
+LOST = 0.0  # status of what was not answered
+CLOSED = 1.0  # of what the server hung up on
+COLUMNS = 7
+
+
+class Shot:
+    """One request of the schedule."""
+
+    __slots__ = ("index", "number", "retries")
+
+    def __init__(self, index: int, number: int, retries: int) -> None:
+        self.index, self.number, self.retries = index, number, retries
+
+
+class Line(asyncio.Protocol):
+    """A keep-alive connection with at most one request under way."""
+
+    def __init__(self, owner: Run) -> None:
+        self.owner, self.buffer, self.first = owner, b"", 0.0
+        self.shot: Shot | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def fire(self, shot: Shot) -> None:
+        self.shot, self.buffer, self.first = shot, b"", 0.0
+        self.transport.write(self.owner.requests[shot.number])
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head = self.buffer.find(b"\r\n\r\n")
+        if head < 0 or self.shot is None:
+            return
+        if self.buffer[9:12] == b"200" and self.owner.streams:
+            self.hear()
+            return
+        at = self.buffer.find(b"content-length: ", 0, head) + 16
+        size = int(self.buffer[at : self.buffer.find(b"\r", at)])
+        if len(self.buffer) >= head + 4 + size:
+            shot, self.shot = self.shot, None
+            self.owner.answered(self, shot, int(self.buffer[9:12]), self.buffer[head + 4 :])
+
+    def hear(self) -> None:
+        """Events."""
+        if not self.first and b'"text"' in self.buffer:
+            self.first = self.owner.loop.time()
+        if self.buffer.endswith(b"0\r\n\r\n"):
+            shot, self.shot = self.shot, None
+            failed = b'"error"' in self.buffer
+            self.owner.answered(self, shot, 504 if failed else 200, self.buffer, self.first)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.owner.hung_up(self, self.shot)
+
+
+class Run:
+    """One command."""
+
+    def __init__(self, port: int, requests: list[bytes], given: Any, asked: dict[str, Any]) -> None:
+        self.port, self.expected, self.retries = port, given["expected"], asked["retries"]
+        self.streams = asked.get("streams", False)
+        self.loop = asyncio.get_running_loop()
+        self.requests = [timed(request, asked["timeout"]) for request in requests]
+        random = np.random.default_rng(asked["seed"])
+        self.due = schedule(asked["phases"], random)
+        rounds = range(len(self.due) // len(requests) + 1)  # each request as often as any other
+        self.number = np.concatenate([random.permutation(len(requests)) for _ in rounds])
+        self.rows = np.full((len(self.due), COLUMNS), np.nan)
+        self.rows[:, 0], self.rows[:, 3] = self.due, LOST
+        self.rows[:, 6] = given["costs"][self.number[: len(self.due)]]
+        self.idle: list[Line] = []
+        self.waiting: deque[Shot] = deque()
+        self.lines = self.left = 0
+        self.done = asyncio.Event()
+
+    async def go(self, patience: float, warm: int = 32) -> np.ndarray:
+        await asyncio.gather(*[self.connect() for _ in range(warm)])
+        self.left, self.next = len(self.due), 0
+        self.began = self.loop.time() + 0.05
+        self.loop.call_at(self.began, self.fire)
+        try:
+            async with asyncio.timeout_at(self.began + float(self.due[-1]) + patience):
+                await self.done.wait()
+        except TimeoutError:
+            pass
+        for line in self.idle:
+            line.transport.close()
+        return self.rows
+
+    async def connect(self) -> None:
+        self.lines += 1
+        try:
+            _, line = await self.loop.create_connection(lambda: Line(self), "127.0.0.1", self.port)
+        except OSError:
+            self.lines -= 1
+            return
+        self.free(line)
+
+    def fire(self) -> None:
+        """All that is due."""
+        now = self.loop.time() - self.began
+        while self.next < len(self.due) and self.due[self.next] <= now:
+            shot = Shot(self.next, int(self.number[self.next]), self.retries)
+            self.next += 1
+            if self.idle:
+                self.shoot(self.idle.pop(), shot)
+            else:
+                self.waiting.append(shot)
+                if self.lines < MOST_CONNECTIONS:
+                    self.loop.create_task(self.connect())
+        if self.next < len(self.due):
+            self.loop.call_at(self.began + float(self.due[self.next]), self.fire)
+
+    def shoot(self, line: Line, shot: Shot) -> None:
+        if np.isnan(self.rows[shot.index, 1]):
+            self.rows[shot.index, 1] = self.loop.time() - self.began
+        line.fire(shot)
+
+    def free(self, line: Line) -> None:
+        if self.waiting:
+            self.shoot(line, self.waiting.popleft())
+        else:
+            self.idle.append(line)
+
+    def answered(self, line: Line, shot: Shot, status: int, body: bytes, first: float = 0.0) -> None:
+        """`first`: when its first token came."""
+        now, row = (first or self.loop.time()) - self.began, self.rows[shot.index]
+        if status in (429, 503):
+            if np.isnan(row[5]):
+                row[5] = now - row[0]
+            if shot.retries:
+                shot.retries -= 1
+                line.fire(shot)
+                return
+        row[2], row[3] = now, status
+        if status == 200:
+            row[4] = b"[DONE]" in body if self.streams else right(body, self.expected[shot.number])
+        self.free(line)
+        self.finished()
+
+    def hung_up(self, line: Line, shot: Shot | None) -> None:
+        self.lines -= 1
+        if line in self.idle:
+            self.idle.remove(line)
+        if shot is not None:
+            self.rows[shot.index, 2:4] = self.loop.time() - self.began, CLOSED
+            self.finished()
+
+    def finished(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+
+
+def schedule(phases: list[list[float]], random: np.random.Generator) -> np.ndarray:
+    """Times of arrival, seconds."""
+    start, parts = 0.0, []
+    for seconds, rate in phases:
+        count = int(seconds * rate + 6 * (seconds * rate) ** 0.5 + 10)
+        times = np.cumsum(random.exponential(1 / rate, count))
+        parts.append(start + times[times < seconds])
+        start += seconds
+    return np.concatenate(parts)
+
+
+def timed(request: bytes, seconds: float) -> bytes:
+    header = b"\r\nX-Request-Timeout-Ms: %d\r\nHost:" % (seconds * 1000) if seconds else b"\r\nHost:"
+    return request.replace(b"\r\nHost:", header, 1)
+
+
+def right(body: bytes, expected: np.ndarray) -> bool:
+    """Whether the raw output that ends the body is the model's."""
+    got = np.frombuffer(body[len(body) - expected.nbytes :], "<f4")
+    return bool(np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected))
+
+
+def main(port: int, path: str) -> int:
+    given = np.load(path)
+    ends = np.cumsum(given["sizes"])
+    raw = given["data"].tobytes()
+    requests = [raw[end - size : end] for end, size in zip(ends, given["sizes"], strict=True)]
+    print("ready", flush=True)
+    for text in sys.stdin:
+        asked = json.loads(text)
+
+        async def run(asked: dict[str, Any] = asked) -> np.ndarray:
+            return await Run(port, requests, given, asked).go(asked["patience"])
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            np.save(asked["save"], runner.run(run()))
+        print("done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

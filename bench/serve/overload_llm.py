@@ -1,0 +1,99 @@
+"""The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
+
+    python -m bench.serve.overload_llm [ARTIFACT.infer] [--seconds 2.5] [--rounds 9] [--rungs 0.5,1,2,5,10]
+
+As bench/serve/overload.py, always `--steady`. Requests are streams of 16 tokens after prompts of 20 to 300 words, of
+32,768 no two alike; each counts as much as it has words and tokens. C, the SLO and goodput are about the time to the
+first token; an answer is right when its end came too. The server is started twice: to find C and the SLO, and then with
+`--limit max_start_seconds=` 0.9 SLO, for clients can't say how long they wait for a first token. Without an artifact,
+models/pydoc_lm is made int8 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.serve.closed_loop_client import post
+from bench.serve.mixed_traffic import served
+from bench.serve.overload import CAUTION, capacity, client, guess, ladder, parsed
+from bench.serve.overload_figures import markdown, missed
+from bench.serve.reporting import progress, write_results
+from bench.serve.undisturbed import Alone
+from bench.shared.repository import ROOT
+
+PROMPTS, TOKENS = 32768, 16
+FLOOD = 1.0, 400.0  # seconds, requests a second
+
+
+def make(folder: str) -> str:
+    from infer import Plan, optimize
+
+    progress("making the pydoc_lm artifact")
+    plan = Plan(source=str(ROOT / "models" / "pydoc_lm"), quant="int8", allow_slower=True)
+    return str(optimize(plan, Path(folder) / "pydoc_lm.infer").path)
+
+
+def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
+    """Requests, each with random words, and what they cost."""
+    random = np.random.default_rng(7)
+    words = np.array(["the", "a", "of", "return", "value", "list", "object", "string", "number", "None"])
+    requests, counts = [], random.integers(20, 300, PROMPTS)
+    for size in counts:
+        body = {"model": name, "prompt": " ".join(random.choice(words, size)), "max_tokens": TOKENS}
+        body |= {"stream": True, "ignore_eos": True, "temperature": 0.0}
+        requests.append(post("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
+    return requests, counts.astype(float) + TOKENS
+
+
+@contextmanager
+def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
+    """The port of a server of its own."""
+    words = [word for limit in limits for word in ("--limit", limit)]
+    with served(["serve.py", artifact, "--port", "0", *words], folder / "server.log") as (port, _):
+        yield port
+
+
+def measure(
+    artifact: str, arguments: argparse.Namespace, work: Path
+) -> tuple[float, float, dict[str, Any], str]:
+    requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
+    with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
+        alone = Alone(fire.fire)
+        about = guess(alone, *FLOOD)
+        c, slo = capacity(alone, 0.6 * about, 1.1 * about, arguments.seconds)
+    limit = f"max_start_seconds={CAUTION * slo:.4f}"
+    with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
+        alone = Alone(fire.fire)
+        found = ladder(alone, c, slo, arguments, {})
+    return c, slo, found, alone.note
+
+
+def main() -> int:
+    arguments = parsed(__doc__, [0.5, 1.0, 2.0, 5.0, 10.0], [])
+    arguments.steady = True
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = arguments.artifact or make(folder)
+        c, slo, found, note = measure(artifact, arguments, Path(folder))
+    words = missed(found, slo)
+    what = f"pydoc_lm, streams of {TOKENS} tokens after 20 to 300, times are those of the first token; "
+    what = f"{what}max_start_seconds is {CAUTION:g} SLO; {arguments.rounds} rounds, {note}"
+    text = markdown(what, c, slo, found, words)
+    table = {"capacity": round(c, 2), "slo_ms": round(1e3 * slo, 1), "seconds": arguments.seconds}
+    table |= {"rounds": arguments.rounds}
+    write_results("serve-overload-lm", {**table, "rows": found, "missed": words}, text)
+    return 1 if words else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

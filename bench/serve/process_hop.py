@@ -1,0 +1,159 @@
+"""What a process of its own costs a model: our server with a worker process against our server with the model in it.
+
+    python -m bench.serve.process_hop [ARTIFACT.infer] [--clients 1,32] [--requests 300] [--rounds 7]
+
+Paired: within a round both servers get the same requests one after the other, the order turned each round; figures are
+medians over rounds of differences and ratios within them. The no-op model shows the hop alone. "÷ model" is over the
+model's best rate by itself at batch 1, 8 or `clients`, in the same round. The start is measured too: from the start of
+the process to the first answer, and the phases that the server itself tells. Exit code 1 when a bar is missed: 0.2 ms
+added at one client, 90 % of the model's own rate with the most clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.serve.closed_loop_client import check, encode, run, timed
+from bench.serve.reporting import exit_code, parse_arguments, progress, write_results
+from bench.serve.server_processes import NOOP, ask, make_minilm, samples, started
+from bench.shared.repository import ROOT
+
+BAR_MS, BAR_SHARE = 0.2, 0.9
+
+
+def middle(values: list[float]) -> float:
+    return round(statistics.median(values), 4)
+
+
+def measure(artifact: str, arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    name = NOOP if artifact == NOOP else json.loads((Path(artifact) / "manifest.json").read_text())["name"]
+    requests = [encode(name, one)["binary"] for one in samples(artifact, 64)]
+    rows: dict[str, Any] = {}
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as work:
+        servers = {role: stack.enter_context(started(role, artifact)) for role in ("infer", "embedded")}
+        _, model = stack.enter_context(started("model", artifact))
+        ask(model, save=f"{work}/expected.npy")
+        for port, _ in servers.values():
+            check(port, "binary", requests, np.load(f"{work}/expected.npy"))
+        for clients in arguments.clients:
+            count = arguments.requests * (8 if artifact == NOOP else 1)
+            taken: list[dict[str, Any]] = []
+            for number in range(arguments.rounds + 1):
+                progress(f"{name}  {clients} clients  round {number}")
+                order = list(servers.items())[:: 1 if number % 2 else -1]
+                one: dict[str, Any] = {r: timed(server, requests, clients, count) for r, server in order}
+                sizes = {1, 8, clients}
+                one["model"] = max(ask(model, batch=size, seconds=0.4)["rate"] for size in sizes)
+                taken.append(one)
+            rows[str(clients)] = summary(taken[1:])  # the first round warms up
+    return {"model": name, "clients": rows}
+
+
+def summary(taken: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        "rate": middle([one["infer"]["rate"] for one in taken]),
+        "rate_in_process": middle([one["embedded"]["rate"] for one in taken]),
+        "p50_ms": middle([one["infer"]["p50_ms"] for one in taken]),
+        "p99_ms": middle([one["infer"]["p99_ms"] for one in taken]),
+        "added_ms": middle([one["infer"]["p50_ms"] - one["embedded"]["p50_ms"] for one in taken]),
+        "ratio": middle([one["infer"]["rate"] / one["embedded"]["rate"] for one in taken]),
+        "share_of_model": middle([one["infer"]["rate"] / one["model"] for one in taken]),
+        "cpu_ms": middle([one["infer"]["cpu_ms"] for one in taken]),
+        "cpu_ms_in_process": middle([one["embedded"]["cpu_ms"] for one in taken]),
+    }
+
+
+def cold(artifact: str, rounds: int) -> dict[str, Any]:
+    """Seconds from the start of the process to its first answer, and the line of phases of the median round."""
+    name = json.loads((Path(artifact) / "manifest.json").read_text())["name"]
+    request = [encode(name, one)["binary"] for one in samples(artifact, 1)]
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        command = [sys.executable, "serve.py", artifact, "--port", "0", "--timings"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            try:
+                port = int(running.stdout.readline().partition("127.0.0.1:")[2].split()[0].rstrip("/"))
+                line = running.stdout.readline().strip()
+                run(port, request, 1, 1)
+                taken.append((time.perf_counter() - began, line))
+            finally:
+                running.terminate()
+    seconds, line = sorted(taken)[len(taken) // 2]
+    return {"first_answer_seconds": round(seconds, 2), "phases": line}
+
+
+def markdown(tables: list[dict[str, Any]], start: dict[str, Any]) -> str:
+    lines = [
+        "| model | clients | req/s | in process | ratio | p50 ms | p99 ms | ms added at p50 | ÷ model | CPU ms |",
+        "|" + "---|" * 10,
+    ]
+    for table in tables:
+        for clients, row in table["clients"].items():
+            share = "" if table["model"] == NOOP else f"{row['share_of_model']:.2f}"
+            cells = [table["model"], clients, f"{row['rate']:.0f}", f"{row['rate_in_process']:.0f}"]
+            cells += [f"{row['ratio']:.2f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}"]
+            cells += [
+                f"{row['added_ms']:+.3f}",
+                share,
+                f"{row['cpu_ms']:.2f} ({row['cpu_ms_in_process']:.2f})",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *cold_table(start), ""])
+
+
+def cold_table(start: dict[str, Any]) -> list[str]:
+    """From the start of the process to its first answer: what the server says of itself, phase by phase."""
+    first, ready = start["first_answer_seconds"], re.search(r"after ([\d.]+) s", start["phases"])
+    rows = re.findall(r"([\w-]+) ([\d.]+)(?=[,) ]|$)", start["phases"].partition(":")[2])
+    outer = "of which server", "of which models"
+    lines = ["| cold start, MiniLM | s |", "|---|---|"]
+    lines += [
+        f"| {outer[i] if i < len(outer) else '… ' + name} | {value} |" for i, (name, value) in enumerate(rows)
+    ]
+    if ready:
+        lines.insert(2, f"| process start to ready | {ready[1]} |")
+        lines.append(f"| ready to first answer | {first - float(ready[1]):.2f} |")
+    return [*lines, f"| process start to first answer | {first} |"]
+
+
+def missed(tables: list[dict[str, Any]]) -> list[str]:
+    said = []
+    for table in tables:
+        rows = table["clients"]
+        if "1" in rows and rows["1"]["added_ms"] > BAR_MS:
+            said.append(f"{table['model']}: a worker adds {rows['1']['added_ms']} ms, the bar is {BAR_MS}")
+        most = rows[max(rows, key=int)]
+        if table["model"] != NOOP and most["share_of_model"] < BAR_SHARE:
+            said.append(
+                f"{table['model']}: {most['share_of_model']} of the model's rate, the bar is {BAR_SHARE}"
+            )
+    return said
+
+
+def main() -> int:
+    arguments = parse_arguments(__doc__, [1, 32], 7)
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = arguments.artifact or make_minilm(folder, progress)
+        tables = [measure(NOOP, arguments, progress), measure(artifact, arguments, progress)]
+        start = cold(artifact, 3)
+    write_results("serve-hop", {"tables": tables, "start": start}, markdown(tables, start))
+    return exit_code(missed(tables))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Processes under test: our server, a plain FastAPI endpoint, HTTP without a model, and the model alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bench.shared.repository import child_environment, module_command
+
+NOOP = "noop"
+TIMES = 5
+
+
+class Noop:
+    """A model that costs nothing: what is left is the server."""
+
+    name, version, task, max_batch = NOOP, "1", "tensors", 64
+    sizes, padding, report = {"batch": (1, 64)}, dict[str, int](), dict[str, Any]()
+    manifest = SimpleNamespace(backend="none", meta={})
+
+    def __init__(self, path: str = NOOP) -> None:
+        from infer.spec import TensorSpec
+
+        self.inputs = (TensorSpec("x", "float32", ("batch", 16)),)
+        self.outputs = (TensorSpec("y", "float32", ("batch", 16)),)
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+    def warmup(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def load(artifact: str) -> Any:
+    if artifact == NOOP:
+        return Noop()
+    from infer import Predictor
+
+    return Predictor.load(artifact)
+
+
+def make_minilm(
+    folder: str, progress: Callable[[str], None], *, quant: str = "none", backend: str = "auto"
+) -> str:
+    import minilm
+    from infer import Plan, optimize
+
+    progress("making the MiniLM artifact")
+    texts = Path(folder) / "sentences.txt"
+    texts.write_text("\n".join(minilm.sentences()) + "\n")
+    source = str(minilm.checkpoint_folder())
+    plan = Plan(source=source, data=str(texts), quant=quant, backend=backend, allow_slower=True)
+    return str(optimize(plan, Path(folder) / "minilm.infer").path)
+
+
+def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
+    """`count` one-row requests: sentences of many lengths for a model with a tokenizer, else its golden inputs."""
+    if artifact == NOOP:
+        rows = np.random.default_rng(0).standard_normal((count, 1, 16)).astype(np.float32)
+        return [{"x": row} for row in rows]
+    if (Path(artifact) / "tokenizer.json").exists():
+        import minilm
+        from infer.text import Tokenizer
+
+        tokenizer = Tokenizer(Path(artifact) / "tokenizer.json", max_length=128)
+        return [tokenizer.batch([text]) for text in minilm.sentences()[:count]]
+    from safetensors.numpy import load_file
+
+    golden = load_file(str(Path(artifact) / "golden/inputs.safetensors"))
+    there = len(next(iter(golden.values())))
+    return [{name: array[i % there][None].copy() for name, array in golden.items()} for i in range(count)]
+
+
+def role_infer(artifact: str, *, in_process: bool = False) -> int:
+    """Our server, its model in a worker process."""
+    from infer import serve
+    from infer.serve import port, server
+    from infer.serve.service import Service
+    from infer.serve.worker.messages import Source
+    from infer.serve.worker.remote import Starting
+
+    if artifact != NOOP:
+        return serve.run([artifact], port=0, in_process=in_process)
+    with port.listen("127.0.0.1", 0) as listener:
+        if in_process:
+            return server.serve(Service([Noop()]), listener)
+        with closing(Starting(Source(path=NOOP, opener="bench.serve.server_processes:Noop"))) as starting:
+            return server.serve(Service([starting.remote()]), listener)
+
+
+def role_embedded(artifact: str) -> int:
+    """Our server, its model in the server's own process."""
+    return role_infer(artifact, in_process=True)
+
+
+def role_naive(artifact: str) -> int:
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import create_model
+
+    from infer.serve.port import listen
+
+    predictor = load(artifact)
+    predictor.warmup()
+    dtypes = {spec.name: spec.dtype for spec in predictor.inputs}
+    body_type = create_model("Body", inputs=(dict[str, list[Any]], ...))
+
+    def predict(body: Any) -> Any:
+        arrays = {name: np.array(value, dtype=dtypes[name]) for name, value in body.inputs.items()}
+        return {name: value.tolist() for name, value in predictor.predict(arrays).items()}
+
+    predict.__annotations__ = {"body": body_type, "return": dict[str, list[Any]]}
+    app = FastAPI()
+    app.post("/predict")(predict)
+    with listen("127.0.0.1", 0) as listener:
+        print(f"naive at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(app, access_log=False, log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def role_bare(artifact: str) -> int:
+    """uvicorn with an app that reads the body and sends it back: the floor of anything over HTTP."""
+    import uvicorn
+
+    from infer.serve.port import listen
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    with listen("127.0.0.1", 0) as listener:
+        print(f"bare at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def role_text(artifact: str) -> int:
+    """Answers each line on stdin: prompts a second of a language model, one after another, asked for `seconds`."""
+    predictor, random = load(artifact), np.random.default_rng(0)
+    predictor.generate("a", max_tokens=2)
+    print("text at http://127.0.0.1:0", flush=True)
+    for line in sys.stdin:
+        done, began, seconds = 0, time.perf_counter(), json.loads(line)["seconds"]
+        while time.perf_counter() - began < seconds:
+            words = " ".join(str(number) for number in random.integers(100, 1000, 60))  # in no cache
+            predictor.generate(words, max_tokens=16, ignore_eos=True)
+            done += 1
+        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
+    return 0
+
+
+def alone(predictor: Any, requests: list[dict[str, np.ndarray]]) -> list[float]:
+    """The least of `TIMES` times of each request, in turns."""
+    taken = np.full((TIMES, len(requests)), np.inf)
+    for row in taken:
+        for number, one in enumerate(requests):
+            began = time.perf_counter()
+            predictor.predict(one)
+            row[number] = time.perf_counter() - began
+    return [float(seconds) for seconds in taken.min(0)]
+
+
+def role_model(artifact: str) -> int:
+    """Answers commands on stdin, one JSON line each: expected outputs and seconds of each request alone, or rows per
+    second at a batch size."""
+    predictor = load(artifact)
+    predictor.warmup()
+    from infer.serve.layout import Layout
+
+    requests, layout = samples(artifact, 64), Layout(predictor)
+    print("model at http://127.0.0.1:0", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "save" in asked:
+            first = predictor.outputs[0].name
+            expected = np.concatenate([predictor.predict(one)[first] for one in requests])
+            np.save(asked["save"], expected)
+            print(json.dumps({"saved": len(expected), "seconds": alone(predictor, requests)}), flush=True)
+            continue
+        rows = sorted(requests, key=lambda one: next(iter(one.values())).shape[-1])
+        size = min(asked["batch"], predictor.max_batch)
+        groups = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() - began < asked["seconds"]:
+            for group in groups:
+                predictor.predict(layout.join(group)[0])
+                done += len(group)
+        print(json.dumps({"rate": done / (time.perf_counter() - began)}), flush=True)
+    return 0
+
+
+ROLES: dict[str, Callable[[str], int]] = {
+    "infer": role_infer,
+    "embedded": role_embedded,
+    "naive": role_naive,
+    "bare": role_bare,
+    "model": role_model,
+    "text": role_text,
+}
+
+
+@contextmanager
+def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """The role in its own process, ready; its port."""
+    command = module_command("bench.serve.server_processes", role, artifact)
+    # Threads that spin at OpenMP's barriers starve everybody else on a shared machine: the same for all roles.
+    env = child_environment(OMP_WAIT_POLICY="passive")
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
+        assert running.stdout is not None
+        try:
+            line = running.stdout.readline()
+            if "127.0.0.1:" not in line:
+                raise SystemExit(f"{role} did not start")
+            yield int(line.partition("127.0.0.1:")[2].split()[0].rstrip("/")), running
+        finally:
+            running.terminate()
+
+
+def ask(running: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
+    assert running.stdin is not None
+    assert running.stdout is not None
+    running.stdin.write(json.dumps(command) + "\n")
+    running.stdin.flush()
+    return json.loads(running.stdout.readline())
+
+
+if __name__ == "__main__":
+    sys.exit(ROLES[sys.argv[1]](sys.argv[2]))

@@ -1,0 +1,147 @@
+"""What one streamed token costs the event loop: fan-out, waking the reader, the event's bytes, the write.
+
+    python -m bench.serve.stream_cost [STREAMS] [STEPS]
+
+The model is a stand-in that costs nothing; the app runs in process, under uvicorn's own connection class, whose
+transport swallows bytes. Compared with what the simplest server would do: json.dumps of each event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from infer.generate.requests import Output, Request
+from infer.serve import wire
+from infer.serve.app import build
+from infer.serve.service import Service
+from tests.serve_speaker import Speaker
+
+PATHS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+class Sink(asyncio.Transport):
+    """A socket that takes everything at once."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.writes = self.bytes = 0
+        self.last = b""
+
+    def write(self, data: Any) -> None:
+        self.writes += 1
+        self.bytes += len(data)
+        self.last = bytes(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+class Held:
+    """A driver whose steps are made by the benchmark."""
+
+    def __init__(self, driver: Any) -> None:
+        self.failure, self.stats, self.close = None, driver.stats, driver.close
+        self.requests: list[Request] = []
+
+    @property
+    def beat(self) -> float:
+        return time.monotonic()
+
+    def submit(self, request: Request, deliver: Callable[[list[Output]], None]) -> None:
+        self.requests.append(request)
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
+    """Microseconds of the loop per event, and bytes per event."""
+    speaker = Speaker(Path(tempfile.mkdtemp()))
+    speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
+    service = Service([speaker])
+    config = uvicorn.Config(build(service), **wire.options(service.limits, service.refused))
+    config.load()
+    service.start()
+    body = json.dumps({"model": "speaker", "stream": True, **PATHS[path]}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    sinks = [Sink() for _ in range(streams)]
+    for sink in sinks:
+        connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+        connection.connection_made(sink)
+        connection.data_received(head + body)
+    model = service.generators["speaker"]
+    while len(held.requests) < streams:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    for step in range(steps + 20):
+        if step == 20:  # warm
+            before, began = sum(sink.writes for sink in sinks), time.perf_counter()
+            size = sum(sink.bytes for sink in sinks)
+        now = time.monotonic()
+        outputs = [
+            Output(
+                id=r.id,
+                index=0,
+                token_ids=(101,),
+                text=" word",
+                finish="length" if step == steps + 19 else None,
+            )
+            for r in held.requests
+        ]
+        model._fan_out(outputs, now)
+        while model._streams and any(stream._ready for stream in model._streams.values()):
+            await asyncio.sleep(0)
+    seconds = time.perf_counter() - began
+    await asyncio.sleep(0.05)
+    events = streams * steps
+    assert sum(sink.writes for sink in sinks) - before >= events
+    assert all(sink.last.endswith(b"0\r\n\r\n") for sink in sinks)
+    total = sum(sink.bytes for sink in sinks) - size
+    service.stop()
+    speaker.close()
+    return seconds / events * 1e6, total / events
+
+
+def plain(steps: int) -> float:
+    """Microseconds of json.dumps of one event."""
+    event = {
+        **{"id": "cmpl-0123456789abcdef01234567", "object": "text_completion", "created": 1790000000},
+        **{"model": "speaker", "system_fingerprint": "infer-0123456789ab"},
+        "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None}],
+    }
+    began = time.perf_counter()
+    for _ in range(steps):
+        f"data: {json.dumps(event)}\n\n".encode()
+    return (time.perf_counter() - began) / steps * 1e6
+
+
+def main() -> None:
+    streams, steps = (int(arg) for arg in (*sys.argv[1:], *("32", "400")[len(sys.argv) - 1 :]))
+    print(f"{streams} streams, {steps} steps; json.dumps of one event alone: {plain(20_000):.1f} µs")
+    for path in PATHS:
+        for _ in range(2):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                cost, size = runner.run(measure(path, streams, steps))
+            print(f"{path:24} {cost:6.1f} µs and {size:5.0f} bytes an event")
+
+
+if __name__ == "__main__":
+    main()

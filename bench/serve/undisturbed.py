@@ -1,0 +1,74 @@
+"""Runs of a client on a machine that is shared: one that others disturbed is made again.
+
+Programs that are not ours, or the hypervisor, may take more than a tenth of a core: then the run is made again, at most
+`AGAIN` times, `MOST_AGAIN` in all, whatever came of it. What this can't see is a machine that is slower for a second or
+two for reasons of its own (a neighbour's use of the memory); short runs in turns, and many of them, are for that.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+
+from bench.serve.reporting import progress
+
+AGAIN, MOST_AGAIN = 2, 15
+MOST_TAKEN = 0.1  # of a core, by others
+
+
+class Fire(Protocol):
+    def __call__(self, phases: list[list[float]], *, seed: int, **how: Any) -> np.ndarray: ...
+
+
+class Others:
+    """Cores that were taken by whatever is not this process or of it, since `begin`."""
+
+    def __init__(self) -> None:
+        self._root = psutil.Process()
+        self.begin()
+
+    def begin(self) -> None:
+        self._when, self._all, self._own = time.monotonic(), self._busy(), self._ours()
+
+    def cores(self) -> float:
+        """Its grain is 0.01 s for each of our processes."""
+        seconds = time.monotonic() - self._when
+        return (self._busy() - self._all - (self._ours() - self._own)) / seconds
+
+    def _busy(self) -> float:
+        times = psutil.cpu_times()
+        kinds = ("user", "nice", "system", "irq", "softirq", "steal")
+        return sum(getattr(times, kind, 0.0) for kind in kinds)
+
+    def _ours(self) -> float:
+        processes = [self._root, *self._root.children(recursive=True)]
+        return sum(sum(one.cpu_times()[:2]) for one in processes)
+
+
+class Alone:
+    """`fire`, left alone by others as far as that can be had."""
+
+    def __init__(self, fire: Fire) -> None:
+        self._fire, self._others = fire, Others()
+        self.runs = self.again = self.unfair = 0
+
+    def fire(self, phases: list[list[float]], **how: Any) -> np.ndarray:
+        """Rows as `open_loop_client` says; phases of seconds and requests a second."""
+        self.runs += 1
+        for attempt in range(AGAIN + 1):
+            self._others.begin()
+            rows = self._fire(phases, **how)
+            taken = self._others.cores()
+            if taken <= MOST_TAKEN or attempt == AGAIN or self.again == MOST_AGAIN:
+                break
+            self.again += 1
+            progress(f"again: others took {taken:.2f} cores")
+        self.unfair += taken > MOST_TAKEN
+        return rows
+
+    @property
+    def note(self) -> str:
+        return f"{self.runs} runs, {self.again} made again, {self.unfair} of them left disturbed"

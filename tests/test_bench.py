@@ -1,0 +1,83 @@
+"""The benchmarks import, print their help, and can be started both as modules and by path."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench"
+FILES = sorted(path for path in BENCH.rglob("*.py") if path.name != "__init__.py")
+MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES]
+PROJECT = ("bench", "infer", "backends", "tests", "models", *(p.stem for p in (ROOT / "models").glob("*.py")))
+
+# Runs alone, because benchmarks change sys.path and set threads. Prints a sentence for each module that fails.
+LOADER = """
+import contextlib, importlib, io, json, sys
+project, failed = json.loads(sys.argv[1]), {}
+for name in sys.argv[2:]:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in project:
+            failed[name] = repr(error)
+        continue
+    except SystemExit as error:
+        if error.code != 2:  # a benchmark of the GPU, and there is none
+            failed[name] = repr(error)
+        continue
+    except Exception as error:
+        failed[name] = repr(error)
+        continue
+    if not hasattr(module, "main") or "argparse" not in vars(module) and "parse_arguments" not in vars(module):
+        continue
+    sys.argv[1:], shown = ["--help"], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown):
+            module.main()
+    except SystemExit as error:
+        if error.code == 0 and "usage:" in shown.getvalue():
+            continue
+    failed[name] = "no --help"
+print(json.dumps(failed))
+"""
+
+
+def test_every_benchmark_imports_and_prints_its_help() -> None:
+    command = [sys.executable, "-c", LOADER, json.dumps(PROJECT), *MODULES]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BENCH)))
+def test_no_benchmark_hides_a_package_when_it_is_run_by_path(path: Path) -> None:
+    """Python puts the script's folder in front of sys.path, so a neighbour's name must not be a package's."""
+    assert path.stem not in sys.stdlib_module_names
+    assert importlib.util.find_spec(path.stem) is None
+
+
+def test_the_makefile_starts_benchmarks_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text()
+    started = set(re.findall(r"-m (bench\.[\w.]+\w)", text)) - {"bench.serve"}
+    listed = re.search(r"SERVE_BENCHES := (.*)", text)
+    assert listed is not None
+    started |= {f"bench.serve.{name}" for name in listed[1].split()}
+    assert started <= set(MODULES)
+    assert len(started) > 10
+
+
+def test_the_readme_of_the_benchmarks_lists_every_script() -> None:
+    text = (BENCH / "README.md").read_text()
+    scripts = {str(p.relative_to(BENCH)) for p in FILES if '__name__ == "__main__"' in p.read_text()}
+    assert scripts <= set(re.findall(r"`([\w/]+\.py)`", text))
+    listed = set(re.findall(r"^\| `([\w/]+\.py)`", text, flags=re.M))
+    assert listed <= {str(path.relative_to(BENCH)) for path in FILES}
