@@ -209,6 +209,13 @@ def _outputs(
     values = [nodes[argument.name].meta["val"] for argument in given if isinstance(argument, TensorArgument)]
     if not values:
         raise NotUsableError("the model returns no tensor", hint="Return the tensors that it computes")
+    for index, value in enumerate(values):
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"output {index} of the model is of dtype {str(value.dtype).removeprefix('torch.')}",
+                hint=f"Return one of {', '.join(DTYPE_NAMES.values())}; torch.view_as_real gives both parts of "
+                "a complex tensor",
+            )
     names = names or _output_names(program, are_tensors)
     if len(names) != len(values):
         raise UsageError(f"expected {len(values)} output names, got {len(names)}: {', '.join(names)}")
@@ -221,7 +228,9 @@ def _outputs(
 def _output_names(program: ExportedProgram, are_tensors: list[bool]) -> tuple[str, ...]:
     spec, count = program.call_spec.out_spec, sum(are_tensors)
     if spec is not None and spec.type is dict and len(spec.context) == len(are_tensors):
-        return tuple(str(key) for key, kept in zip(spec.context, are_tensors, strict=True) if kept)
+        keys = tuple(str(key) for key, kept in zip(spec.context, are_tensors, strict=True) if kept)
+        if all(keys) and len(set(keys)) == len(keys):  # 1 and "1" are two keys
+            return keys
     return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +124,24 @@ def test_outputs_of_another_count_are_refused() -> None:
             {"input": torch.randn(2, 4)},
             outputs=("a", "b"),
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16])
+def test_an_output_of_a_dtype_that_has_no_name_is_refused(dtype: torch.dtype) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, x.to(dtype)
+
+    with pytest.raises(NotUsableError, match=f"output 1 of the model is of dtype {str(dtype)[6:]}") as caught:
+        capture.capture(Odd(), (TensorSpec.parse("x=float32[batch,8]"),), {"x": torch.randn(2, 8)})
+    assert "float32" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("keys", [(1, "1"), ("", "y")])
+def test_keys_that_name_no_output_give_way_to_numbers(keys: tuple[Any, Any]) -> None:
+    class Keys(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor]:
+            return {keys[0]: x, keys[1]: x + 1}
+
+    made = capture.capture(Keys(), (TensorSpec.parse("x=float32[batch,8]"),), {"x": torch.randn(2, 8)})
+    assert list(made.run({"x": torch.ones(2, 8)})) == ["output_0", "output_1"]

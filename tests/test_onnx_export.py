@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
+from infer import capture  # noqa: E402
 from infer.errors import NotUsableError  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
+from infer.onnx import session  # noqa: E402
+from infer.spec import TensorSpec  # noqa: E402
 from tests.onnx_models import Int8Linear, graph  # noqa: E402
 
 
@@ -88,3 +92,48 @@ def test_a_weight_used_twice_is_stored_once(tmp_path: Path) -> None:
     exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
     stored = onnx.load(str(tmp_path / "m.onnx")).graph.initializer
     assert [tuple(t.dims) for t in stored if t.data_type == onnx.TensorProto.UINT8].count((64, 64)) == 1
+
+
+def returned(x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Outputs of a model by case: `x` is its input, `y` is computed."""
+    return {
+        "an input": (x, y),
+        "the only output": x,
+        "an input twice": (y, x, x),
+        "an input unchanged": (x.contiguous(), x.float(), y),
+        "a number": (y, 3, "text", None, 2.5),
+        "a size": (y, x.shape[0]),
+        "named as the input": {"x": y, "linear": x},
+        "named as a constant": {"layer.weight": y, "x_output": x, "x": x + 1},
+        "a constant": (y.new_ones(3), y),
+        "twice": (y, y),
+        "views": (x[:], x.view(-1, 4, 2), y.mT, y[:, :1]),
+    }
+
+
+class Returns(nn.Module):
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.layer, self.case = nn.Linear(8, 4), case
+
+    def forward(self, x: Tensor) -> Any:
+        return returned(x, self.layer(x))[self.case]
+
+
+@pytest.mark.parametrize("case", returned(torch.ones(2, 8), torch.ones(2, 4)))
+def test_outputs_that_are_inputs_constants_or_views_are_right(case: str, tmp_path: Path) -> None:
+    module, x = Returns(case).eval(), torch.randn(5, 8)
+    made = graph(module, "x=float32[batch,8]", torch.randn(2, 8))
+    exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
+    runner = session.OrtRunner(tmp_path / "m.onnx", made.inputs, made.outputs, "cpu")
+    got = runner.run({"x": x})
+    runner.close()
+    assert list(got) == [spec.name for spec in made.outputs]
+    for value, expected in zip(got.values(), capture.flatten(module(x)), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_an_output_that_has_the_name_of_an_input_gets_another_in_the_file() -> None:
+    specs = {name: TensorSpec(name, "float32", (1,)) for name in ("x", "x_output", "y")}
+    outputs = (specs["x"], specs["y"], specs["x_output"])
+    assert exporter.output_names((specs["x"],), outputs) == ["x_output_output", "y", "x_output"]

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import NotUsableError, ResourceError
 from ..spec import TensorSpec
+from .export import output_names
 
 Profile = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 WORKSPACE_SHARE = 0.5  # of the free memory may serve as scratch while tactics are tried
@@ -106,6 +107,7 @@ class TrtRunner:
         import tensorrt as trt
 
         self.inputs, self.outputs, self.device = inputs, outputs, torch.device(device)
+        self._names = output_names(inputs, outputs)
         with torch.cuda.device(self.device):
             self._runtime: Any = trt.Runtime(_logger())
             self._engine: Any = self._runtime.deserialize_cuda_engine(blob)
@@ -130,21 +132,24 @@ class TrtRunner:
                 self._take(self._context.set_tensor_address(name, value.data_ptr()), f"input {name}")
             if unknown := self._context.infer_shapes():
                 raise NotUsableError(f"TensorRT could not infer the shapes of {', '.join(unknown)}")
-            results = {spec.name: self._output(spec) for spec in self.outputs}
+            results = {
+                spec.name: self._output(spec, name)
+                for spec, name in zip(self.outputs, self._names, strict=True)
+            }
             self._execute([*given.values(), *results.values()])
         return results
 
     def close(self) -> None:
         self._context = self._engine = self._runtime = None
 
-    def _output(self, spec: TensorSpec) -> torch.Tensor:
-        shape = tuple(self._context.get_tensor_shape(spec.name))
+    def _output(self, spec: TensorSpec, name: str) -> torch.Tensor:
+        shape = tuple(self._context.get_tensor_shape(name))
         if min(shape, default=0) < 0:
             raise NotUsableError(
                 f"the size of output {spec.name} depends on the data, which TensorRT can't return"
             )
         result = torch.empty(shape, dtype=spec.torch_dtype, device=self.device)
-        self._take(self._context.set_tensor_address(spec.name, result.data_ptr()), f"output {spec.name}")
+        self._take(self._context.set_tensor_address(name, result.data_ptr()), f"output {spec.name}")
         return result
 
     def _execute(self, tensors: list[torch.Tensor]) -> None:

@@ -7,17 +7,22 @@ The linear and convolutional `infer::` operators pass through torch's exporter a
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from .. import kernels
 from ..capture import Graph
@@ -90,18 +95,10 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
         raise NotUsableError("an ONNX source is copied, not exported")
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
-    inputs = [spec.name for spec in graph.inputs]
     with _quiet():
-        program = _decomposed(graph.program, target)
+        program = _decomposed(_with_tensor_outputs(graph.program), target)
         try:
-            exported = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=opset,
-                input_names=None if _same_names(program, inputs) else inputs,
-                verbose=False,
-            )
+            exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
         except torch.onnx.errors.OnnxExporterError as error:
             raise NotUsableError(f"this model has no ONNX form: {_cause(error)}") from error
     if exported is None:
@@ -109,20 +106,64 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     model = exported.model
     model.ir_version = min(model.ir_version, IR_VERSION_CAP)
     _strip(model)
-    _name_outputs(model, graph.outputs)
+    _name_ends(model, _user_inputs(program, graph), output_names(graph.inputs, graph.outputs))
     _name_sizes(model, graph.inputs, graph.outputs)
     return model
 
 
-def _name_outputs(model: ir.Model, outputs: tuple[TensorSpec, ...]) -> None:
-    """Outputs take their names from the specs; an inner value that happens to bear one is renamed first."""
-    wanted = {spec.name for spec in outputs}
-    inner = [value for node in model.graph for value in node.outputs]
-    for index, value in enumerate([*inner, *model.graph.initializers.values()]):
-        if value.name in wanted and not value.is_graph_output():
+def _with_tensor_outputs(program: ExportedProgram) -> ExportedProgram:
+    """The program without outputs that are no tensors (numbers, strings, sizes), which ONNX can't express."""
+    signature = program.graph_signature
+    kept = [
+        spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+        for spec in signature.output_specs
+    ]
+    if all(kept):
+        return program
+    graph = copy.deepcopy(program.graph)
+    output = next(node for node in graph.nodes if node.op == "output")
+    values: Any = output.args[0]
+    output.args = (tuple(itertools.compress(values, kept)),)
+    specs = list(itertools.compress(signature.output_specs, kept))
+    module = fx.GraphModule(program.graph_module, graph)
+    module.meta.update(program.graph_module.meta)
+    made = program._update(module, replace(signature, output_specs=specs))
+    whole = made.module_call_graph[0]
+    if whole.signature is not None:
+        whole.signature = replace(
+            whole.signature, out_spec=pytree.tree_structure((0,) * sum(kept)), outputs=[]
+        )
+    return made
+
+
+def output_names(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:
+    """Names of the outputs in the file: those of the specs, except where an input has that name."""
+    of_inputs = {spec.name for spec in inputs}
+    taken = of_inputs | {spec.name for spec in outputs}
+    names = []
+    for spec in outputs:
+        name = spec.name
+        while name in of_inputs or (name != spec.name and name in taken):
+            name += "_output"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _name_ends(model: ir.Model, inputs: list[str], outputs: list[str]) -> None:
+    """Name inputs and outputs, in order; an inner value that happens to have such a name is renamed first.
+
+    The exporter renames an input that the program also returns.
+    """
+    ends = [*model.graph.inputs, *model.graph.outputs]
+    names = [*inputs, *outputs]
+    made = [value for node in model.graph for value in node.outputs]
+    values = {id(v): v for v in (*ends, *made, *model.graph.initializers.values())}
+    for index, value in enumerate(values.values()):
+        if value.name in names:
             value.name = f"{value.name}_inner_{index}"
-    for spec, value in zip(outputs, model.graph.outputs, strict=True):
-        value.name = spec.name
+    for name, value in zip(names, ends, strict=True):
+        value.name = name
 
 
 def save(model: ir.Model, path: Path) -> None:
@@ -217,8 +258,10 @@ def _pair(value: int | list[int] | tuple[int, ...]) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
-def _same_names(program: ExportedProgram, names: list[str]) -> bool:
-    return sorted(map(str, program.graph_signature.user_inputs)) == sorted(names)
+def _user_inputs(program: ExportedProgram, graph: Graph) -> list[str]:
+    """Names of the inputs, in the program's order."""
+    names, known = [spec.name for spec in graph.inputs], [*map(str, program.graph_signature.user_inputs)]
+    return known if sorted(known) == sorted(names) else names
 
 
 def _strip(model: ir.Model) -> None:

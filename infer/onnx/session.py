@@ -111,6 +111,8 @@ class OrtRunner:
         is_dynamic = any(isinstance(size, str) for spec in inputs for size in spec.shape)
         self._session: Any = open_session(path, device, is_dynamic=is_dynamic)
         self._names = [spec.name for spec in outputs]
+        # By position: an output that has the name of an input has another in the file.
+        self._fetched = [value.name for value in self._session.get_outputs()]
         self._usual = 0.0
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -131,7 +133,7 @@ class OrtRunner:
 
     def _on_cpu(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         feeds = {name: value.detach().cpu().contiguous().numpy() for name, value in inputs.items()}
-        arrays = self._session.run(self._names, feeds, self._options(inputs))
+        arrays = self._session.run(self._fetched, feeds, self._options(inputs))
         return [torch.from_numpy(array) for array in arrays]
 
     def _on_cuda(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -143,7 +145,7 @@ class OrtRunner:
             binding.bind_input(
                 spec.name, "cuda", index, _ELEMENT[spec.torch_dtype], list(value.shape), value.data_ptr()
             )
-        for name in self._names:
+        for name in self._fetched:
             binding.bind_output(name, "cuda", index)
         torch.cuda.current_stream(self.device).synchronize()
         self._session.run_with_iobinding(binding, self._options(inputs))
