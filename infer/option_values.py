@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -115,3 +116,28 @@ def format_batches(sizes: Sequence[int]) -> str:
 def parse_texts(texts: str | Sequence[str]) -> tuple[str, ...]:
     """One text or several, as a tuple."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def parse_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """One path or several, as texts."""
+    if isinstance(paths, str | os.PathLike):
+        return (os.fspath(paths),)
+    return tuple(os.fspath(path) for path in paths)
+
+
+def parse_folders(folders: Mapping[str, str | os.PathLike[str]] | Sequence[str]) -> dict[str, str]:
+    """`style=adapters/style` → folders by name; raises `UsageError` for a name given twice."""
+    if isinstance(folders, Mapping):
+        return {name: os.fspath(folder) for name, folder in folders.items()}
+    found: dict[str, str] = {}
+    for text in folders:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in found:
+            raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where="--lora")
+        found[name] = folder
+    return found
+
+
+def format_folders(folders: Mapping[str, str]) -> list[str]:
+    """The inverse of `parse_folders`."""
+    return [f"{name}={folder}" for name, folder in folders.items()]

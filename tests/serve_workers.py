@@ -238,7 +238,6 @@ def serve(
     """`infer.serve.run` with `tests.serve_workers:OPENER` in place of an artifact; says so when it begins to load."""
     from infer.serve import opening, server
     from infer.serve.limits import ServeLimits
-    from infer.serve.observing import Observing
     from infer.serve.worker import text as texts
     from infer.serve.worker.messages import Source
 
@@ -253,7 +252,7 @@ def serve(
     if text:
         opening.generates = lambda folder: True
         texts.RemoteLanguage = language  # type: ignore[misc,assignment]
-    more = {"observing": Observing(requests=log), **(run or {})}
+    more = {"log_requests": log, **(run or {})}
     return server.run([path], port=0, limits=ServeLimits(**limits), **more)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import shlex
 import tomllib
 from pathlib import Path
@@ -14,7 +16,12 @@ from infer.cli import main, optimize
 from infer.errors import UsageError
 from infer.options import Option, command_line, fields, from_values, to_toml
 from infer.plan import Plan
+from infer.predict import Predictor
 from infer.report import wording
+from infer.serve import ray_app, server
+from infer.serve.limits import ServeLimits
+from infer.serve.options import ServeOptions
+from infer.serve.worker.messages import Source
 
 # One value for each field of Plan that is not its default; a new field needs one too.
 OTHER: dict[str, Any] = {
@@ -138,6 +145,134 @@ def test_save_plan_writes_what_plan_reads(tmp_path: Path, monkeypatch: pytest.Mo
     assert asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch) == made
 
 
+# --- serve
+SERVE: dict[str, Any] = {
+    "artifacts": ("a b.infer", "c.infer"),
+    "host": "0.0.0.0",  # noqa: S104
+    "port": 0,
+    "ssl_certfile": "cert.pem",
+    "ssl_keyfile": "key.pem",
+    "ssl_keyfile_password": "word word",
+    "api_key": ("one", "two"),
+    "api_key_file": "keys",
+    "anonymous": True,
+    "allow_hosts": ("a.example", "*"),
+    "device": "cuda:1",
+    "threads": 3,
+    "replicas": 2,
+    "in_process": True,
+    "memory": 1 << 33,
+    "allow_reload": True,
+    "trust_code": True,
+    "max_delay_ms": 2.5,
+    "drain": 0.0,
+    "limits": ServeLimits(max_batch=7, header_seconds=2.5, nonfinite_error=True, max_body_bytes=1 << 20),
+    "nonfinite": "error",
+    "kv_memory": 1 << 31,
+    "max_tokens_per_step": 64,
+    "speculation": False,
+    "batch_invariant": True,
+    "share_prefix_cache": True,
+    "lora": {"style": "adapters/my style", "other": "x=y"},
+    "log_requests": False,
+    "log_bodies": True,
+    "otel": True,
+    "timings": True,
+    "ray": True,
+    "ray_address": "auto",
+    "ray_config": "serve.yaml",
+    "max_replicas": 9,
+    "target_requests": 5.5,
+    "num_cpus": 2.0,
+    "num_gpus": 0.5,
+}
+SERVED = [
+    ServeOptions(artifacts=("m.infer",)),
+    ServeOptions(**SERVE),
+    *(ServeOptions(**{"artifacts": ("m.infer",), name: value}) for name, value in SERVE.items()),
+]
+
+
+def served(words: list[str], monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
+    """The options that `infer serve` starts a server with, on Ray or here."""
+    seen: list[ServeOptions] = []
+    for name in ("infer.serve.server.start", "infer.serve.ray_run.start"):
+        monkeypatch.setattr(name, lambda options: seen.append(options) or 0)
+    assert main(words) == 0
+    return seen[0]
+
+
+def named(options: ServeOptions) -> str:
+    return shlex.join(command_line(options, secrets=True))[:60]
+
+
+def test_every_field_of_the_serve_options_is_tried() -> None:
+    assert list(SERVE) == [field.name for field in fields(ServeOptions)]
+    assert not [f.name for f in fields(ServeOptions) if SERVE[f.name] == f.default]
+
+
+@pytest.mark.parametrize("options", SERVED, ids=named)
+def test_the_serve_command_line_gives_equal_options(
+    options: ServeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert served(["serve", *command_line(options, secrets=True)], monkeypatch) == options
+
+
+def test_a_printed_command_line_holds_no_secret() -> None:
+    words = command_line(SERVED[1])
+    assert not {"one", "two", "word word"} & set(words)
+    assert "one" not in to_toml(SERVED[1])
+
+
+@pytest.mark.parametrize("options", SERVED, ids=named)
+def test_a_worker_is_told_what_predictor_load_takes(options: ServeOptions) -> None:
+    source = Source(path="m.infer", options=options.load_options)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(source), type=Source)
+    assert told == source
+    inspect.signature(Predictor.load).bind("m.infer", **told.options)
+
+
+def test_every_keyword_of_predictor_load_is_a_serve_option() -> None:
+    keywords = {name for name in inspect.signature(Predictor.load).parameters if name not in ("cls", "path")}
+    assert SERVED[1].load_options.keys() == keywords
+
+
+@pytest.mark.parametrize("options", SERVED, ids=named)
+def test_a_ray_replica_is_told_all_but_what_belongs_to_the_cluster(options: ServeOptions) -> None:
+    args = json.loads(json.dumps(ray_app.replica_args(options)))
+    told = ray_app.from_args(args)
+    for field in fields(ServeOptions):
+        kept = field.name not in (*ray_app.LOCAL, *ray_app.CLUSTER)
+        assert getattr(told, field.name) == (getattr(options, field.name) if kept else field.default)
+
+
+def test_ray_files_of_earlier_versions_are_read() -> None:
+    args = {"artifacts": ["a"], "api_key": "k", "kv_memory": "16MiB", "threads": None, "limits": {}}
+    told = ray_app.from_args({**args, "observing": {"requests": False, "bodies": False, "traces": True}})
+    assert told == ServeOptions(
+        artifacts=("a",), api_key=("k",), kv_memory=16 << 20, log_requests=False, otel=True
+    )
+
+
+def test_a_limit_is_not_overruled_by_an_option_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["serve", "m.infer", "--limit", "drain_seconds=5", "--limit", "max_delay_us=700"]
+    bounds = served(words, monkeypatch).bounds
+    assert (bounds.drain_seconds, bounds.max_delay_us, bounds.nonfinite_error) == (5, 700, False)
+    bounds = served(
+        [*words, "--drain", "7", "--max-delay-ms", "0.3", "--nonfinite", "error"], monkeypatch
+    ).bounds
+    assert (bounds.drain_seconds, bounds.max_delay_us, bounds.nonfinite_error) == (7, 300, True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prot": 1}, {"port": "many"}, {"limits": {"max_bodi": 1}}, {"replicas": 0}]
+)
+def test_run_refuses_wrong_options_before_it_serves(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        server.run(["m.infer"], **wrong)
+
+
+# --- definitions
 def test_a_field_without_a_help_text_is_refused() -> None:
     class Bare(msgspec.Struct):
         one: Annotated[int, Option("number of things")] = 1

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from infer import Predictor
 from infer.cli import main
-from infer.cli.options import parse_named
 from infer.errors import SourceError, UsageError
+from infer.option_values import parse_folders
 from infer.serve.service import Service
 from tests.language_artifacts import tiny
 from tests.serve_fakes import Live, live
@@ -118,5 +118,5 @@ def test_a_folder_that_is_no_adapter_is_refused_when_the_model_opens(
 @pytest.mark.parametrize("given", [["style"], ["=x"], ["a=x", "a=y"]])
 def test_adapters_are_named_once_with_a_folder(given: list[str]) -> None:
     with pytest.raises(UsageError, match="NAME=FOLDER"):
-        parse_named(given, "--lora")
+        parse_folders(given)
     assert main(["serve", "nowhere.infer", *(part for one in given for part in ("--lora", one))]) == 2

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -32,8 +31,8 @@ from infer.cli import main
 from infer.errors import NotUsableError, UsageError
 from infer.serve import ray_run
 from infer.serve.limits import ServeLimits
-from infer.serve.ray_app import Asked, Replica
-from infer.serve.ray_run import Cluster
+from infer.serve.options import ServeOptions
+from infer.serve.ray_app import Replica, check, deployment_options, from_args, replica_args
 from tests.language_artifacts import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,19 +65,20 @@ def example_inputs():
     return {"x": torch.randn(2, 1024, generator=torch.Generator().manual_seed(1))}
 """
 SERVE = """
-import sys, json, msgspec
-from infer.serve.ray_app import Asked
-from infer.serve.ray_run import Cluster, run
-asked, cluster = (msgspec.convert(part, kind) for part, kind in zip(json.loads(sys.argv[1]), (Asked, Cluster)))
-sys.exit(run(asked, cluster, say=lambda line: print(line, flush=True)))
+import sys, json
+from infer.options import from_values
+from infer.serve.options import ServeOptions
+from infer.serve.ray_run import run
+options = from_values(ServeOptions, json.loads(sys.argv[1]))
+sys.exit(run(options, head_only=True, say=lambda line: print(line, flush=True)))
 """
 INFER = "/v2/models/slow/infer"
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
 def test_a_replica_takes_more_than_its_queue_so_that_refusals_are_its_own() -> None:
-    asked = Asked(artifacts=["a"], limits=ServeLimits(max_queue_requests=100), num_cpus=2, num_gpus=0.5)
-    options = asked.options()
+    bounds = ServeLimits(max_queue_requests=100)
+    options = deployment_options(ServeOptions(artifacts=("a",), limits=bounds, num_cpus=2, num_gpus=0.5))
     assert options["max_ongoing_requests"] > 100
     assert options["max_queued_requests"] > 0
     assert options["backpressure_config"]["retry_after_s"] > 0
@@ -87,7 +87,8 @@ def test_a_replica_takes_more_than_its_queue_so_that_refusals_are_its_own() -> N
 
 
 def test_scaling_follows_what_runs_and_waits() -> None:
-    options = Asked(artifacts=["a"], replicas=2, max_replicas=8, target_requests=5).options()
+    asked = ServeOptions(artifacts=("a",), replicas=2, max_replicas=8, target_requests=5)
+    options = deployment_options(asked)
     assert "num_replicas" not in options
     assert options["autoscaling_config"] == {
         "min_replicas": 2,
@@ -108,12 +109,18 @@ def test_scaling_follows_what_runs_and_waits() -> None:
 )
 def test_what_can_t_be_deployed_is_a_usage_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Asked(**{"artifacts": ["a"], **wrong}).check()
+        check(from_args({"artifacts": ["a"], **wrong}))
 
 
 def test_the_config_file_holds_everything_but_the_key(tmp_path: Path) -> None:
-    asked = Asked(artifacts=["/models/a.infer"], replicas=3, api_key="s3cret")
-    ray_run.write_config(tmp_path / "serve.yaml", asked, Cluster(host="0.0.0.0", port=9000))  # noqa: S104
+    asked = ServeOptions(
+        artifacts=("/models/a.infer",),
+        replicas=3,
+        api_key=("s3cret",),
+        host="0.0.0.0",
+        port=9000,  # noqa: S104
+    )
+    ray_run.write_config(tmp_path / "serve.yaml", asked)
     text = (tmp_path / "serve.yaml").read_text()
     assert "s3cret" not in text
     (application,) = json.loads(text)["applications"]
@@ -151,22 +158,22 @@ def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
 
 def test_a_public_address_needs_a_key_and_an_artifact_must_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no API key"):
-        ray_run.check(Asked(artifacts=["a"]), Cluster(host="0.0.0.0"))  # noqa: S104
+        ray_run.check(ServeOptions(artifacts=("a",), host="0.0.0.0"))  # noqa: S104
     with pytest.raises(UsageError, match="no artifact"):
-        ray_run.check(Asked(artifacts=[str(tmp_path / "nope")]), Cluster())
+        ray_run.check(ServeOptions(artifacts=(str(tmp_path / "nope"),)))
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_the_hint_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(NotUsableError, match="needs ray") as caught:
-        ray_run.check(Asked(artifacts=[str(tmp_path)]), Cluster())
+        ray_run.check(ServeOptions(artifacts=(str(tmp_path),)))
     assert "infer[ray]" in caught.value.hint
 
 
 def test_a_replica_outlives_its_model_s_process(
     artifacts: list[Path], expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
-    replica = Replica(msgspec.to_builtins(Asked(artifacts=[str(artifacts[0])], threads=1)))
+    replica = Replica(replica_args(ServeOptions(artifacts=(str(artifacts[0]),), threads=1)))
     (executor,) = (lane.executor for lane in replica.service.engines["slow"].lanes)
 
     async def die_once() -> None:
@@ -221,11 +228,11 @@ class Nodes:
                 process.kill()
 
     def serve(self, asked: dict[str, Any]) -> None:
-        cluster = {"address": f"127.0.0.1:{self.gcs}", "port": self.port, "head_only": True}
+        asked = {**asked, "ray_address": f"127.0.0.1:{self.gcs}", "port": self.port}
         told = self.folder / "serve.log"
         with told.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, json.dumps([asked, cluster])],
+                [sys.executable, "-c", SERVE, json.dumps(asked)],
                 **{"cwd": ROOT, "env": self.environment, "text": True},
                 **{"stdout": subprocess.PIPE, "stderr": log},
             )

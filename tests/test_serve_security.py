@@ -259,7 +259,7 @@ def test_hardly_any_open_files_is_an_error_that_says_what_to_do(run_python: Any)
 
 # --- limits and outputs
 def test_limits_are_read_from_the_command_line() -> None:
-    made = limits.read(["max_body_bytes=1MiB", "header_seconds=2.5", "nonfinite_error=true", "max_batch=4"])
+    made = limits.parse(["max_body_bytes=1MiB", "header_seconds=2.5", "nonfinite_error=true", "max_batch=4"])
     assert (made.max_body_bytes, made.header_seconds, made.nonfinite_error, made.max_batch) == (
         1 << 20,
         2.5,
@@ -274,7 +274,7 @@ def test_limits_are_read_from_the_command_line() -> None:
 )  # fmt: skip
 def test_limits_that_make_no_sense_are_usage_errors(pair: str) -> None:
     with pytest.raises(UsageError):
-        limits.read([pair])
+        limits.parse([pair])
 
 
 def test_outputs_that_are_not_finite_can_be_refused(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
     monkeypatch.setattr(infer.predict.Predictor, "load", load)
     monkeypatch.setattr(serving, "serve", lambda service, *_, **options: seen.append(service) or 0)
     bounds = ServeLimits(max_batch=2)
-    own = {"max_delay_us": 5, "drain": 3, "limits": bounds, "in_process": True}
+    own = {"max_delay_ms": 0.005, "drain": 3, "limits": bounds, "in_process": True}
     assert serving.run(["m.infer"], port=0, batch_invariant=True, **own) == 0
     assert [options["batch_invariant"] for options in given] == [True]
     (service,) = seen

@@ -356,7 +356,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_
 def test_a_server_of_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys
-import infer.cli.serving, infer.cli.options, infer.cli.serving_options, infer.serve.server
+import infer.cli.serve, infer.cli.options, infer.serve.server
 import infer.serve.worker.text, infer.serve.worker.remote
 from infer import plugins
 [plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]

@@ -179,7 +179,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
             return begin(msgspec.structs.replace(source, opener=opener), *given, **named)
 
         opening.begin = leaky  # type: ignore[assignment]
-    return serve.run([artifact], port=0, kv_memory="64MiB")
+    return serve.run([artifact], port=0, kv_memory="64MiB", log_requests=False)
 
 
 def leaking_worker(path: str, **options: Any) -> Any:

@@ -92,7 +92,7 @@ def role_infer(artifact: str, *, in_process: bool = False) -> int:
     from infer.serve.worker.remote import Starting
 
     if artifact != NOOP:
-        return serve.run([artifact], port=0, in_process=in_process)
+        return serve.run([artifact], port=0, in_process=in_process, log_requests=False)
     with port.listen("127.0.0.1", 0) as listener:
         if in_process:
             return server.serve(Service([Noop()]), listener)

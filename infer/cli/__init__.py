@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InferError
 from ..printable import plain
-from . import language, optimize, serving
+from . import language, optimize, serve, top
 from .arguments import Artifact, AsJson, Trust
 
 INTERRUPTED = 130
@@ -97,8 +97,8 @@ def bench(
     benching.show(result, as_json=as_json)
 
 
-app.command()(serving.serve)
-app.command()(serving.top)
+app.command()(serve.serve)
+app.command()(top.top)
 
 
 @app.command()

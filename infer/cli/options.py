@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import msgspec
 import typer
 from rich.markup import escape
 
-from ..errors import UsageError
 from ..options import Field, fields, from_values
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -19,21 +18,24 @@ GIVEN = "context"  # the parameter by which typer says what was typed
 
 
 def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command whose first two parameters are a `kind` and the names of its options that were given.
+    """Decorate a command whose first parameter is a `kind`; a second one, `given`, gets the names of options typed.
 
     Typer sees one parameter for each field of `kind`, then the command's own. `groups`: the panels of --help, in order.
     """
     ordered = sorted(fields(kind), key=lambda field: groups.index(field.option.group) if field.flag else -1)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        wants_given = bool(own) and own[0].name == "given"
+        own = own[wants_given:]
 
         def run(**typed: Any) -> Any:
             context = typed.pop(GIVEN)
             texts = {field.name: _value(field, typed.pop(field.name)) for field in fields(kind)}
             made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
-            given = {name for name in texts if context.get_parameter_source(name).name != "DEFAULT"}
-            return command(made, given, **typed)
+            if wants_given:
+                typed["given"] = {name for name in texts if _was_given(context, name)}
+            return command(made, **typed)
 
         context = inspect.Parameter(GIVEN, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         made = [context, *map(parameter, ordered), *own]
@@ -44,6 +46,12 @@ def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]]
         return run
 
     return decorate
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    """True for an option of the command line or the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def parameter(field: Field) -> inspect.Parameter:
@@ -66,7 +74,7 @@ def parameter(field: Field) -> inspect.Parameter:
     )
     kind = list[str] if option.repeat else Path if option.path else str
     if option.parse is None and not option.repeat and not option.path:
-        kind = field.plain_type or str
+        kind = field.type if get_origin(field.type) is Literal else field.plain_type or str
     return _parameter(field.name, kind | None if _shown(field) is None else kind, info, _shown(field))
 
 
@@ -104,14 +112,3 @@ def _value(field: Field, typed: Any) -> Any:
     if field.plain_type is bool:
         return typed is not field.option.negative
     return str(typed) if isinstance(typed, Path) else typed or None if field.option.repeat else typed
-
-
-def parse_named(texts: Sequence[str], where: str) -> dict[str, str]:
-    """`style=adapters/style` → folders by name; raises `UsageError` for a name given twice."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, _, folder = text.partition("=")
-        if not name or not folder or name in found:
-            raise UsageError(f"expected NAME=FOLDER, each name once, got {text!r}", where=where)
-        found[name] = folder
-    return found

@@ -10,17 +10,19 @@ from ..errors import NotUsableError
 
 if TYPE_CHECKING:
     from .limits import ServeLimits
-    from .observing import Observing
-    from .server import run
+    from .options import ServeOptions
+    from .server import run, start
 
-__all__ = ["Observing", "ServeLimits", "run"]
+__all__ = ["ServeLimits", "ServeOptions", "run", "start"]
 NEEDS = ("uvicorn", "starlette", "httptools")
 
 
 def __getattr__(name: str) -> Any:
     if name == "ServeLimits":
         return import_module(".limits", __name__).ServeLimits
-    if name in ("run", "Observing"):
+    if name == "ServeOptions":
+        return import_module(".options", __name__).ServeOptions
+    if name in ("run", "start"):
         if missing := [package for package in NEEDS if find_spec(package) is None]:
             raise NotUsableError(f"serving needs {', '.join(missing)}", hint="pip install 'infer[serve]'")
         return getattr(import_module(".server", __name__), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -66,21 +66,40 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"limit {name} must be above 0, got {value}")
 
 
-def read(pairs: Iterable[str]) -> ServeLimits:
-    """From `name=value`, as the command line has them; sizes may end in KiB, MiB or GiB. Raises `UsageError`."""
-    given: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
+def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimits:
+    """Make limits from `NAME=VALUE` texts, sizes also as 16MiB, or from values by name; raises `UsageError`."""
+    if isinstance(limits, ServeLimits):
+        return limits
+    given = dict(limits) if isinstance(limits, Mapping) else dict(map(_pair, limits))
+    for name in given:
         if name not in ServeLimits.__struct_fields__:
             raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
-        found = SIZE.fullmatch(text)
-        if not equals or found is None:
-            raise UsageError(f"expected a number for {name}, like {name}=100 or, of bytes, 16MiB")
-        given[name] = int(found[1]) << SHIFT[found[2]] if found[2] else text
     try:
         return msgspec.convert(given, ServeLimits, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"a limit can't be that: {error}") from error
+        raise UsageError(f"a limit has the wrong type: {error}") from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """`max_body_bytes=16MiB` → the name and 16777216."""
+    name, equals, value = text.partition("=")
+    if name not in ServeLimits.__struct_fields__:
+        raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
+    found = SIZE.fullmatch(value)
+    if not equals or found is None:
+        raise UsageError(f"expected a number for {name}, like {name}=100 or, of bytes, 16MiB")
+    return name, int(found[1]) << SHIFT[found[2]] if found[2] else value
+
+
+def format(limits: ServeLimits) -> list[str]:
+    """The inverse of `parse`: `NAME=VALUE` of each limit that is not its default."""
+    pairs = [(name, getattr(limits, name)) for name in limits.__struct_fields__]
+    default = ServeLimits()
+    return [
+        f"{name}={str(value).lower()}" if isinstance(value, bool) else f"{name}={value}"
+        for name, value in pairs
+        if value != getattr(default, name)
+    ]
 
 
 def check_model_name(name: str) -> str:

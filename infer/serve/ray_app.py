@@ -1,6 +1,6 @@
 """The same service on Ray Serve: what one replica is, and the application for `serve deploy` and `infer serve --ray`.
 
-    import_path: infer.serve.ray_app:application     # in Ray's own config file; `args` are the fields of `Asked`
+    import_path: infer.serve.ray_app:application     # in Ray's own config file; `args` are fields of `ServeOptions`
 
 A replica is a front, as without Ray, and its models run in processes of their own beside it: a request that kills its
 process fails alone. Ray supervises the front. Admission stays ours: Ray lets more requests through than a replica's
@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from ..errors import InferError, UsageError
+from ..options import Field, fields, from_values
 from . import opening
 from .app import Scope, build
-from .limits import ServeLimits
-from .observing import Observing, attach
+from .observing import attach
+from .options import ServeOptions
 from .service import Service
 from .streaming import Receive, Send
 from .worker.messages import Source
@@ -29,89 +30,103 @@ NAME = "infer"
 SPARE_REQUESTS = 64  # beyond a replica's queue: those that are being read, refused or answered
 QUEUED_IN_RAY = 64  # in each proxy, while no replica takes any; the rest gets 503 and Retry-After
 RETRY_SECONDS = 1.0
+# Options of a server without Ray, and those of the cluster, which replicas are not told.
+LOCAL = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_keyfile_password",
+    "allow_hosts",
+    "lora",
+    "memory",
+    "allow_reload",
+    "timings",
+)
+CLUSTER = ("host", "port", "anonymous", "api_key_file", "ray", "ray_address", "ray_config")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is deployed. Paths must mean the same on every node. `num_cpus`, `num_gpus`: of one replica, as Ray counts.
+def check(options: ServeOptions) -> None:
+    """Raise `UsageError` for what can't be deployed on Ray."""
+    if said := [
+        field.flag for field in fields(ServeOptions) if field.name in LOCAL and _given(options, field)
+    ]:
+        raise UsageError(
+            f"--ray has no {', '.join(said)}",
+            hint="Leave them out, or serve without --ray; certificates belong to what stands before Ray's proxy",
+        )
+    if (options.max_replicas or options.replicas) < options.replicas:
+        raise UsageError(
+            f"expected --max-replicas of {options.replicas} or more, as --replicas says, got {options.max_replicas}"
+        )
+    if options.target_requests <= 0:
+        raise UsageError(f"expected --target-requests above 0, got {options.target_requests}")
 
-    `in_process`: models run in the replica's own process, which a request can kill with all that it has.
-    With `max_replicas` there are `replicas` of them or more: as many as keep each at `target_requests`, running and
-    waiting together. `api_key` goes to the cluster with the rest of it.
-    """
 
-    artifacts: list[str]
-    replicas: int = 1
-    max_replicas: int | None = None
-    target_requests: float = 16.0
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-    in_process: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    trust_code: bool = False
-    kv_memory: str | int | None = None
-    max_tokens_per_step: int | None = None
-    batch_invariant: bool = False
-    share_prefix_cache: bool = False
-    api_key: str | list[str] | None = None
-    limits: ServeLimits = ServeLimits()
-    observing: Observing = Observing()
+def _given(options: ServeOptions, field: Field) -> bool:
+    return getattr(options, field.name) != field.default
 
-    def check(self) -> None:
-        """Raises `UsageError` for what can't be deployed."""
-        if not self.artifacts:
-            raise UsageError("nothing to serve", hint="Name at least one artifact")
-        if self.replicas < 1 or (self.max_replicas or self.replicas) < self.replicas:
-            raise UsageError(f"expected 1 or more replicas and as many or more at most, got {self.replicas}")
-        if min(self.num_cpus, self.num_gpus) < 0 or self.target_requests <= 0:
-            raise UsageError("resources are 0 or more, and a target above 0")
 
-    def options(self) -> dict[str, Any]:
-        """Of `ray.serve.deployment`."""
-        found: dict[str, Any] = {
-            "name": NAME,
-            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus},
-            "max_ongoing_requests": self.limits.max_queue_requests + SPARE_REQUESTS,
-            "max_queued_requests": QUEUED_IN_RAY,
-            "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_SECONDS},
-            "graceful_shutdown_timeout_s": self.limits.drain_seconds,
-            "health_check_period_s": 2.0,
-            "health_check_timeout_s": 10.0,
+def deployment_options(options: ServeOptions) -> dict[str, Any]:
+    """The options of `ray.serve.deployment`."""
+    bounds = options.bounds
+    found: dict[str, Any] = {
+        "name": NAME,
+        "ray_actor_options": {"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        "max_ongoing_requests": bounds.max_queue_requests + SPARE_REQUESTS,
+        "max_queued_requests": QUEUED_IN_RAY,
+        "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_SECONDS},
+        "graceful_shutdown_timeout_s": bounds.drain_seconds,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 10.0,
+    }
+    if options.max_replicas is None:
+        found["num_replicas"] = options.replicas
+    else:
+        found["autoscaling_config"] = {
+            "min_replicas": options.replicas,
+            "max_replicas": options.max_replicas,
+            "target_ongoing_requests": options.target_requests,
         }
-        if self.max_replicas is None:
-            found["num_replicas"] = self.replicas
-        else:
-            found["autoscaling_config"] = {
-                "min_replicas": self.replicas,
-                "max_replicas": self.max_replicas,
-                "target_ongoing_requests": self.target_requests,
-            }
-        return found
+    return found
+
+
+def replica_args(options: ServeOptions) -> dict[str, Any]:
+    """The arguments of `application`: what a replica is told, as plain values; only what is not a default."""
+    named = [field for field in fields(ServeOptions) if field.name not in (*LOCAL, *CLUSTER)]
+    return {f.name: msgspec.to_builtins(getattr(options, f.name)) for f in named if _given(options, f)}
+
+
+def from_args(args: Mapping[str, Any]) -> ServeOptions:
+    """The inverse of `replica_args`; raises `UsageError`. Reads the files of earlier versions too."""
+    own = dict(args)
+    logs = own.pop("observing", None) or {}  # until 0.1, in place of the three
+    for old, new in (("requests", "log_requests"), ("bodies", "log_bodies"), ("traces", "otel")):
+        if old in logs:
+            own.setdefault(new, logs[old])
+    return from_values(ServeOptions, {name: value for name, value in own.items() if value is not None})
 
 
 class Replica:
     """One copy of the service, made by Ray on some node."""
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        wanted = msgspec.convert(asked, Asked)
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        options = from_args(args)
+        bounds = options.bounds
         self.stack = contextlib.ExitStack()
-        names = ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step", "batch_invariant")
-        options = {name: getattr(wanted, name) for name in names}
-        sources = [Source(path=path, options=options) for path in wanted.artifacts]
+        sources = [Source(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
         opened = opening.open_models(
             sources,
             self.stack,
-            in_process=wanted.in_process,
-            watchdog=wanted.limits.watchdog_seconds,
+            in_process=options.in_process,
+            watchdog=bounds.watchdog_seconds,
         )
         self.service = Service(
             [predictor for predictor, _ in opened],
-            wanted.limits,
-            api_key=wanted.api_key,
-            share_prefix_cache=wanted.share_prefix_cache,
+            bounds,
+            api_key=list(options.api_key) or None,
+            share_prefix_cache=options.share_prefix_cache,
         )
-        attach(self.service, wanted.observing)
+        attach(self.service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
         for model in self.service.models.values():
             model.warmup()
 
@@ -154,9 +169,9 @@ def application(args: Mapping[str, Any]) -> Any:
     from ray import serve
 
     try:
-        asked = msgspec.convert(args, Asked)
-    except msgspec.ValidationError as error:
+        options = from_args(args)
+    except UsageError as error:
         raise UsageError(f"the application can't be made: {error}", where="args") from error
-    asked.check()
-    deployment = serve.deployment(serve.ingress()(Replica)).options(**asked.options())
-    return deployment.bind(msgspec.to_builtins(asked))
+    check(options)
+    deployment = serve.deployment(serve.ingress()(Replica)).options(**deployment_options(options))
+    return deployment.bind(replica_args(options))

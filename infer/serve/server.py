@@ -12,131 +12,116 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import uvicorn
 
 from ..errors import UsageError
-from ..spec import parse_size
+from ..options import from_values
 from . import descriptors, opening, wire
 from .admin import Admin, check_all
 from .app import build
 from .hosts import Hosts, guard
-from .limits import LOOPBACK, ServeLimits
-from .observing import Observing, attach
+from .keys import read_file
+from .limits import LOOPBACK
+from .observing import attach
+from .options import ServeOptions
 from .port import greeting, listen, port_errors
 from .repository import Repository
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
+from .tls import context as tls_context
 from .worker.process import age
 
 log = logging.getLogger("infer.serve")
+Say = Callable[[str], None]
 LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
 PROOF = 10.0  # seconds that the first line waits for tokenizers and chat templates to be tried
 SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
 
 
-def run(
-    paths: Sequence[str | os.PathLike[str]],
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    *,
-    device: str = "auto",
-    threads: int | None = None,
-    trust_code: bool = False,
-    api_key: str | Sequence[str] | None = None,
-    tls: ssl.SSLContext | None = None,
-    anonymous: bool = False,
-    allow_hosts: Sequence[str] = (),
-    max_delay_us: int | None = None,
-    drain: float | None = None,
-    kv_memory: str | int | None = None,
-    max_tokens_per_step: int | None = None,
-    batch_invariant: bool = False,
-    share_prefix_cache: bool = False,
-    lora: Mapping[str, str | os.PathLike[str]] | None = None,
-    in_process: bool = False,
-    replicas: int = 1,
-    timings: bool = False,
-    allow_reload: bool = False,
-    memory: str | int | None = None,
-    limits: ServeLimits | None = None,
-    observing: Observing | None = None,
-    say: Callable[[str], None] | None = None,
-) -> int:
-    """Serve these artifacts until SIGTERM or SIGINT; the exit code. `port` 0 takes a free one.
+def run(artifacts: Sequence[str | os.PathLike[str]], *, say: Say | None = None, **options: Any) -> int:
+    """Serve these artifacts until SIGTERM or SIGINT; returns the exit code.
 
-    Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address beyond
-    this machine with neither `api_key` nor `anonymous`, and whatever `Predictor.load` raises. `say` gets the
-    one line that is printed when requests are answered. Each model runs in `replicas` processes of its own, or,
-    `in_process`, in this one. `api_key` may be several; with `tls` (see `tls.context`) the port speaks HTTPS.
-    `max_delay_us` and `drain` outrank `limits`; `kv_memory`, `max_tokens_per_step` and `batch_invariant`
-    are for each language model (see `Predictor.load`), `lora` names adapters of the only one, folders by name. With
-    `timings` a second line says what the start took. `observing`: nothing by default. A path may also be a folder
-    of models or of versions (see `repository`); `allow_reload` lets clients load and unload what is in these
-    folders. What does not fit into `memory` ("8GiB" or bytes), or into what is free, is refused with
-    `ResourceError`. `allow_hosts`: see `hosts.guard`. `share_prefix_cache`: among clients of different keys.
+    `options` are the fields of `ServeOptions` by name (`port=9000, replicas=2, kv_memory="2GiB"`), checked as those of
+    `infer serve` are; `say` gets the line that is printed when requests are answered. Raises as `start` does, and
+    `UsageError` for an unknown option or a wrong value.
+    """
+    return start(from_values(ServeOptions, {"artifacts": artifacts, **options}), say=say)
+
+
+def start(options: ServeOptions, *, say: Say | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code.
+
+    Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address that other
+    machines reach with neither a key nor `anonymous`, `ResourceError` for what does not fit into memory, and whatever
+    `Predictor.load` raises.
     """
     began = age()
-    if not paths:
-        raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
-    options: dict[str, Any] = {
-        "device": device,
-        "threads": threads,
-        "trust_code": trust_code,
-        "kv_memory": kv_memory,
-        "max_tokens_per_step": max_tokens_per_step,
-        "batch_invariant": batch_invariant,
-    }
-    own = {"max_delay_us": max_delay_us, "drain_seconds": drain}
-    given = {name: value for name, value in own.items() if value is not None}
-    bounds = msgspec.structs.replace(limits or ServeLimits(), **given)
+    keys = api_keys(options)
+    tls = _tls(options)
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(host, port, api_key=api_key, anonymous=anonymous))
-        repository, budget = Repository(paths), parse_size(memory, "--memory")
-        chosen = repository.latest()
-        if lora:
-            options["adapters"] = _adapters(lora, len(chosen))
-        bounds, said = descriptors.fit(bounds, len(chosen) * replicas * (2 if allow_reload else 1))
-        if said is not None:
-            log.warning("%s", said)
-        cache = parse_size(kv_memory, "--kv-memory")
-        caches = check_all(chosen, replicas, budget, cache)
-        opener = opening.Opener(options, replicas, in_process, bounds.watchdog_seconds, caches)
-        opened = opener.open(chosen, stack)
-        service = Service(
-            [predictor for predictor, _ in opened],
-            bounds,
-            api_key=api_key,
-            share_prefix_cache=share_prefix_cache,
-        )
-        attach(service, observing or Observing())
-        if allow_reload:
-            service.admin = Admin(
-                service,
-                repository,
-                opener.begin,
-                replicas=replicas,
-                memory=budget,
-                kv_memory=cache,
-                caches=caches,
-            )
-            stack.callback(service.admin.close)
+        host = options.host
+        listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
+        repository = Repository(options.artifacts)
+        service, opened = _open(options, repository, keys, stack)
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
-        notes = [opening.times(opened, server=began, opening=age() - began)] if timings else []
-        hosts = guard(allow_hosts, loopback=host in LOOPBACK, keys=bool(api_key), bound=host)
+        timings = opening.times(opened, server=began, opening=age() - began)
+        hosts = guard(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
+        notes = [timings] if options.timings else []
         return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
     return 0
 
 
-def _adapters(lora: Mapping[str, str | os.PathLike[str]], models: int) -> dict[str, str]:
-    if models != 1:
-        raise UsageError(f"adapters belong to one model, and {models} are served", where="--lora")
-    return {name: os.fspath(folder) for name, folder in lora.items()}
+def api_keys(options: ServeOptions) -> list[str] | None:
+    """The keys that were given and those of the key file; None without any."""
+    named = list(options.api_key)
+    return [*named, *(read_file(options.api_key_file) if options.api_key_file else [])] or None
+
+
+def _tls(options: ServeOptions) -> ssl.SSLContext | None:
+    if options.ssl_certfile is not None:
+        return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
+    if options.ssl_keyfile is not None:
+        raise UsageError("a key without its certificate", hint="Give --ssl-certfile too")
+    return None
+
+
+def _open(
+    options: ServeOptions, repository: Repository, keys: list[str] | None, stack: contextlib.ExitStack
+) -> tuple[Service, list[opening.Opened]]:
+    """Open the latest version of every model; `stack` closes them."""
+    chosen, replicas = repository.latest(), options.replicas
+    if options.lora and len(chosen) != 1:
+        raise UsageError(f"adapters belong to one model, and {len(chosen)} are served", where="--lora")
+    bounds, said = descriptors.fit(
+        options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
+    )
+    if said is not None:
+        log.warning("%s", said)
+    caches = check_all(chosen, replicas, options.memory, options.kv_memory)
+    opener = opening.Opener(
+        options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
+    )
+    opened = opener.open(chosen, stack)
+    predictors = [predictor for predictor, _ in opened]
+    service = Service(predictors, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
+    attach(service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
+    if options.allow_reload:
+        service.admin = Admin(
+            service,
+            repository,
+            opener.begin,
+            replicas=replicas,
+            memory=options.memory,
+            kv_memory=options.kv_memory,
+            caches=caches,
+        )
+        stack.callback(service.admin.close)
+    return service, opened
 
 
 def serve(
@@ -145,7 +130,7 @@ def serve(
     *,
     tls: ssl.SSLContext | None = None,
     hosts: Hosts | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     notes: Sequence[str] = (),
 ) -> int:
     """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `port.listen` gives it;
@@ -194,7 +179,7 @@ async def _live(
     service: Service,
     server: Server,
     listener: socket.socket,
-    say: Callable[[str], None],
+    say: Say,
     notes: Sequence[str],
 ) -> int:
     signals = Signals(asyncio.get_running_loop())
