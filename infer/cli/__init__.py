@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InferError
 from ..printable import plain
-from . import language, optimize, serve, top
+from . import language, optimize, serve
 from .arguments import Artifact, AsJson, Trust
 
 INTERRUPTED = 130
@@ -98,7 +98,7 @@ def bench(
 
 
 app.command()(serve.serve)
-app.command()(top.top)
+app.command()(serve.top)
 
 
 @app.command()

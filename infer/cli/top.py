@@ -7,9 +7,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -116,15 +115,3 @@ def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
             time.sleep(interval)
             readings.add(read(url, key))
             live.update(readings.table(url), refresh=True)
-
-
-def top(
-    url: Annotated[str, typer.Argument(help="of a running server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="INFER_API_KEY", help="if the server asks for one")
-    ] = None,
-    interval: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="print one table and leave")] = False,
-) -> None:
-    """Watch a running server: throughput, latency, queue, batches and memory of each model."""
-    watch(url, api_key, interval, once=once)
