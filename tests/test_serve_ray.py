@@ -144,12 +144,8 @@ def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
     file = tmp_path / "serve.yaml"
     command = ["serve", "a.infer", "--ray", "--ray-config", str(file)]
     assert main([*command, "--limit", "max_queue_requests=7", "--nonfinite", "error", "--drain", "5"]) == 0
-    limits = json.loads(file.read_text())["applications"][0]["args"]["limits"]
-    assert (limits["max_queue_requests"], limits["nonfinite_error"], limits["drain_seconds"]) == (
-        7,
-        True,
-        5.0,
-    )
+    bounds = from_args(json.loads(file.read_text())["applications"][0]["args"]).bounds
+    assert (bounds.max_queue_requests, bounds.nonfinite_error, bounds.drain_seconds) == (7, True, 5.0)
     file.unlink()
     assert main([*command, "--lora", "a=b", "--memory", "1GiB"]) == 2
     assert "--ray has no --lora, --memory" in capsys.readouterr().err
