@@ -148,7 +148,7 @@ def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
     assert (bounds.max_queue_requests, bounds.nonfinite_error, bounds.drain_seconds) == (7, True, 5.0)
     file.unlink()
     assert main([*command, "--lora", "a=b", "--memory", "1GiB"]) == 2
-    assert "--ray has no --lora, --memory" in capsys.readouterr().err
+    assert "--ray has no --memory, --lora" in capsys.readouterr().err
     assert not file.exists()
 
 
