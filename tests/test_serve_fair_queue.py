@@ -239,11 +239,10 @@ def test_use_of_what_others_left_is_hardly_made_up_for() -> None:
     desk.measured(0.0, 0.01)
     for _ in range(1000):
         desk.put(tenant="flood")
-    for _ in range(50):  # it always waits while a batch is made, and gets all it asks for
+    desk.put(tenant="rare", key="other", priority=200)
+    for _ in range(50):  # it always waits, and gets all it asks for
         desk.put(tenant="rare")
-        stays = desk.put(tenant="rare", key="other", priority=255)
-        desk.run(0.08)
-        desk.fair.cancel(stays)
+        assert Counter(tenants(desk.run(0.08))) == {"flood": 7, "rare": 1}
     for _ in range(500):
         desk.put(tenant="rare")
     found = Counter(tenants([e for _ in range(10) for e in desk.run(0.08)]))

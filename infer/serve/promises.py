@@ -47,7 +47,7 @@ class Promises:
 
 
 class Rooms:
-    """The same for a batch of one `kind` that several tenants fill in the order of their counters."""
+    """Promises given to several tenants, who fill a batch of one `kind` in the order of their counters."""
 
     def __init__(self, parts: Iterable[Part], kind: Hashable, queue: Batcher, now: float) -> None:
         self._parts, self._kind, self._queue, self._now = list(parts), kind, queue, now

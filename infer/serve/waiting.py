@@ -15,7 +15,7 @@ AGING = 2.0  # seconds of waiting that are worth one step of priority, so that n
 
 
 class Waiting:
-    """Not thread-safe. `requests`, `rows` and `bytes` are those of all entries that wait."""
+    """Entries by kind and urgency; `requests`, `rows` and `bytes` are those of all. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], speed: Speed) -> None:
         self.clock, self.speed = clock, speed
@@ -36,7 +36,7 @@ class Waiting:
         return self.requests
 
     def items(self, without: Hashable = None) -> Iterator[Item]:
-        """Everything that waits, but for one kind of it."""
+        """Items of the entries that wait, but for one kind."""
         queues = [queue for kind, queue in self._queues.items() if kind != without]
         return (item for queue in queues for item in queue if item[3].waiting)
 
@@ -69,7 +69,7 @@ class Waiting:
         return priority + int(self.clock() / AGING)
 
     def cancel(self, entry: Entry) -> bool:
-        """Whether it was still waiting; it will be in no batch then, and what it holds is let go."""
+        """Take an entry out and let go of what it holds; False if it does not wait (it runs, or is over)."""
         if not entry.waiting:
             return False
         self._leave(entry)
@@ -80,7 +80,7 @@ class Waiting:
         return True
 
     def drop(self, entry: Entry, at: int) -> bool:
-        """The same of one of its requests."""
+        """Take one of the requests of an entry out; False if the entry does not wait."""
         if entry.requests == 1:
             return self.cancel(entry)
         if entry.waiting:
@@ -90,7 +90,7 @@ class Waiting:
         return entry.waiting
 
     def clear(self) -> list[Entry]:
-        """Everything that waits, taken out."""
+        """Take all entries out."""
         entries = [item[3] for item in self.items()]
         for entry in entries:
             self._leave(entry)
