@@ -17,6 +17,7 @@ import uvicorn
 from infer.errors import InputError, NotReadyError
 from infer.serve import wire
 from infer.serve.app import build
+from infer.serve.fast_path.coalescer import Coalescer
 from infer.serve.limits import ServeLimits
 from infer.serve.port import listen
 from infer.serve.server import serve
@@ -141,7 +142,7 @@ class Prompt(uvicorn.Server):
 
 
 class Live(SimpleNamespace):
-    """`url`, `host`, `port`, `service` of a server that answers."""
+    """`url`, `host`, `port`, `service` of a server that answers; `fast`: its fast path, None without one."""
 
 
 @contextlib.contextmanager
@@ -152,13 +153,16 @@ def live(
     tls: Any = None,
     hosts: Any = None,
     share_prefix_cache: bool = False,
+    fast: bool = True,
 ) -> Iterator[Live]:
     """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
     service = Service(predictors, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
+    app = build(service)
+    coalescer = Coalescer(app) if fast else None
     config = uvicorn.Config(
-        build(service),
+        app,
         timeout_graceful_shutdown=1,
-        **wire.options(service.limits, service.refused, tls, hosts),
+        **wire.options(service.limits, service.refused, tls, hosts, coalescer),
     )
     server, failures = Prompt(config), list[BaseException]()
 
@@ -181,7 +185,9 @@ def live(
         thread.start()
         server.began.wait()
         try:
-            yield Live(url=f"http://127.0.0.1:{port}", host="127.0.0.1", port=port, service=service)
+            yield Live(
+                url=f"http://127.0.0.1:{port}", host="127.0.0.1", port=port, service=service, fast=coalescer
+            )
         finally:
             server.end()
             thread.join(10)

@@ -1,4 +1,4 @@
-"""Requests whose JSON came before in front of other raw tensors: read once, answered as ever."""
+"""Templates of request bodies: the JSON is read once, the numbers every time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve import forms
+from infer.serve.fast_path import body_cache
+from infer.serve.fast_path.grouped_request import GroupedRequest
 from tests.rude import ask, send
 from tests.serve_fakes import Live, double, echo, live
 
@@ -18,6 +19,26 @@ from tests.serve_fakes import Live, double, echo, live
 def server() -> Iterator[Live]:
     with live(double(), echo("bool")) as server:
         yield server
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies that the fast path took."""
+    bodies: list[bytes] = []
+    begin = GroupedRequest.__init__
+
+    def counted(self, connection, known, body, *rest):  # type: ignore[no-untyped-def]
+        bodies.append(body)
+        begin(self, connection, known, body, *rest)
+
+    monkeypatch.setattr(GroupedRequest, "__init__", counted)
+    return bodies
+
+
+def templates(server: Live) -> dict[Any, Any]:
+    caches = dict(server.fast._templates)
+    cache = caches.get(server.service.engines["double"])
+    return cache.templates if cache else {}
 
 
 def body(values: Any, *, shape: list[int] | None = None, cut: int = 0, **more: Any) -> tuple[bytes, int]:
@@ -41,44 +62,48 @@ def asked(server: Live, *given: Any, **options: Any) -> tuple[int, Any]:
     return 200, np.frombuffer(raw, np.float32).reshape(first["shape"]).tolist()
 
 
-def test_other_numbers_behind_the_same_json_are_answered_by_a_form(server: Live) -> None:
-    known = server.service.engines["double"].forms
-    assert asked(server, [[1, 2, 3, 4]]) == (200, [[2, 4, 6, 8]])
-    assert len(known) == 1
+def test_other_numbers_after_the_same_json_are_read_by_a_template(server: Live, taken: list[bytes]) -> None:
+    for _ in range(2):
+        assert asked(server, [[1, 2, 3, 4]]) == (200, [[2, 4, 6, 8]])
+    assert (len(templates(server)), taken) == (1, [])
     assert asked(server, [[5, 6, 7, 8]]) == (200, [[10, 12, 14, 16]])
-    assert asked(server, [[1, 2, 3, 4], [0, 0, 0, 1]]) == (200, [[2, 4, 6, 8], [0, 0, 0, 2]])
-    assert len(known) == 2
+    assert len(taken) == 1
+    for _ in range(3):
+        assert asked(server, [[1, 2, 3, 4], [0, 0, 0, 1]]) == (200, [[2, 4, 6, 8], [0, 0, 0, 2]])
+    assert (len(templates(server)), len(taken)) == (2, 2)
 
 
-def test_a_known_form_with_other_than_its_bytes_is_refused(server: Live) -> None:
-    assert asked(server, [[1, 2, 3, 4]])[0] == 200
-    status, error = asked(server, [[1, 2, 3, 4]], cut=4)
-    assert status == 400
+def test_a_template_with_other_than_its_bytes_is_refused(server: Live) -> None:
+    for _ in range(2):
+        assert asked(server, [[1, 2, 3, 4]])[0] == 200
+        status, error = asked(server, [[1, 2, 3, 4]], cut=4)
+    assert (len(templates(server)), status) == (1, 400)
     assert "16 raw bytes are announced, 12 are left" in error
 
 
-def test_what_does_not_fit_the_model_is_never_a_form(server: Live) -> None:
-    for _ in range(2):
+def test_what_does_not_fit_the_model_has_no_template(server: Live) -> None:
+    for _ in range(3):
         assert asked(server, [[1, 2, 3]])[0] == 400
         assert asked(server, [[1, 2, 3, 4]], parameters={"sequence_id": 1})[0] == 400
-    assert not server.service.engines["double"].forms
+    assert not templates(server)
 
 
-def test_a_request_with_an_id_is_read_whole(server: Live) -> None:
-    for _ in range(2):
+def test_a_request_with_an_id_has_no_template(server: Live) -> None:
+    for _ in range(3):
         assert asked(server, [[1, 2, 3, 4]], id="mine")[0] == 200
-    assert not server.service.engines["double"].forms
+    assert not templates(server)
 
 
-def test_the_time_that_a_form_names_holds_again(server: Live) -> None:
+def test_a_template_keeps_timeout_and_priority(server: Live) -> None:
     options = {"parameters": {"timeout": 250_000, "priority": 1, "binary_data_output": True}}
-    assert asked(server, [[1, 2, 3, 4]], **options)[0] == 200
-    (form,) = server.service.engines["double"].forms.values()
-    assert (form.timeout, form.priority) == (0.25, 1)
+    for _ in range(2):
+        assert asked(server, [[1, 2, 3, 4]], **options)[0] == 200
+    (template,) = templates(server).values()
+    assert (template.timeout, template.priority) == (0.25, 1)
     assert asked(server, [[1, 2, 3, 4]], **options)[0] == 200
 
 
-def test_bytes_of_a_bool_are_looked_at_every_time(server: Live) -> None:
+def test_bytes_of_a_bool_are_checked_every_time(server: Live) -> None:
     head = json.dumps(
         {
             "inputs": [
@@ -88,7 +113,10 @@ def test_bytes_of_a_bool_are_looked_at_every_time(server: Live) -> None:
     ).encode()
     split = b"Inference-Header-Content-Length: %d" % len(head)
     path = b"/v2/models/bool/infer"
-    assert [ask(server, send(head + raw, split, path=path)).status for raw in (b"\x00\x01", b"\x00\x02")] == [
+    assert [
+        ask(server, send(head + raw, split, path=path)).status for raw in (b"\0\1", b"\0\1", b"\0\2")
+    ] == [
+        200,
         200,
         400,
     ]
@@ -103,13 +131,13 @@ def said(server: Live, text: str) -> tuple[int, Any]:
 ROW = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":%s}]%s}'
 
 
-def test_other_numbers_in_the_same_json_are_answered_by_a_form(server: Live) -> None:
-    known = server.service.engines["double"].forms
-    assert said(server, ROW % ("[1,2,3,4]", "")) == (200, [2, 4, 6, 8])
-    assert len(known) == 1
-    assert said(server, ROW % ("[5, 6.5 ,7e0,-8]", "")) == (200, [10, 13, 14, -16])
-    assert said(server, ROW % ("[1,2,3]", "")) == (400, said(server, ROW % ("[1,2,3]", ',"x":1'))[1])
-    assert len(known) == 1
+def test_other_numbers_in_the_same_json_are_read_by_a_template(server: Live, taken: list[bytes]) -> None:
+    for _ in range(2):
+        assert said(server, ROW % ("[1,2,3,4]", "")) == (200, [2, 4, 6, 8])
+    assert (len(templates(server)), taken) == (1, [])
+    for _ in range(2):
+        assert said(server, ROW % ("[5, 6.5 ,7e0,-8]", "")) == (200, [10, 13, 14, -16])
+    assert (len(templates(server)), len(taken)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,28 +153,33 @@ def test_other_numbers_in_the_same_json_are_answered_by_a_form(server: Live) -> 
         "[]",
     ],
 )
-def test_bad_numbers_in_known_json_are_told_as_in_unknown(server: Live, numbers: str) -> None:
+def test_bad_numbers_in_known_json_are_refused_in_the_same_words(
+    server: Live, numbers: str, taken: list[bytes]
+) -> None:
     before = said(server, ROW % (numbers, ""))
     assert before[0] == 400
-    assert said(server, ROW % ("[1,2,3,4]", ""))[0] == 200
-    assert said(server, ROW % (numbers, "")) == before
-
-
-def test_lists_of_lists_take_the_whole_way(server: Live) -> None:
     for _ in range(2):
+        assert said(server, ROW % ("[1,2,3,4]", ""))[0] == 200
+    assert said(server, ROW % (numbers, "")) == before
+    assert len(taken) == numbers.endswith("]")
+
+
+def test_lists_of_lists_have_no_template(server: Live) -> None:
+    for _ in range(3):
         assert said(server, ROW % ("[[1,2,3,4]]", "")) == (200, [2, 4, 6, 8])
-    assert not server.service.engines["double"].forms
+    assert not templates(server)
 
 
-def test_data_in_other_places_is_no_form(server: Live) -> None:
+def test_data_in_other_places_has_no_template(server: Live) -> None:
     for more in (',"parameters":{"data":[1]}', ',"parameters":{"a":"\\u0022data\\u0022"}'):
-        for _ in range(2):
+        for _ in range(3):
             assert said(server, ROW % ("[1,2,3,4]", more)) == (200, [2, 4, 6, 8])
-    assert not server.service.engines["double"].forms
+    assert not templates(server)
 
 
-def test_forms_are_forgotten_when_they_become_too_many(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "MOST_FORMS", 2)
+def test_a_full_body_cache_is_cleared(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_cache, "MAX_TEMPLATES", 2)
     for rows in range(1, 6):
-        assert asked(server, [[1, 2, 3, 4]] * rows)[0] == 200
-    assert len(server.service.engines["double"].forms) <= 2
+        for _ in range(2):
+            assert asked(server, [[1, 2, 3, 4]] * rows)[0] == 200
+    assert 0 < len(templates(server)) <= 2

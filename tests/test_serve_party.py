@@ -1,4 +1,4 @@
-"""Requests that go together: each gets what it would get alone, and who leaves or fails does so alone."""
+"""Coalesced requests: each gets what it would get alone; one that is cancelled or fails does so alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve import forms
-from infer.serve.app import Endpoint
 from infer.serve.engine import Engine
-from infer.serve.forms import Form
+from infer.serve.fast_path.body_cache import BodyCache
+from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.layout import Layout
 from infer.serve.limits import ServeLimits
 from infer.serve.outputs import write, write_each
@@ -23,8 +22,8 @@ from infer.serve.worker.messages import Source
 from infer.serve.worker.remote import Starting
 from infer.spec import TensorSpec
 from tests.rude import BODY, ask, connect, get, read, send
-from tests.serve_crowd import HEAD, crowd, doubled, row, standing, until
-from tests.serve_fakes import Fake, double, live
+from tests.serve_crowd import crowd, doubled, row, standing, until
+from tests.serve_fakes import Fake, Live, double, live
 from tests.serve_workers import DIE, RAISE
 
 
@@ -59,60 +58,68 @@ def test_raw_tensors_of_several_requests_and_inputs_are_read_as_one_by_one() -> 
     given = [InferInput(name=n, datatype=d, shape=[3]) for n, d in (("a", "FP64"), ("b", "INT8"))]
     for one, size in zip(given, (48, 3), strict=True):
         one.parameters = {"binary_data_size": size}
-    known: dict[Any, Form] = {}
+    cache = BodyCache(layout)
     inputs = [(spec, arrays[0][spec.name]) for spec in specs]
-    forms.learn(b"{}" + raw[0], InferRequest(inputs=given), inputs, [], 2, known, layout)
-    found = forms.read(known[b"{}"], raw)
+    cache.learn(b"{}" + raw[0], InferRequest(inputs=given), inputs, [], 2)
+    found = cache.templates[b"{}"].read(raw)
     assert found is not None
     for name in ("a", "b"):
         assert np.array_equal(found[name], np.concatenate([one[name] for one in arrays]))
 
 
 @pytest.fixture
-def parties(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests went together, each time."""
-    sizes, enter = list[int](), Engine.enter
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests were queued together, each time."""
+    sizes, submit = list[int](), Engine.submit_together
 
-    def counted(self, party, *rest):  # type: ignore[no-untyped-def]
-        sizes.append(len(party.requests))
-        return enter(self, party, *rest)
+    def counted(self, entry):  # type: ignore[no-untyped-def]
+        sizes.append(entry.requests)
+        return submit(self, entry)
 
-    monkeypatch.setattr(Engine, "enter", counted)
+    monkeypatch.setattr(Engine, "submit_together", counted)
     return sizes
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Bodies of those that did not."""
-    went, direct = list[bytes](), Endpoint.direct
+def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies of those that went the ordinary path in the end."""
+    bodies: list[bytes] = []
+    fall_back = GroupedRequest.fall_back
 
-    async def counted(self, call, *rest, **options):  # type: ignore[no-untyped-def]
-        went.append(bytes(call.body))
-        return await direct(self, call, *rest, **options)
+    def counted(self):  # type: ignore[no-untyped-def]
+        bodies.append(self.body)
+        fall_back(self)
 
-    monkeypatch.setattr(Endpoint, "direct", counted)
-    return went
+    monkeypatch.setattr(GroupedRequest, "fall_back", counted)
+    return bodies
 
 
-def test_all_that_come_in_one_turn_are_one_entry(parties: list[int], alone: list[bytes]) -> None:
+def known(server: Live, *requests: bytes) -> None:
+    """The fast path knows their heads and templates from now on."""
+    for request in requests:
+        for _ in range(2):
+            assert ask(server, request).status == 200
+
+
+def test_all_that_come_in_one_turn_are_one_entry(groups: list[int], resumed: list[bytes]) -> None:
     with live(double()) as server:
-        ask(server, row(0, 0, 0, 0))
+        known(server, row(0, 0, 0, 0))
         answers = crowd(server, [row(n, 0, 0, -n) for n in range(20)])
         assert [doubled(one) for one in answers] == [[2 * n, 0, 0, -2 * n] for n in range(20)]
         assert len({one.headers[b"x-request-id"] for one in answers}) == 20
-        assert (parties, alone) == ([8, 8, 4], [])
-        assert server.service.engines["double"].predictor.batches[1:] == [8, 8, 4]
+        assert (groups, resumed) == ([8, 8, 4], [])
+        assert server.service.engines["double"].predictor.batches[2:] == [8, 8, 4]
         text = ask(server, get(b"/metrics")).body.decode()
         labels = '{model="double",version="1"}'
-        assert 'infer_requests_total{api="kserve",code="200",model="double",version="1"} 21.0' in text
+        assert 'infer_requests_total{api="kserve",code="200",model="double",version="1"} 22.0' in text
         for name in ("infer_queue_seconds", "infer_request_seconds"):
-            assert f"{name}_count{labels} 21.0" in text
+            assert f"{name}_count{labels} 22.0" in text
         until(lambda: server.service.active == 0)
         assert server.service.engines["double"].idle
 
 
 def test_requests_of_two_models_never_go_together_however_alike(
-    parties: list[int], alone: list[bytes]
+    groups: list[int], resumed: list[bytes]
 ) -> None:
     halves = double("halves")
     halves.function = lambda inputs: {"y": inputs["x"] / 2, "rows": np.arange(len(inputs["x"]))}
@@ -121,8 +128,8 @@ def test_requests_of_two_models_never_go_together_however_alike(
         return request.replace(b"/models/double/", b"/models/halves/")
 
     with live(double(), halves) as server:
-        ask(server, row(0, 0, 0, 0))
-        ask(server, of_halves(row(0, 0, 0, 0)))
+        known(server, row(0, 0, 0, 0))
+        known(server, of_halves(row(0, 0, 0, 0)))
         asked = [row(n, 0, 0, 4) for n in range(6)]
         asked = [of_halves(one) if n % 2 else one for n, one in enumerate(asked)]
         assert asked[0] != asked[1]
@@ -130,34 +137,34 @@ def test_requests_of_two_models_never_go_together_however_alike(
         assert [doubled(one) for one in answers] == [
             [n / 2, 0, 0, 2] if n % 2 else [2 * n, 0, 0, 8] for n in range(6)
         ]
-        assert (sorted(parties), alone) == ([3, 3], [])
+        assert (sorted(groups), resumed) == ([3, 3], [])
 
 
-def test_one_that_the_model_fails_on_fails_alone(parties: list[int], alone: list[bytes]) -> None:
+def test_one_that_the_model_fails_on_fails_alone(groups: list[int], resumed: list[bytes]) -> None:
     with live(double()) as server:
-        ask(server, row(0, 0, 0, 0))
+        known(server, row(0, 0, 0, 0))
         answers = crowd(server, [row(666 if n == 3 else n, 0, 0, 0) for n in range(6)])
         assert [one.status for one in answers] == [200, 200, 200, 500, 200, 200]
         assert [doubled(one)[0] for one in answers if one.status == 200] == [0, 2, 4, 8, 10]
-        assert (parties, alone) == ([6], [])
+        assert (groups, resumed) == ([6], [])
         assert b"secret" not in answers[3].body
 
 
 def test_one_whose_answer_is_not_finite_is_answered_for_itself(
-    parties: list[int], alone: list[bytes]
+    groups: list[int], resumed: list[bytes]
 ) -> None:
     fake = double()
     fake.function = lambda inputs: {"y": np.where(inputs["x"] == 1, np.float32(np.inf), inputs["x"] * 2)}
     fake.outputs = fake.outputs[:1]
     for refuse in (False, True):
         with live(fake, limits=ServeLimits(nonfinite_error=refuse)) as server:
-            ask(server, row(0, 0, 0, 0))
+            known(server, row(0, 0, 0, 0))
             answers = crowd(server, [row(n, 0, 0, 0) for n in range(3)])
             assert [one.status for one in answers] == [200, 500 if refuse else 200, 200]
             assert doubled(answers[2]) == [4, 0, 0, 0]
             assert refuse or doubled(answers[1])[0] == "Infinity"  # type: ignore[comparison-overlap]
             assert b"infer_nonfinite_outputs_total" in ask(server, get(b"/metrics")).body
-    assert (parties, alone) == ([3, 3], [])
+    assert (groups, resumed) == ([3, 3], [])
 
 
 def blocked() -> tuple[Fake, threading.Event, threading.Event]:
@@ -175,10 +182,10 @@ def blocked() -> tuple[Fake, threading.Event, threading.Event]:
     return fake, entered, go
 
 
-def test_one_whose_client_hangs_up_in_the_queue_is_not_computed(parties: list[int]) -> None:
+def test_one_whose_client_hangs_up_in_the_queue_is_not_computed(groups: list[int]) -> None:
     fake, entered, go = blocked()
     with live(fake) as server, ExitStack() as stack:
-        ask(server, row(0, 0, 0, 0))
+        known(server, row(0, 0, 0, 0))
         engine = server.service.engines["double"]
         first, *clients = [stack.enter_context(connect(server)) for _ in range(5)]
         first.sendall(row(99, 0, 0, 0))
@@ -193,20 +200,19 @@ def test_one_whose_client_hangs_up_in_the_queue_is_not_computed(parties: list[in
         assert [doubled(read(client, bytearray()))[0] for client in (first, *clients[:1], *clients[2:])] == [
             198, 0, 4, 6,
         ]  # fmt: skip
-        assert fake.batches[1:] == [1, 3]
-        assert parties == [1, 4]
+        assert fake.batches[2:] == [1, 3]
+        assert groups == [1, 4]
         text = ask(server, get(b"/metrics")).body
         assert b'infer_cancelled_total{model="double",stage="queued",version="1"} 1.0' in text
         assert b'code="499"' in text
         until(lambda: server.service.active == 0)
 
 
-def test_those_whose_time_runs_out_are_told_each(parties: list[int]) -> None:
+def test_those_whose_time_runs_out_are_told_each(groups: list[int]) -> None:
     fake, entered, go = blocked()
     late = b"X-Request-Timeout-Ms: 200"
     with live(fake) as server, ExitStack() as stack:
-        for head in (HEAD, late):
-            ask(server, send(BODY, head))
+        known(server, row(0, 0, 0, 0), send(BODY, late))
         first, *clients = [stack.enter_context(connect(server)) for _ in range(4)]
         first.sendall(row(99, 0, 0, 0))
         assert entered.wait(20)
@@ -222,15 +228,15 @@ def test_those_whose_time_runs_out_are_told_each(parties: list[int]) -> None:
         until(lambda: server.service.active == 0)
 
 
-def test_one_that_raises_or_kills_in_a_worker_fails_alone(parties: list[int], alone: list[bytes]) -> None:
+def test_one_that_raises_or_kills_in_a_worker_fails_alone(groups: list[int], resumed: list[bytes]) -> None:
     source = Source(path="double", opener="tests.serve_workers:Hazards")
     with closing(Starting(source).remote()) as predictor, live(predictor) as server:
-        ask(server, row(0, 0, 0, 0))
+        known(server, row(0, 0, 0, 0))
         for hazard in (int(RAISE), int(DIE)):
             answers = crowd(server, [row(hazard if n == 2 else n, 0, 0, 0) for n in range(5)])
             assert [one.status == 200 for one in answers] == [True, True, False, True, True]
             assert [doubled(one)[0] for one in answers if one.status == 200] == [0, 2, 6, 8]
-        assert (parties, alone) == ([5, 5], [])
+        assert (groups, resumed) == ([5, 5], [])
         again = ask(server, row(int(DIE), 0, 0, 0))
         assert again.status == answers[2].status  # of the model nobody asks that any more
         assert (

@@ -7,18 +7,16 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from starlette.routing import Match, Router
 from starlette.routing import Route as Address
+from starlette.routing import Router
 
 from .. import plugins
 from ..errors import InferError, NotFoundError
 from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .convoy import Convoy
-from .heads import SMALL_BODY, Known
 from .replies import error_reply, reply_of
 from .routing import (
     CLIENT_GONE,
@@ -32,9 +30,6 @@ from .service import Service
 from .streaming import Receive, Send, send_pieces, watched
 from .tracing import begin
 from .words import failure
-
-if TYPE_CHECKING:
-    from .express import Express
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
@@ -50,22 +45,11 @@ def table(service: Service) -> list[Route]:
 
 
 class App(Router):
-    """The routes of one service."""
+    """The routes of one service. `bodies`: counts the bytes of requests in memory."""
 
-    def __init__(self, service: Service, addresses: list[Address], default: Endpoint) -> None:
+    def __init__(self, service: Service, bodies: Bodies, addresses: list[Address], default: Endpoint) -> None:
         super().__init__(addresses, default=default, redirect_slashes=False)
-        self.service = service
-
-    def find(self, scope: Scope) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
-        """Who answers it, and with what path parameters; None for anything but work whose answer is one piece."""
-        for address in self.routes:
-            match, found = address.matches(scope)
-            if match is Match.FULL:
-                endpoint: Endpoint = found["endpoint"]
-                route = endpoint.methods.get(scope["method"])
-                whole = route is not None and route.work and route.chunk is None
-                return (endpoint, route, found["path_params"]) if route and whole else None
-        return None
+        self.service, self.bodies = service, bodies
 
 
 def build(service: Service) -> App:
@@ -74,13 +58,12 @@ def build(service: Service) -> App:
     service.routes = routes
     bodies = Bodies(service.limits.max_bodies_bytes)
     service.metrics.held(lambda: bodies.held)
-    convoy = Convoy(service, bodies)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
-        Address(path, Endpoint(service, bodies, convoy, {r.method: r for r in routes if r.path == path}))
+        Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
         for path in paths
     ]
-    return App(service, addresses, Endpoint(service, bodies, convoy, {}, routes))
+    return App(service, bodies, addresses, Endpoint(service, bodies, {}, routes))
 
 
 class Ids:
@@ -103,7 +86,6 @@ class Endpoint:
         self,
         service: Service,
         bodies: Bodies,
-        convoy: Convoy,
         methods: Mapping[str, Route],
         routes: list[Route] | None = None,
     ) -> None:
@@ -111,7 +93,7 @@ class Endpoint:
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
         self.routes = routes or list(self.methods.values())
-        self.ids, self.convoy = Ids(), convoy
+        self.ids = Ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -151,29 +133,9 @@ class Endpoint:
             share.close()
             service.active -= 1
 
-    def call(self, known: Known, body: bytes, client: str) -> Call:
-        """A request whose head came before."""
-        service = self.service
-        return Call(
-            service,
-            known.route,
-            known.path,
-            known.headers,
-            self.ids.next(),
-            body,
-            method=known.route.method,
-            client=client,
-            trace=begin((), always=True) if service.traces else None,
-        )
-
-    async def direct(self, call: Call, share: Share, *, over: bool) -> Reply:
-        """The answer to a request whose body has come; who hangs up cancels this."""
-        return await self._answer(call, None, share, known=True, over=over)
-
     async def _answer(
-        self, call: Call, receive: Receive | None, share: Share, *, known: bool, over: bool = False
+        self, call: Call, receive: Receive, share: Share, *, known: bool, over: bool = False
     ) -> Reply:
-        """`receive`: None where the body is there, and somebody else looks whether the client is."""
         try:
             self._admit(call, open=known and call.route.open, over=over)
             if not known:
@@ -181,11 +143,6 @@ class Endpoint:
             if call.route.work:
                 call.timeout()
                 self.service.require_ready()
-            if receive is None:
-                if call.route.early is not None and len(call.body) > SMALL_BODY:
-                    call.route.early(call, call.body, True)
-                share.take(len(call.body))
-                return reply_of(await call.route.handler(call), call.route)
             if call.route.method == "POST":
                 early = None if call.route.early is None else partial(call.route.early, call)
                 call.body = await read_body(receive, call.headers, self.service.limits, share, early)
@@ -217,24 +174,14 @@ class Endpoint:
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
     def count(self, call: Call, status: int, began: float) -> None:
-        name, version = self._model(call.model)
+        name, version = self.labels(call.model)
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
         for observer in self.service.observers:
             observer.note(call, status, seconds, name, version)
 
-    def count_all(self, requests: Sequence[Express], model: str, took: Callable[[], dict[str, Any]]) -> None:
-        """Requests that were answered together, with success."""
-        name, version = self._model(model)
-        now, api = time.perf_counter(), requests[0].known.route.dialect.name
-        self.service.metrics.request(name, version, 200, api, *[now - one.began for one in requests])
-        for observer in self.service.observers:
-            for one in requests:
-                one.call.measure = took
-                observer.note(one.call, 200, now - one.began, name, version)
-
-    def _model(self, name: str) -> tuple[str, str]:
-        """Its labels; empty where it is not served any more."""
+    def labels(self, name: str) -> tuple[str, str]:
+        """Name and version of a model for metrics; empty where it is not served any more."""
         model = self.service.models.get(name)
         return (name, model.predictor.version) if model else ("", "")
 

@@ -15,7 +15,6 @@ from .batching import Batcher
 from .entries import Entry
 from .executors import Local
 from .fair_queue import FairBatcher
-from .forms import Form, Forms
 from .lanes import Lanes
 from .layout import BATCH, Layout
 from .limits import ServeLimits
@@ -26,9 +25,7 @@ from .text_lanes import texts_of_encoder
 from .tickets import Answer, Awaited, Hop, Queued
 
 if TYPE_CHECKING:
-    from .express import Express
     from .lane import Lane
-    from .party import Party
 
 NORMAL = 2  # priority of a request that names none; smaller goes first
 
@@ -56,7 +53,6 @@ class Engine:
             self.layout.max_batch, limits, clock, len(executors)
         )
         self.quarantine = Quarantine()
-        self.forms: Forms = {}
         self.lock, self.stopping = threading.Lock(), False
         self.lanes = Lanes(self, executors)
         self._home: asyncio.AbstractEventLoop | None = None
@@ -186,32 +182,15 @@ class Engine:
             lane = self.lanes.sleeper()
         self._wake(lane)
 
-    def enter(self, party: Party, arrays: Arrays, form: Form, timeout: float, tenant: str = "") -> bool:
-        """Requests of one form and one piece each, all or none; False: each is to be submitted alone, to be told."""
-        sizes, key, rows, elements, size, priority = form.piece
-        if rows > self.batcher.max_batch or len(self.quarantine):
+    def submit_together(self, entry: Entry) -> bool:
+        """Queue an item of several requests, all or none; False: each is to be submitted alone, to be told why."""
+        if entry.rows // entry.requests > self.batcher.max_batch or len(self.quarantine):
             return False
-        deadline, requests = self.clock() + timeout, len(party.requests)
-        own = {**sizes, BATCH: rows * requests} if self.layout.batched else sizes
-        entry = Entry(
-            *(arrays, own, key, rows * requests, elements, size * requests),
-            *(deadline, priority, party, 0),
-            requests=requests,
-            tenant=tenant,
-        )
-        party.entries = [entry]
         with self.lock:
-            entered = self.batcher.admit_together(entry, deadline)
+            entered = self.batcher.admit_together(entry, entry.deadline)
             lane = self.lanes.sleeper() if entered else None
         self._wake(lane)
         return entered
-
-    def leave(self, request: Express) -> None:
-        """One of several that are in the queue together, or run, is wanted no more."""
-        with self.lock:
-            party = request.party
-            queued = party is not None and self.batcher.drop(party.entries[0], party.requests.index(request))
-        self.metrics.cancelled("queued" if queued else "running")
 
     def _wake(self, lane: Lane | None) -> None:
         if lane is not None and self._home is not None:

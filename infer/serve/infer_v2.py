@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 
 from ..errors import InputError
 from ..spec import TensorSpec
-from . import forms, texts
+from . import texts
 from .arrays import Arrays
 from .engine import NORMAL, Engine
 from .layout import BATCH
-from .outputs import SPLIT, write
+from .outputs import SPLIT, Wanted, write
 from .routing import Call, Reply
 from .tenants import sharer_of
 from .tensors import (
@@ -31,17 +32,12 @@ from .tensors import (
 from .types_v2 import InferInput, InferRequest, Parameters
 
 TEXT = "text"  # a BYTES input of this name is tokenised
+Tensors = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], Wanted, int]
 
 
 async def infer(call: Call, engine: Engine) -> Reply:
     """Raises `InputError` for anything that does not fit the model."""
-    most, tenant = engine.limits.max_json_bytes, sharer_of(call.service, call.headers)
-    known = forms.find(call.body, call.headers.get(SPLIT), engine.forms, most)
-    if known is not None and (read := forms.read(known[0], [known[1]])) is not None:
-        form, timeout = known[0], min(known[0].timeout, call.timeout())
-        answer = await engine.infer(read, timeout=timeout, priority=form.priority, tenant=tenant)
-        call.measure = answer.took
-        return write(engine, None, answer, form.wanted)
+    tenant = sharer_of(call.service, call.headers)
     request, raw = _read(call, engine)
     timeout, priority = _schedule(call, request)
     wanted = _wanted(request, engine)
@@ -52,11 +48,22 @@ async def infer(call: Call, engine: Engine) -> Reply:
     else:
         arrays = _arrays(request, raw, engine)
         answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
-        specs = {spec.name: spec for spec in engine.predictor.inputs}
-        inputs = [(specs[name], array) for name, array in arrays.items()]
-        forms.learn(call.body, request, inputs, wanted, priority, engine.forms, engine.layout)
     call.measure = answer.took
     return write(engine, request.id, answer, wanted)
+
+
+def read_tensors(call: Call, engine: Engine) -> Tensors | None:
+    """The request of a body, its inputs as they fit the model, the outputs it wants and its priority; None for texts.
+
+    Raises as `infer` does.
+    """
+    request, raw = _read(call, engine)
+    if texts.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        return None
+    _, priority = _schedule(call, request)
+    wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
+    specs = {spec.name: spec for spec in engine.predictor.inputs}
+    return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
 def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> None:

@@ -12,7 +12,6 @@ from ..errors import InferError, InputError, ServeError, TooLargeError
 from . import strict
 
 if TYPE_CHECKING:
-    from .express import Express
     from .service import Service
     from .tracing import Trace
 
@@ -171,9 +170,6 @@ def allowed(headers: Mapping[bytes, bytes]) -> float | None:
     return int(text) / 1000
 
 
-Together = Callable[["Service", Sequence["Express"]], Sequence["Express"]]
-
-
 @dataclass(frozen=True)
 class Route:
     """One row of the table. `In`: struct of the body, None without one; `Out`: struct, or a media type;
@@ -181,8 +177,7 @@ class Route:
 
     `errors`: statuses that the handler adds to those every route can give. `work`: it runs a model, and is
     refused while draining. `binary`: raw tensor bytes may follow the JSON. `open`: needs no API key. `early`: gets the
-    bytes of the body that came first, and whether they are all; raises what spares the server the rest. `together`:
-    gets those that came at once, begins what it can, and gives back the others.
+    bytes of the body that came first, and whether they are all; raises what spares the server the rest.
     """
 
     method: str
@@ -198,4 +193,3 @@ class Route:
     open: bool = False
     chunk: type[Any] | None = None
     early: Callable[[Call, bytes | bytearray, bool], None] | None = None
-    together: Together | None = None

@@ -22,6 +22,7 @@ from ..options import from_values
 from . import descriptors, opening, wire
 from .admin import Admin, check_all
 from .app import build
+from .fast_path.coalescer import Coalescer
 from .hosts import Hosts, guard
 from .keys import read_file
 from .limits import LOOPBACK
@@ -149,10 +150,11 @@ def serve(
     atexit.register(gc.unfreeze)  # else it is not destroyed at the end, of which torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    app = build(service)
     config = uvicorn.Config(
-        build(service),
+        app,
         timeout_graceful_shutdown=2,
-        **wire.options(service.limits, service.refused, tls, hosts),
+        **wire.options(service.limits, service.refused, tls, hosts, Coalescer(app)),
     )
     host, port = listener.getsockname()[:2]
     with port_errors(host, port):

@@ -7,14 +7,12 @@ import math
 import re
 import ssl
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 
 from .connection import GRACE, Connection, Refused
-from .express import Express
-from .framing import HEAD_END, FramingError, Seam, announced
-from .heads import Heads
+from .framing import HEAD_END, Counted, FramingError, Seam, announced
 from .hosts import Hosts
 from .limits import ServeLimits
 from .tls import Gate
@@ -32,14 +30,29 @@ ONCE = frozenset(
 UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
+class FastPath(Protocol):
+    """Answers some requests without parser and ASGI. What it does not take, the connection parses."""
+
+    def learn(self, connection: Wire, head: bytes, length: int) -> None:
+        """Note the head of a well-formed request that keeps its connection, and the bytes of its body.
+
+        `connection` has its `headers` and `scope`.
+        """
+
+    def take(self, connection: Wire, head: bytes, data: bytes, start: int) -> int:
+        """Begin to answer the request whose body begins at `start` of `data`: the end of that, or 0 if not taken.
+
+        What is taken stands in `connection.cycle` until it is answered, or handed to `connection.resume`.
+        """
+
+
 class Wire(Connection):
     """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
 
-    `_whole` is the head that is being parsed, if it came in one piece. `heads`: those that any connection of this
-    server has seen.
+    `_whole` is the head that is being parsed, if it came in one piece. `fast`: None where there is no fast path.
     """
 
-    heads = Heads()
+    fast: FastPath | None = None
     hosts: Hosts | None = None  # None: any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,21 +65,19 @@ class Wire(Connection):
         self._rested = math.inf
         if self._held:
             self._held += data
-        elif self._head or self._body is not None or not self._ride(data):
+        else:
+            self._eat(data, self.fast)
+
+    def resume(self, data: bytes, *, keep_alive: bool) -> None:
+        """Parse a whole request that the fast path took, and can't answer."""
+        self.cycle = None  # type: ignore[assignment]
+        if not self.transport.is_closing():
             self._eat(data)
+            if self._busy and not keep_alive:
+                self.cycle.keep_alive = False
 
-    def _ride(self, data: bytes) -> bool:
-        """Whether it was one request, whole, with a known head."""
-        end = data.find(HEAD_END) + len(HEAD_END)
-        known = self.heads.get(data[:end])
-        if known is None or len(data) != end + known.length or self._busy:
-            return False
-        self._disarm()
-        self.cycle = Express(self, known, data[end:])  # type: ignore[assignment]
-        return True
-
-    def _eat(self, data: bytes) -> None:
-        """Feed the parser head by head and body by body."""
+    def _eat(self, data: bytes, fast: FastPath | None = None) -> None:
+        """Feed the parser head by head and body by body, but for the requests that a fast path takes."""
         at = 0
         while at < len(data) and not self._lingering:
             body = self._body
@@ -87,12 +98,9 @@ class Wire(Connection):
                 end = self._seam.reach(data, at)
                 head = data[at:end]
                 if not self._head and head.endswith(HEAD_END):
-                    known = self.heads.get(head)
-                    if known is not None and len(data) - end >= known.length:
-                        if self._timer is not None:
-                            self._disarm()
-                        at = end + known.length
-                        self.cycle = Express(self, known, data[end:at])  # type: ignore[assignment]
+                    if fast is not None and (after := fast.take(self, head, data, end)):
+                        self._disarm()
+                        at = after
                         continue
                     self._whole = head
                 self._head += end - at
@@ -147,8 +155,8 @@ class Wire(Connection):
         super().on_headers_complete()
         self._disarm()
         self._head, self._body = 0, body
-        if self._whole:
-            self.heads.learn(self._whole, self, body, keep_alive=self.cycle.keep_alive)
+        if self.fast is not None and self._whole and isinstance(body, Counted) and self.cycle.keep_alive:
+            self.fast.learn(self, self._whole, body.left)
         if body is not None:
             self._arm(self.limits.body_seconds + GRACE)
 
@@ -170,16 +178,21 @@ class Wire(Connection):
             self.flow.resume_reading()
         if self._held:
             held, self._held = self._held, b""
-            self._eat(held)
+            self._eat(held, self.fast)
         else:
             self._rest()
 
 
-def protocol(limits: ServeLimits, refused: Refused | None = None, hosts: Hosts | None = None) -> type[Wire]:
+def protocol(
+    limits: ServeLimits,
+    refused: Refused | None = None,
+    hosts: Hosts | None = None,
+    fast: FastPath | None = None,
+) -> type[Wire]:
     """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
     own = {
         "limits": limits,
-        "heads": Heads(),
+        "fast": fast,
         "hosts": hosts,
         "refused": staticmethod(refused or Wire.refused),
     }
@@ -191,9 +204,10 @@ def options(
     refused: Refused | None = None,
     tls: ssl.SSLContext | None = None,
     hosts: Hosts | None = None,
+    fast: FastPath | None = None,
 ) -> dict[str, Any]:
     """For `uvicorn.Config`."""
-    wire = protocol(limits, refused, hosts)
+    wire = protocol(limits, refused, hosts, fast)
 
     def gate(**given: Any) -> asyncio.BaseProtocol:
         return wire(**given) if tls is None else Gate(wire(**given), tls)

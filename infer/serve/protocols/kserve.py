@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import NotReadyError
-from .. import alike, infer_v2
+from .. import infer_v2
 from ..engine import Engine
 from ..metrics import BatchStats, InferenceStats, stats_dict
 from ..routing import Call, Dialect, Route
@@ -140,7 +140,6 @@ def routes(service: Service) -> list[Route]:
                 work=True,
                 binary=True,
                 early=early,
-                together=alike.together,
             ),
             get(path, ModelMetadata, metadata, "Inputs and outputs of a model", 404),
             get(f"{path}/ready", ModelReady, model_ready, "Whether a model would answer", 404, 503),

@@ -1,0 +1,132 @@
+"""Coalescing: requests of one template that arrive in one turn of the event loop become one queue item."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from ...errors import InferError
+from ..app import App
+from ..engine import Engine
+from ..entries import Entry
+from ..infer_v2 import read_tensors
+from ..layout import BATCH
+from ..routing import Call
+from ..wire import Wire
+from .body_cache import BodyCache, BodyTemplate
+from .grouped_request import GroupedRequest
+from .header_cache import HeaderCache, KnownHead
+from .request_group import RequestGroup, Timer
+
+log = logging.getLogger("infer.serve")
+# Requests that may share a queue item have all of it in common; the last are seconds and tenant.
+Kind = tuple[Engine, BodyTemplate, float, str]
+
+
+class Coalescer:
+    """The fast path of one server; see `wire.FastPath`. All of it runs on the event loop."""
+
+    def __init__(self, app: App) -> None:
+        self._service, self._bodies = app.service, app.bodies
+        self._heads = HeaderCache(app)
+        self._templates: WeakKeyDictionary[Engine, BodyCache] = WeakKeyDictionary()
+        self._arrived: dict[Kind, list[GroupedRequest]] = {}
+
+    def learn(self, connection: Wire, head: bytes, length: int) -> None:
+        self._heads.learn(head, connection, length)
+
+    def take(self, connection: Wire, head: bytes, data: bytes, start: int) -> int:
+        known = self._heads.get(head)
+        if known is None:
+            return 0
+        end, service = start + known.length, self._service
+        if len(data) < end or service.state != "ready" or service.traces:
+            return 0
+        if connection.over or connection.flow.write_paused:
+            return 0
+        engine = service.engines.get(known.path["model"])
+        if engine is None or known.path.get("version", engine.predictor.version) != engine.predictor.version:
+            return 0
+        templates = self._templates.get(engine)
+        if templates is None:
+            templates = self._templates[engine] = BodyCache(engine.layout)
+        body = data[start:end]
+        found = templates.find(body, known.split)
+        if found is None:
+            self._study(known, engine, templates, body)
+            return 0
+        if self._bodies.held + known.length > self._bodies.limit:
+            return 0
+        template, numbers = found
+        request = GroupedRequest(connection, known, body, numbers, self._bodies)
+        connection.cycle = request  # type: ignore[assignment]
+        if not self._arrived:
+            connection.loop.call_soon(self._flush)
+        kind = engine, template, min(template.timeout, known.timeout), known.tenant
+        self._arrived.setdefault(kind, []).append(request)
+        return end
+
+    def _study(self, known: KnownHead, engine: Engine, templates: BodyCache, body: bytes) -> None:
+        """Learn the template of a body; heads whose bodies have none are given up after a few."""
+        if not known.studies or len(body) > engine.limits.max_json_bytes:
+            return
+        known.studies -= 1
+        call = Call(self._service, known.route, known.path, known.headers, "", body)
+        try:
+            tensors = read_tensors(call, engine)
+            if tensors is not None:
+                templates.learn(body, *tensors)
+        except InferError:  # the ordinary path answers it
+            return
+
+    def _flush(self) -> None:
+        """Queue what arrived in this turn; what can't be queued together goes the ordinary path."""
+        arrived, self._arrived = self._arrived, {}
+        for (engine, template, timeout, tenant), requests in arrived.items():
+            waiting = [request for request in requests if not request.settled]
+            most = max(engine.batcher.max_batch // template.rows, 1)
+            for at in range(0, len(waiting), most):
+                some = waiting[at : at + most]
+                try:
+                    queued = _queue(engine, template, some, timeout, tenant)
+                except Exception:
+                    log.exception("requests could not be queued together")
+                    queued = False
+                if not queued:
+                    for request in some:
+                        request.fall_back()
+
+
+def _queue(
+    engine: Engine, template: BodyTemplate, requests: Sequence[GroupedRequest], timeout: float
+) -> bool:
+    """One queue item for all of them; False where numbers don't fit, or not all would be admitted."""
+    arrays = template.read([request.numbers for request in requests])
+    if arrays is None:
+        return False
+    sizes, key, rows, elements, size = template.piece
+    count = len(requests)
+    timer = Timer(engine, template, timeout, count)
+    group = RequestGroup(timer, requests)
+    entry = Entry(
+        inputs=arrays,
+        sizes={**sizes, BATCH: rows * count} if engine.layout.batched else sizes,
+        key=key,
+        rows=rows * count,
+        elements=elements,
+        size_bytes=size * count,
+        deadline=engine.clock() + timeout,
+        priority=template.priority,
+        ticket=group,
+        index=0,
+        requests=count,
+    )
+    group.entries = [entry]
+    queued = False
+    try:
+        queued = engine.submit_together(entry)
+    finally:
+        if not queued:
+            group.dissolve()
+    return queued

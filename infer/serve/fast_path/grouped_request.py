@@ -1,0 +1,142 @@
+"""One request on the fast path, in the place of uvicorn's request cycle."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from ...errors import InferError
+from ..body import Bodies
+from ..routing import CLIENT_GONE, Call, Reply, head_lines
+from ..tickets import Answer, Ticket
+from ..wire import Wire
+from .header_cache import KnownHead
+
+if TYPE_CHECKING:
+    from .request_group import RequestGroup
+
+log = logging.getLogger("infer.serve")
+CLOSE = (b"connection", b"close")
+
+
+class GroupedRequest(Ticket):
+    """Has the attributes of uvicorn's cycle that a connection uses: `disconnected`, `keep_alive`, `message_event`,
+    `response_started`, `response_complete`. `group`: None before it is queued, and again when it is over."""
+
+    __slots__ = (
+        *("_bodies", "_call", "began", "body", "connection", "disconnected", "group", "held"),
+        *("keep_alive", "known", "numbers", "response_complete", "response_started"),
+    )
+
+    def __init__(
+        self, connection: Wire, known: KnownHead, body: bytes, numbers: bytes, bodies: Bodies
+    ) -> None:
+        super().__init__()
+        self.began, self.connection, self.known = time.perf_counter(), connection, known
+        self.body, self.numbers = body, numbers
+        self.disconnected = self.response_complete = self.response_started = False
+        self.keep_alive = True
+        self.group: RequestGroup | None = None
+        self._call: Call | None = None
+        self._bodies, self.held = bodies, known.length
+        bodies.held += self.held
+        known.endpoint.service.active += 1
+
+    @property
+    def call(self) -> Call:
+        """The request as handlers see it; made when an error, a log or a trace needs it."""
+        call = self._call
+        if call is None:
+            known, client = self.known, self.connection.client
+            call = self._call = Call(
+                known.endpoint.service,
+                known.route,
+                known.path,
+                known.headers,
+                known.endpoint.ids.next(),
+                self.body,
+                model=known.path["model"],
+                method=known.route.method,
+                client=client[0] if client else "",
+            )
+        return call
+
+    @property
+    def message_event(self) -> GroupedRequest:
+        return self
+
+    def set(self) -> None:
+        """Cancel: uvicorn sets its cycle's event when the client has gone, after `disconnected`."""
+        if not self.disconnected or self.response_complete or self.settled:
+            return
+        self.settled = True
+        if self.group is not None:
+            self.group.leave(self)
+        self._end(CLIENT_GONE)
+
+    def fall_back(self) -> None:
+        """Answer it on the ordinary path; for requests that are in no queue."""
+        if self.settled:
+            return
+        self.settled = True
+        data = self.known.head + self.body
+        self.release()
+        self.connection.resume(data, keep_alive=self.keep_alive)
+
+    def tell(self, outcome: Answer | Exception) -> None:
+        endpoint, call = self.known.endpoint, self.call
+        try:
+            if isinstance(outcome, Exception):
+                reply = endpoint.failed(call, outcome)
+            elif self.group is None:
+                raise InferError("a request was answered that is in no group")
+            else:
+                reply = self.group.reply(call, outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
+            reply = endpoint.failed(call, error)
+        try:
+            self._send(reply)
+        except Exception:
+            log.exception("a request could not be answered")
+            self.connection.transport.close()
+        self._end(reply.status)
+
+    def _end(self, status: int) -> None:
+        group = self.group
+        self.known.endpoint.count(self.call, status, self.began)
+        self.release()
+        if group is not None:
+            group.end(1)
+
+    def release(self) -> None:
+        """Drop all that it holds: a connection at rest keeps its last request, and tracebacks and answers refer to
+        shared memory."""
+        self._bodies.held -= self.held
+        self.held = 0
+        self.known.endpoint.service.active -= 1
+        call, self._call = self._call, None
+        if call is not None:
+            call.error, call.measure, call.body = None, None, b""
+        self.body = self.numbers = b""
+        self.group = None
+
+    def _send(self, reply: Reply) -> None:
+        headers = [*self.connection.server_state.default_headers, *reply.head(self.call, over=False)]
+        if CLOSE in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers.append(CLOSE)
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+        self.write(b"%b%b\r\n%b" % (STATUS_LINE[reply.status], head_lines(headers), reply.body))
+
+    def write(self, answer: bytes) -> None:
+        """Send the whole answer; requests that were held back behind this one go on."""
+        connection = self.connection
+        self.response_started = self.response_complete = True
+        connection.transport.write(answer)
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()

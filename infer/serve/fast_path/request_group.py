@@ -1,0 +1,155 @@
+"""Requests of one template as the owner of one queue item."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from ...errors import InferError
+from ..engine import Engine
+from ..entries import Entry
+from ..outputs import write, write_each
+from ..routing import Call, Reply, head_lines
+from ..tickets import Answer, Queued
+from .body_cache import BodyTemplate
+from .grouped_request import GroupedRequest
+
+log = logging.getLogger("infer.serve")
+
+
+class Timer:
+    """The deadline of requests that were queued together, however many batches they run in."""
+
+    def __init__(self, engine: Engine, template: BodyTemplate, timeout: float, count: int) -> None:
+        self.engine, self.template, self._left = engine, template, count
+        self.groups: list[RequestGroup] = []
+        self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    def end(self, count: int) -> None:
+        """So many of them are answered or gone."""
+        self._left -= count
+        if not self._left:
+            self._alarm.cancel()
+            for group in self.groups:  # they refer back
+                group.settled, group.entries = True, []
+            self.groups = []
+
+    def _expire(self) -> None:
+        for group in list(self.groups):
+            self.engine.expire(group)
+
+
+class RequestGroup(Queued):
+    """`requests`: in the order of the item's rows; one that is cancelled while they wait leaves it."""
+
+    __slots__ = ("_timer", "requests")
+
+    def __init__(self, timer: Timer, requests: Sequence[GroupedRequest]) -> None:
+        super().__init__()
+        self._timer, self.requests = timer, list(requests)
+        timer.groups.append(self)
+        for request in requests:
+            request.group = self
+
+    @property
+    def pending(self) -> int:
+        return sum([not request.settled for request in self.requests])
+
+    def part(self, count: int, entry: Entry) -> RequestGroup:
+        """Split off the first `count`, whose item is `entry`. Any thread that holds the engine's lock."""
+        first = self.requests[:count]
+        del self.requests[:count]
+        group = RequestGroup(self._timer, first)
+        group.entries = [entry]
+        return group
+
+    def dissolve(self) -> None:
+        """Undo the grouping of requests that are in no queue."""
+        for request in self.requests:
+            request.group = None
+        self.end(len(self.requests))
+
+    def end(self, count: int) -> None:
+        self._timer.end(count)
+
+    def leave(self, request: GroupedRequest) -> None:
+        """Cancel one request; its rows are removed from the item while that waits."""
+        engine = self._timer.engine
+        with engine.lock:
+            group = request.group or self  # another one where a thread took a part meanwhile
+            queued = engine.batcher.drop(group.entries[0], group.requests.index(request))
+        engine.metrics.cancelled("queued" if queued else "running")
+
+    def reply(self, call: Call, answer: Answer) -> Reply:
+        """The reply to one of them. Raises `InferError` for outputs that can't be sent."""
+        call.measure = answer.took
+        return write(self._timer.engine, None, answer, self._timer.template.outputs)
+
+    def tell(self, outcome: Answer | Exception) -> None:
+        if isinstance(outcome, Exception):
+            for request in self.requests:
+                request.fail(outcome)
+            return
+        written = None
+        try:
+            written = self._write(outcome)
+        except InferError:  # told to each
+            pass
+        except Exception:
+            log.exception("answers could not be written together")
+        if written is None:
+            for at, request in enumerate(self.requests):
+                request.finish(0, outcome.part(at, len(self.requests)))
+        else:
+            self._send(outcome, *written)
+        self.requests = []
+
+    def _write(self, answer: Answer) -> tuple[bytes, bytes, list[bytes]] | None:
+        """The common head before and after the request's id, and the bodies; None where each is written by itself."""
+        first, timer = self.requests[0], self._timer
+        service = first.known.endpoint.service
+        if service.traces or service.state != "ready":
+            return None
+        written = write_each(timer.engine, answer, timer.template.outputs, len(self.requests))
+        if written is None:
+            return None
+        media, headers, bodies = written
+        lines = (*first.connection.server_state.default_headers, (b"content-type", media.encode()))
+        before = b"%b%bx-request-id: " % (STATUS_LINE[200], head_lines(lines))
+        return before, b"\r\n%bcontent-length: " % head_lines(headers), bodies
+
+    def _send(self, answer: Answer, before: bytes, after: bytes, bodies: list[bytes]) -> None:
+        """Answer all that still want one; their times end with the last write."""
+        first, name = self.requests[0].known, self._timer.engine.predictor.name
+        endpoint, answered = first.endpoint, list[GroupedRequest]()
+        observers = endpoint.service.observers
+        for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):
+            if request.settled:
+                continue
+            if not request.keep_alive:
+                request.finish(0, answer.part(at, len(bodies)))
+                continue
+            request.settled = True
+            answered.append(request)
+            id = request.call.request_id if observers else endpoint.ids.next()
+            try:
+                request.write(b"%b%b%b%d\r\n\r\n%b" % (before, id.encode(), after, len(body), body))
+            except Exception:
+                log.exception("a request could not be answered")
+                request.connection.transport.close()
+        if not answered:
+            return
+        now, labels = time.perf_counter(), endpoint.labels(name)
+        seconds = [now - request.began for request in answered]
+        endpoint.service.metrics.request(*labels, 200, first.route.dialect.name, *seconds)
+        for observer in observers:
+            for request, spent in zip(answered, seconds, strict=True):
+                request.call.measure = answer.took
+                observer.note(request.call, 200, spent, *labels)
+        for request in answered:
+            request.release()
+        self.end(len(answered))
