@@ -99,7 +99,7 @@ class Coalescer:
 
 
 def _queue(
-    engine: Engine, template: BodyTemplate, requests: Sequence[GroupedRequest], timeout: float
+    engine: Engine, template: BodyTemplate, requests: Sequence[GroupedRequest], timeout: float, tenant: str
 ) -> bool:
     """One queue item for all of them; False where numbers don't fit, or not all would be admitted."""
     arrays = template.read([request.numbers for request in requests])
@@ -121,6 +121,7 @@ def _queue(
         ticket=group,
         index=0,
         requests=count,
+        tenant=tenant,
     )
     group.entries = [entry]
     queued = False
