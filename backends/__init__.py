@@ -14,7 +14,8 @@ import torch
 
 from infer.capture import Graph
 from infer.plan import Plan
-from infer.spec import Finding, TensorSpec
+from infer.results import Lowered
+from infer.spec import TensorSpec
 
 
 class Runner(Protocol):
@@ -49,7 +50,7 @@ class Backend(Protocol):
         """What a compiled result is tied to (`isa`, `torch`, `sm`, …): where it differs, the graph is lowered again."""
         ...
 
-    def lower(self, graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
+    def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:
         """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `infer.capture.save`)."""
         ...
 

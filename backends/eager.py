@@ -14,6 +14,7 @@ import torch
 from infer import capture
 from infer.kernels import prepack
 from infer.plan import Plan
+from infer.results import Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = True
@@ -33,9 +34,9 @@ def target(device: str) -> dict[str, str]:
     return {}
 
 
-def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
+def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
     operators = Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")
-    return [operators, *prepack.findings(graph.exported)]
+    return Lowered([operators, *prepack.findings(graph.exported)])
 
 
 class Runner:

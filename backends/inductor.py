@@ -23,6 +23,7 @@ from infer.errors import ArtifactError, NotUsableError
 from infer.kernels import native, packed, prepack
 from infer.plan import Plan
 from infer.quiet import quiet
+from infer.results import Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = True
@@ -53,7 +54,7 @@ def target(device: str) -> dict[str, str]:
     return {"torch": str(torch.__version__), **hardware.fingerprint(device), **own}
 
 
-def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
+def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
     package = folder / PACKAGE
     package.parent.mkdir(exist_ok=True)
     settings = {
@@ -82,7 +83,7 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> list[Finding]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise NotUsableError(f"inductor can't compile this graph: {first}") from error
     size = Finding("lower", "package", package.stat().st_size, "bytes", "AOTInductor, weights outside")
-    return [size, *found]
+    return Lowered([size, *found])
 
 
 class Runner:

@@ -27,6 +27,7 @@ from infer.onnx.operands import Target
 from infer.plan import Plan
 from infer.quant import enforce
 from infer.report import latency
+from infer.results import Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = False
@@ -85,17 +86,17 @@ def target(device: str) -> dict[str, str]:
     return {}
 
 
-def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
+def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings say what ONNX Runtime made of it."""
     path = folder / MODEL
     target = _form(plan.device)
-    chosen: list[Finding] = []
+    chosen, quantized = list[Finding](), ""
     if graph.onnx is None:
         done, chosen = _exported(graph, plan, path, target)
     elif plan.quant == "int8":
         done, coverage = source.quantize(graph.onnx, path, target)
         enforce(coverage, plan)
-        chosen = coverage.findings()
+        chosen, quantized = coverage.findings(), coverage.verdict()
     else:
         source.copy(graph.onnx, path)
         done = Rewritten()
@@ -103,7 +104,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
     start = time.perf_counter()
     nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
     seconds = time.perf_counter() - start
-    return [
+    findings = [
         _found("opset", source.opset(path)),
         _found("model", exporter.folder_bytes(path), "B"),
         _found("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
@@ -112,6 +113,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
         *_layer_findings(done, nodes, target),
         *chosen,
     ]
+    return Lowered(findings, quantized)
 
 
 def open(folder: Path, device: str) -> session.OrtRunner | steps.StepRunner:

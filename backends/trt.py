@@ -20,6 +20,7 @@ from infer.onnx import calibrate, casts, engine, source
 from infer.onnx import export as exporter
 from infer.onnx.int8 import Rewritten, rewrite
 from infer.plan import Plan
+from infer.results import Lowered
 from infer.spec import Finding
 
 EXECUTES_CODE = True
@@ -64,7 +65,7 @@ def target(device: str) -> dict[str, str]:
     return ties(device)
 
 
-def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
+def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/engine.plan and what it is tied to; of an ONNX source the model stays beside it."""
     path = folder / MODEL
     done, wanted = write_model(graph, plan, path)
@@ -80,7 +81,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
         for name in (path, path.with_name(path.name + ".data")):
             name.unlink(missing_ok=True)
     layers = ", ".join(f"{count} {name}" for name, count in found.most_common())
-    return [
+    findings = [
         Finding("lower", "trt engine", len(blob), "B", f"TensorRT {tied['tensorrt']}, {tied['gpu']}"),
         Finding(
             "lower", "trt layers by precision", sum(found.values()), why=layers or "the engine does not say"
@@ -88,6 +89,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> list[Finding]:
         *(Finding("lower", f"trt layers as {form}", count) for form, count in sorted(done.forms.items())),
         *_profile_findings(profile),
     ]
+    return Lowered(findings)
 
 
 def open(folder: Path, device: str) -> engine.TrtRunner:

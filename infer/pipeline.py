@@ -222,7 +222,7 @@ def shrink(
             street.found(quant.fold_weight_norms(module_of(loaded), into=module))
         split_recurrent(copy)
         pins = quant.resolve_pins(plan.layers, quant.layer_names(module))
-        found = quant.quantize_model(
+        done = quant.quantize_model(
             module,
             plan,
             reader=copy.reader,
@@ -232,11 +232,12 @@ def shrink(
             formats=pins | mix.formats,
             shelf=mix.shelf,
         )
-        street.found(found)
-        mix.layers = mix.choices(module, found)
-        covered = quant.cover(module, mix.reasons(found), mix.asked_float(pins))
+        street.found(done.findings())
+        mix.layers = mix.choices(module, done)
+        covered = quant.cover(module, mix.reasons(done), mix.asked_float(pins))
         street.found(covered.findings())
         quant.enforce(covered, plan)
+        mix.quantized = covered.verdict()
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     return _form(street, copy)
 

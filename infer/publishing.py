@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from safetensors.torch import save_file
 
-from . import __version__, artifact, capture, golden, mixed, plugins, quant, sources
+from . import __version__, artifact, capture, golden, mixed, plugins, sources
 from . import device as hardware
 from .report import document, html, memory
 from .street import Street
@@ -56,6 +56,7 @@ def publish(
     report = document.from_manifest(
         manifest,
         fidelity=best.fidelity,
+        backends=street.backends,
         latency=best.latency,
         size=artifact.size(folder),
         baseline=best.baseline,
@@ -86,7 +87,7 @@ def _manifest(
     """The plan in it pins the format of every layer, so that it makes the same artifact again."""
     pins = {layer.name: layer.format for layer in mix.layers}
     backend = plugins.get("backends", best.backend)
-    share = quant.verdict_of(street.findings)
+    share = best.quantized or mix.quantized
     meta = dict(loaded.meta)
     if best.shape is not None:
         meta["generation"] = msgspec.to_builtins(best.shape)

@@ -14,14 +14,33 @@ def upgrade(report: dict[str, Any]) -> dict[str, Any]:
     """
     if report.get("format") != 1:
         return report
-    rows = report.get("fidelity")
-    found = [_with_metric(row) for row in rows] if isinstance(rows, list) else rows
-    return {**report, "format": FORMAT, "fidelity": found}
+    made = {**report, "format": FORMAT}
+    for name, change in (("fidelity", _with_metric), ("layers", _with_decider), ("findings", _with_stage)):
+        if isinstance(rows := report.get(name), list):
+            made[name] = [change(row) if isinstance(row, dict) else row for row in rows]
+    return made
 
 
-def _with_metric(row: Any) -> Any:
+def _with_metric(row: dict[str, Any]) -> dict[str, Any]:
     """Format 1 named a metric by its label alone: `logits.top1`."""
-    if not isinstance(row, dict) or not isinstance(row.get("what"), str):
-        return row
-    subject, _, metric = row["what"].rpartition(".")
+    subject, _, metric = str(row.get("what")).rpartition(".")
     return {**row, "subject": subject, "metric": metric}
+
+
+def _with_decider(row: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 said who decided the format of a layer by how the reason begins."""
+    why, is_float = str(row.get("why", "")), row.get("format") == "float"
+    by = "speed" if why else ""
+    for start, name in (("pinned", "pin"), ("by --", "budget"), ("rose ", "sensitivity")):
+        by = name if why.startswith(start) else by
+    return {**row, "by": "refused" if by == "speed" and is_float and " of float " not in why else by}
+
+
+def _with_stage(row: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 kept the backends that were tried, and the layers, among the findings of other stages."""
+    stage, what, unit = (str(row.get(name, "")) for name in ("stage", "what", "unit"))
+    if stage == "lower" and what.startswith(("tried ", "refused ")):
+        return {**row, "stage": "backend"}
+    if stage == "shrink" and unit == "relative rms" and what != "weight error":
+        return {**row, "stage": "layer"}
+    return row

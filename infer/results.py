@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from .spec import Finding
@@ -41,3 +43,38 @@ class LayerError(msgspec.Struct, frozen=True):
     name: str
     kind: str  # the class of the float layer
     error: float | None
+
+
+class LayerResult(msgspec.Struct, frozen=True):
+    """One layer that was quantized. `bits` per weight, tables and scales included; `weight_error` is relative rms."""
+
+    name: str
+    format: str
+    bits: float
+    weight_error: float
+    tied_to: str = ""  # the layer whose weight it shares
+
+    def finding(self) -> Finding:
+        tied = f", tied to {self.tied_to}" if self.tied_to else ""
+        why = f"{self.format}, {self.bits:.3f} bits per weight{tied}"
+        return Finding("layer", self.name, self.weight_error, "relative rms", why)
+
+
+class BackendResult(msgspec.Struct, frozen=True):
+    """One backend. `seconds` is the sum of its median latencies over the batch sizes; None when it was not timed."""
+
+    name: str
+    outcome: Literal["chosen", "tried", "refused"]
+    seconds: float | None
+    why: str = ""
+
+    def finding(self) -> Finding:
+        return Finding("backend", f"{self.outcome} {self.name}", self.seconds, "s", self.why)
+
+
+class Lowered(msgspec.Struct, frozen=True):
+    """What a backend made of a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
+    its weights, as the verdict says it."""
+
+    findings: list[Finding]
+    quantized: str = ""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from .floats import EAGER, FloatForms
 from .generate.step import StepShape
 from .plan import Plan
 from .report import latency
+from .results import BackendResult
 from .spec import Choice, Finding
 from .street import Street
 from .thresholds import coarser_cache
@@ -80,7 +82,7 @@ class _Tried:
             small, street.plan
         )
         if reason:
-            street.found([Finding("lower", f"refused {name}", None, why=reason)])
+            street.tried(BackendResult(name, "refused", None, reason))
             self.errors.append(f"{name}: {reason}")
             return
         at = _Steps(street)
@@ -130,7 +132,7 @@ def _refused(street: Street, name: str, stage: str, error: Exception, others: li
     refusal = failures.of_backend(name, stage, error, others)
     if street.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
         raise refusal from (None if refusal is error else error)
-    street.found([Finding("lower", f"refused {name}", None, why=str(refusal))])
+    street.tried(BackendResult(name, "refused", None, str(refusal)))
     return refusal
 
 
@@ -182,7 +184,9 @@ def choose(street: Street, trials: list[Trial]) -> Trial:
     why = _why(best, ranked) if asked == "auto" else "asked for"
     street.choices.append(Choice("backend", asked, best.backend, why))
     for trial in trials:
-        street.found([Finding("lower", f"tried {trial.backend}", trial.seconds, "s", trial.verdict)])
+        outcome: Literal["chosen", "tried"] = "chosen" if trial is best else "tried"
+        seconds = trial.seconds if trial.latency else None
+        street.tried(BackendResult(trial.backend, outcome, seconds, trial.verdict))
     street.plan = street.plan.with_(backend=best.backend)
     street.found([*best.findings, *(metric.finding() for metric in best.fidelity)])
     return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -137,6 +137,11 @@ class Finding(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+# pin: the user, by name; budget: --bits or --max-drop; speed: it is slower in the format asked for; sensitivity: it
+# rose because the fidelity gate failed; refused: the format does not take it.
+DecidedBy = Literal["", "pin", "budget", "speed", "sensitivity", "refused"]
+
+
 class LayerChoice(msgspec.Struct, frozen=True):
     """The format of one layer. `effect` is what each format alone does to the model's output, where it was measured:
     KL in nats per row for logits, otherwise the squared relative error; both add up over layers in first order."""
@@ -146,4 +151,5 @@ class LayerChoice(msgspec.Struct, frozen=True):
     bits: float  # per weight, tables and scales included
     weight_error: float | None = None  # relative rms
     effect: dict[str, float] = {}
-    why: str = ""
+    why: str = ""  # for display
+    by: DecidedBy = ""  # who decided the format; "" for one that has the format asked for

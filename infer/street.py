@@ -10,6 +10,7 @@ from .errors import NotUsableError, UsageError, unknown
 from .generate.step import StepShape
 from .option_values import TASKS
 from .plan import Plan
+from .results import BackendResult
 from .spec import Choice, Finding
 from .thresholds import default_kv_dtype
 
@@ -39,6 +40,7 @@ class Street:
     asked: str = "auto"  # the backend
     choices: list[Choice] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    backends: list[BackendResult] = field(default_factory=list)
     step_shape: StepShape | None = None  # of a language model that will generate
     scores_only: str = ""  # why a language model will not
 
@@ -46,6 +48,10 @@ class Street:
         for finding in findings:
             self.findings.append(finding)
             self.watch.found(finding)
+
+    def tried(self, result: BackendResult) -> None:
+        self.backends.append(result)
+        self.found([result.finding()])
 
     def step(self, name: str, detail: str = "") -> None:
         self.watch.step(name, detail)
@@ -55,7 +61,12 @@ class Street:
 
     def again(self) -> None:
         """What a round found that another one will find anew."""
-        self.findings = [f for f in self.findings if f.stage not in ("shrink", "lower", "compare", "time")]
+        self.findings = [
+            f
+            for f in self.findings
+            if f.stage not in ("shrink", "layer", "lower", "backend", "compare", "time")
+        ]
+        self.backends.clear()
         self.choices = [c for c in self.choices if c.what != "backend"]
 
 

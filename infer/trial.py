@@ -54,6 +54,7 @@ class Trial:
     prompt: Paired | None = None  # of a language model: one step of the workload's prompt
     forms: dict[str, dict[int, float]] = field(default_factory=dict)  # float form → batch size → seconds
     findings: list[Finding] = field(default_factory=list)
+    quantized: str = ""  # see `Lowered`
     runner: Any = None
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
@@ -168,7 +169,7 @@ def run_trial(
     floats = floats or FloatForms(original, work)
     backend = plugins.get("backends", plan.backend)
     ours = workplace(folder, work / "small")
-    findings = backend.lower(small, plan, ours)
+    lowered = backend.lower(small, plan, ours)
     runner = opened(backend.open(ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference(plan)
@@ -184,7 +185,8 @@ def run_trial(
         size=size,
         reads=size if small.program is None else roofline.bytes_read(small.program),
         changed=plan.quant != "none" or plan.dtype != "float32",
-        findings=findings,
+        findings=lowered.findings,
+        quantized=lowered.quantized,
         runner=runner,
         task=original.task,
         shape=shape,

@@ -47,7 +47,7 @@ def test_auto_goes_on_to_the_next_backend_after_any_exception(
     only(monkeypatch, "eager", "ort")
     failing(monkeypatch, "ort", function, ValueError("Cannot view a tensor\nlong trace"))
     made = pipeline.optimize(linear, tmp_path / "out")
-    refused = next(f for f in made.report.findings if f.what == "refused ort")
+    refused = next(one for one in made.report.tried if one.outcome == "refused" and one.name == "ort")
     assert "ort could not lower this model: ValueError: Cannot view a tensor." in refused.why
     assert made.report.plan.backend == "eager"
 

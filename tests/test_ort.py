@@ -30,7 +30,7 @@ def through(
 ) -> tuple[float, list[Finding]]:
     """Relative error of the runner against the program, and the findings."""
     made = lowered(module, text, x, folder)
-    findings = ort.lower(made, plan(**changes), folder)
+    findings = ort.lower(made, plan(**changes), folder).findings
     runner = ort.open(folder, "cpu")
     got = runner.run({made.inputs[0].name: x})
     runner.close()
@@ -46,7 +46,7 @@ def said(findings: list[Finding], what: str) -> Finding:
 def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16))
     made = lowered(module, "input=float32[batch,time,8]", torch.randn(2, 3, 8), tmp_path)
-    findings = ort.lower(made, plan(), tmp_path)
+    findings = ort.lower(made, plan(), tmp_path).findings
     runner = ort.open(tmp_path, "cpu")
     for rows, time in ((1, 1), (5, 7), (64, 2)):
         x = torch.randn(rows, time, 8)

@@ -135,8 +135,7 @@ def test_shared_layers_and_shared_weights_stay_shared() -> None:
 def test_what_stays_float_is_counted_under_the_layers_name() -> None:
     model = nn.Sequential(nn.LSTM(100, 100), nn.Linear(128, 128))
     quant.split_recurrent(model)
-    found = quant.quantize_model(model, Plan(source="model.pt", quant="nf4"))
-    reasons = {f.what.removeprefix("refused "): f.why for f in found if f.what.startswith("refused ")}
+    reasons = quant.quantize_model(model, Plan(source="model.pt", quant="nf4")).refused
     coverage: Coverage = quant.cover(model, reasons)
     assert coverage.left["LSTM"].values == 2 * 400 * 100 + 2 * 400
     assert "weight has 100 columns" in coverage.left["LSTM"].reason

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from infer import Plan, quant
 from infer.cli import main
 from infer.errors import GateError
-from infer.quant import Coverage
-from infer.spec import Finding
+from infer.quant import Coverage, Quantized
 
 PLAN = Plan(source="model.pt", quant="int8")
 
@@ -57,9 +56,9 @@ FILE = """
 """
 
 
-def cover(model: nn.Module, plan: Plan = PLAN, **formats: str) -> tuple[Coverage, list[Finding]]:
+def cover(model: nn.Module, plan: Plan = PLAN, **formats: str) -> tuple[Coverage, Quantized]:
     found = quant.quantize_model(model, plan, formats=formats)
-    reasons = {f.what.removeprefix("refused "): f.why for f in found if f.what.startswith("refused ")}
+    reasons = dict(found.refused)
     asked = {name for name, format in formats.items() if format == "float"}
     return quant.cover(model, reasons, asked), found
 
@@ -108,7 +107,6 @@ def test_the_share_is_said_by_values_and_by_bytes() -> None:
     assert (first.what, first.value) == ("share quantized", 0.94)
     assert "9.4 k of 10 k values, 89 % of their bytes" in first.why
     assert (second.what, second.value, second.why) == ("stays float: LSTM", 600, "no quantized form")
-    assert quant.verdict_of([first, second]) == coverage.verdict()
     coverage.add_quantized("nf4", 10_000, 40_000)
     assert coverage.verdict() == "97 % of the weights are quantized (50 % nf4, 47 % int8)"
 

@@ -13,9 +13,9 @@ from torch.export import Dim
 from infer import capture, kernels, quant
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.plan import Plan
-from infer.quant import _walk
+from infer.quant import Quantized, _walk
 from infer.quant._layers import QuantizedConv, QuantizedEmbedding, QuantizedLinear
-from infer.spec import Finding
+from infer.results import LayerResult
 from infer.weights import DictReader
 
 FORMATS = ["int8", "int8:weight", "int8:static", "nf4", "cluster:2", "cluster:3"]
@@ -58,15 +58,13 @@ def plan(name: str) -> Plan:
     return Plan(source="model.pt", quant=name)
 
 
-def shrink(
-    model: nn.Module, name: str, batches: list[dict[str, Tensor]] | None = None, **named
-) -> list[Finding]:
+def shrink(model: nn.Module, name: str, batches: list[dict[str, Tensor]] | None = None, **named) -> Quantized:
     stats = quant.calibrate(model, batches) if batches and quant.needs_stats(plan(name)) else None
     return quant.quantize_model(model, plan(name), stats=stats, **named)
 
 
-def value(findings: list[Finding], what: str) -> Finding:
-    return next(finding for finding in findings if finding.what == what)
+def layer(found: Quantized, name: str) -> LayerResult:
+    return next(one for one in found.layers if one.name == name)
 
 
 def relative(want: Tensor, got: Tensor) -> float:
@@ -77,11 +75,11 @@ def relative(want: Tensor, got: Tensor) -> float:
 def test_a_tied_model_stays_tied_and_close(name: str) -> None:
     model, ids = Tied().eval(), torch.randint(0, 150, (4, 9))
     want = model(ids)
-    findings = shrink(model, name, [{"ids": ids}])
+    found = shrink(model, name, [{"ids": ids}])
     assert isinstance(model.embed, QuantizedEmbedding)
     assert isinstance(model.head, QuantizedLinear)
     assert model.head.packed is model.embed.packed
-    assert value(findings, "head").why.endswith("tied to embed")
+    assert layer(found, "head").tied_to == "embed"
     limits = {"cluster:2": 0.8, "cluster:3": 0.4, "nf4": 0.25}
     assert 0 < relative(want, model(ids)) < limits.get(name, 0.03)
     saved = model.state_dict()
@@ -89,7 +87,7 @@ def test_a_tied_model_stays_tied_and_close(name: str) -> None:
     assert heads
     assert all(saved[key].data_ptr() == saved[key.replace("head", "embed")].data_ptr() for key in heads)
     own = sum(t.nbytes for t in {t.data_ptr(): t for k, t in saved.items() if ".packed." in k}.values())
-    assert value(findings, "bytes after").value == own < value(findings, "bytes before").value / 3
+    assert found.totals.bytes_after == own < found.totals.bytes_before / 3
 
 
 def test_changing_dtype_keeps_ties_and_scales() -> None:
@@ -107,10 +105,10 @@ def test_images_and_unbatched_images() -> None:
     model, x = Images().eval(), torch.randn(4, 3, 16, 16)
     for name in ("int8", "int8:weight", "int8:static", "cluster:6"):
         small = copy.deepcopy(model)
-        findings = shrink(small, name, [{"x": x}])
+        found = shrink(small, name, [{"x": x}])
         assert isinstance(small.second, QuantizedConv)
         refused = "27 columns" if name == "cluster:6" else "1728 values"
-        assert refused in value(findings, "refused first").why
+        assert refused in found.refused["first"]
         assert relative(model.second.weight, small.second.weight) < 0.03
         assert relative(model(x), small(x)) < 0.02
         middle = model.first(x).relu()
@@ -196,12 +194,12 @@ def test_a_large_weight_never_is_in_float_as_a_whole(monkeypatch: pytest.MonkeyP
             return result
 
     with Watch():
-        findings = quant.quantize_model(model, plan("nf4"), reader=EndlessReader())
+        found = quant.quantize_model(model, plan("nf4"), reader=EndlessReader())
     packed = 4096 * 1024 // 2
     assert largest == packed < 4096 * 1024 * 4 / 6
-    assert value(findings, "weights quantized").value == 4096 * 1024
-    assert value(findings, "bytes before").value == 4096 * 1024 * 2
-    assert value(findings, "0").value == pytest.approx(0.083, abs=0.002)
+    assert found.totals.num_weights == 4096 * 1024
+    assert found.totals.bytes_before == 4096 * 1024 * 2
+    assert layer(found, "0").weight_error == pytest.approx(0.083, abs=0.002)
 
 
 def test_a_weight_that_is_not_finite_is_named() -> None:
@@ -219,8 +217,8 @@ def test_static_int8_wants_data_and_refuses_what_no_input_reached() -> None:
         shrink(Tied(), "int8:static")
     model = nn.ModuleDict({"used": nn.Linear(64, 64), "unused": nn.Linear(64, 64)})
     model.forward = lambda x: model["used"](x)
-    findings = shrink(model, "int8:static", [{"x": torch.randn(8, 64)}])
-    assert value(findings, "refused unused").why == "no calibration input reached it"
+    found = shrink(model, "int8:static", [{"x": torch.randn(8, 64)}])
+    assert found.refused["unused"] == "no calibration input reached it"
     assert isinstance(model["used"], QuantizedLinear)
 
 
@@ -254,7 +252,7 @@ class Odd(nn.Module):
 
 def test_what_must_not_be_swapped_is_refused_with_a_reason() -> None:
     model = Odd()
-    findings = shrink(model, "nf4")
+    found = shrink(model, "nf4")
     reasons = {
         "attention.out_proj": "nn.MultiheadAttention",
         "normed": "parametrized",
@@ -264,26 +262,26 @@ def test_what_must_not_be_swapped_is_refused_with_a_reason() -> None:
         "bound": "its weight is also 'other.shared'",
     }
     for name, reason in reasons.items():
-        assert reason in value(findings, f"refused {name}").why
+        assert reason in found.refused[name]
     assert [name for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)] == ["plain"]
-    assert value(findings, "layers quantized").value == 1
+    assert found.totals.num_layers == 1
 
 
 def test_ties_to_a_refused_layer_keep_both_float() -> None:
     model = Tied()
     model.embed.max_norm = 1.0
-    findings = shrink(model, "int8")
-    assert "tied to 'embed'" in value(findings, "refused head").why
+    found = shrink(model, "int8")
+    assert "tied to 'embed'" in found.refused["head"]
     assert model.head.weight is model.embed.weight
 
 
 def test_a_layer_used_twice_is_quantized_once_everywhere() -> None:
     layer = nn.Linear(128, 128)
     model = nn.Sequential(layer, nn.ReLU(), layer)
-    findings = shrink(model, "nf4")
+    found = shrink(model, "nf4")
     assert model[0] is model[2]
     assert isinstance(model[0], QuantizedLinear)
-    assert value(findings, "layers quantized").value == 1
+    assert found.totals.num_layers == 1
 
 
 def test_nothing_to_quantize_is_said() -> None:

@@ -16,7 +16,7 @@ from infer.artifact import Manifest
 from infer.plan import Plan
 from infer.report import document, html, screen, terminal, wording
 from infer.report.latency import Latency, Paired, summarize
-from infer.results import Metric
+from infer.results import BackendResult, Metric
 from infer.spec import Choice, Finding, TensorSpec
 
 DATA = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests") / "data"
@@ -40,10 +40,6 @@ FINDINGS = (
     Finding("load", "kind", "huggingface", why="config.json names BertModel"),
     Finding("load", "weights", 90.9, "MB", "stored as float32"),
     Finding("shrink", "layers", 36, why="int8, per output channel; pooler kept: 384 columns, used once"),
-    Finding("lower", "tried inductor", 0.0389, "s", "2.10x faster at batch 1, 1.34x faster at batch 8"),
-    Finding("lower", "tried ort", 0.0512, "s", "1.61x faster at batch 1, within noise at batch 8"),
-    Finding("lower", "tried eager", 0.0777, "s", "1.02x slower at batch 1, same at batch 8"),
-    Finding("lower", "refused trt", None, why="no CUDA device"),
     Finding("ceiling", "weight bytes", 23_400_000, "B", "read once a call"),
     Finding("ceiling", "read bandwidth", 10.8e9, "B/s", "measured, all threads"),
     Finding("ceiling", "multiply peak", 494e9, "FLOP/s", "4 x the measured float32 matmul, for int8"),
@@ -58,6 +54,12 @@ FINDINGS = (
     Finding("memory", "open time", 0.84, "s", "in a fresh process"),
 )  # fmt: skip
 
+BACKENDS = (
+    BackendResult("inductor", "chosen", 0.0389, "2.10x faster at batch 1, 1.34x faster at batch 8"),
+    BackendResult("ort", "tried", 0.0512, "1.61x faster at batch 1, within noise at batch 8"),
+    BackendResult("eager", "tried", 0.0777, "1.02x slower at batch 1, same at batch 8"),
+    BackendResult("trt", "refused", None, "no CUDA device"),
+)  # fmt: skip
 METRICS = (
     Metric("logits", "relative_error", 0.0183, detail="norm of the difference over that of the float output"),
     Metric("logits", "worst_row_error", 0.0391, detail="the same for the worst row"),
@@ -107,7 +109,9 @@ TIMED = [Timed(1, pair(0.0061, 0.0128, "faster")), Timed(8, pair(0.0328, 0.0441,
 
 
 def sample(fidelity: tuple[Metric, ...] = METRICS, **changes: object) -> document.Report:
-    return document.from_manifest(manifest(**changes), fidelity=fidelity, latency=TIMED, size=23_400_000)
+    return document.from_manifest(
+        manifest(**changes), fidelity=fidelity, backends=BACKENDS, latency=TIMED, size=23_400_000
+    )
 
 
 class Page(HTMLParser):
@@ -285,7 +289,7 @@ def test_names_are_escaped_everywhere() -> None:
         verdict=(evil,),
         versions={evil: evil},
         findings=(
-            Finding("lower", f"refused {evil}", None, why=evil),
+            Finding("shrink", f"refused {evil}", None, why=evil),
             Finding("memory", evil, evil, why=evil),
             Finding("load", evil, evil, why=evil),
         ),

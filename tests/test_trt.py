@@ -167,7 +167,7 @@ def test_an_engine_gives_the_numbers_of_the_program(
 ) -> None:
     module = Net("_static") if quant == "int8" else nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU())
     made = lowered(module, "input=float32[batch,3,8,8]", torch.rand(4, 3, 8, 8), tmp_path)
-    findings = trt.lower(made, plan(dtype=dtype, quant=quant), tmp_path)
+    findings = trt.lower(made, plan(dtype=dtype, quant=quant), tmp_path).findings
     runner = trt.open(tmp_path, "cuda")
     for rows in (1, 4, 9):
         x = torch.rand(rows, 3, 8, 8)

@@ -146,7 +146,7 @@ def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     with Anonymous() as own:
         plan = Plan(source=str(folder / "model"), quant=quant, data="random")
         loaded = sources.load(plan)
-        findings = quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
+        done = quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
         quantized = time.perf_counter() - begin
         sources.fill(loaded)
         state = {name: value for name, value in loaded.module.state_dict().items() if "lm_head" not in name}
@@ -159,7 +159,8 @@ def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     }
     found |= {"quantize_s": quantized, "file_gb": (folder / PACKED).stat().st_size / 1e9}
     found["summary"] = {
-        f.what: f.value for f in findings if f.what.startswith(("bits", "weight error", "total"))
+        "bits per quantized weight": round(done.totals.bits, 4),
+        "weight error": done.totals.weight_error,
     }
     return found | verified(folder, state, quant)
 

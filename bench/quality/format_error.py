@@ -160,12 +160,12 @@ def measure_model(
                 continue
             small, begin = copy.deepcopy(original), time.perf_counter()
             try:
-                findings = quant.quantize_model(small, own, stats=stats[way])
+                done = quant.quantize_model(small, own, stats=stats[way])
             except NotUsableError as error:
                 say(f"{model}  {name}: {error}")
                 break
             seconds = time.perf_counter() - begin
-            bits = next(f.value for f in findings if f.what == "bits per quantized weight")
+            bits = round(done.totals.bits, 4)
             comparison = Comparison(loaded.task)
             for want, batch in zip(expected, _batches(loaded.samples), strict=True):
                 comparison.add({output: want}, {output: _run(small, batch)}, batch)

@@ -10,12 +10,12 @@ from ..spec import Finding
 from . import budget
 from .fast import drop_slow
 from .ladder import ladder
-from .mix import FLOAT, STAGE, Mix
+from .mix import FLOAT, STAGE, Decision, Mix
 from .sensitivity import Layer
 
 
 def decide(mix: Mix) -> None:
-    """Fill `mix.formats`. A layer that the plan pins is never decided otherwise.
+    """Fill `mix.decisions`. A layer that the plan pins is never decided otherwise.
 
     Raises `GateError` when no layer is faster than float in a format that was asked for, `UsageError` for a pin that
     names no layer and for a budget that can't be met.
@@ -23,8 +23,8 @@ def decide(mix: Mix) -> None:
     plan = mix.plan
     if plan.quant == "none" or (mix.real.model is None and not mix.budgeted):
         return
-    mix.formats |= quant.resolve_pins(plan.layers, quant.layer_names(mix.model))
-    mix.why |= dict.fromkeys(mix.formats, "pinned")
+    pins = quant.resolve_pins(plan.layers, quant.layer_names(mix.model))
+    mix.decisions |= {name: Decision(format, "pin", "pinned") for name, format in pins.items()}
     free = mix.free()
     if free and plan.batches and not plan.allow_slower:
         drop_slow(mix, free)
@@ -37,7 +37,7 @@ def _budget(mix: Mix, free: Sequence[Weight]) -> None:
     options = {w.name: found for w in free if (found := mix.options(w, ladder(plan)))}
     for weight in free:
         if weight.name not in options:
-            mix.set(weight, FLOAT, "; ".join(mix.slow[weight.name].values()))
+            mix.set(weight, FLOAT, "speed", "; ".join(mix.slow[weight.name].values()))
     fixed = _fixed(mix)
     layers = [*mix.measure(options).layers, *fixed]
     if plan.bits is not None:
@@ -50,7 +50,7 @@ def _budget(mix: Mix, free: Sequence[Weight]) -> None:
         said = f"the fewest whose measured drop is within {plan.max_drop:g}; tried {probes}"
     for weight in free:
         if weight.name in options:
-            mix.set(weight, made.formats[weight.name], by)
+            mix.set(weight, made.formats[weight.name], "budget", by)
     mix.say.found([Finding(STAGE, "mean bits", round(made.bits, 4), "bits", said), _together(mix, made)])
 
 

@@ -78,11 +78,13 @@ def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
     clock.save()
     use = f", {WORKLOAD}" if mix.real.steps else ""
     why = f"{clock.said()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
-    mix.say.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *lost])
+    left = {name: mix.decisions[name] for name in lost}
+    each = [Finding("dispatch", name, decision.format, why=decision.why) for name, decision in left.items()]
+    mix.say.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each])
     if lost and set(mix.now().values()) <= {FLOAT}:
         raise GateError(
-            f"refused, slower: no layer of this model is faster than float on this machine: {lost[0].what}: "
-            f"{lost[0].why}",
+            f"refused, slower: no layer of this model is faster than float on this machine: {lost[0]}: "
+            f"{left[lost[0]].why}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
         )
 
@@ -94,9 +96,9 @@ def _uses(mix: Mix, free: Sequence[Weight]) -> Uses:
     return inputs_seen(mix.model, layers, [mix.real.call(size) for size in mix.plan.batches])
 
 
-def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[Finding]:
-    """Each weight that loses takes the next larger format that does not, else stays float."""
-    mix, plan, lost = timings.mix, timings.mix.plan, list[Finding]()
+def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
+    """Each weight that loses takes the next larger format that does not, else stays float; returns their names."""
+    mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
     wanted = dict.fromkeys([*ladder(plan), *rungs(plan)] if mix.budgeted else [plan.quant, *rungs(plan)])
     for done, weight in enumerate(free):
         mix.say.progress(done, len(free), weight.name)
@@ -104,7 +106,8 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[Finding]:
             continue
         kept = _fast(timings, weight, [f for f in mix.candidates.accepted(weight) if f in wanted])
         if weight.name in mix.slow and not mix.budgeted:
-            lost.append(_leave(mix, weight, kept))
+            _leave(mix, weight, kept)
+            lost.append(weight.name)
     return lost
 
 
@@ -121,18 +124,17 @@ def _fast(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]
     return kept
 
 
-def _leave(mix: Mix, weight: Weight, kept: Sequence[str]) -> Finding:
+def _leave(mix: Mix, weight: Weight, kept: Sequence[str]) -> None:
     taken, why = kept[0] if kept else FLOAT, "; ".join(mix.slow[weight.name].values())
-    mix.set(weight, taken, why)
-    return Finding("dispatch", weight.name, taken, why=why)
+    mix.set(weight, taken, "speed", why)
 
 
-def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[Finding], list[Finding]]:
+def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list[Finding]]:
     """The weights that lose most leave the format until all layers together lose to float at no batch size.
 
-    Returns those that left it, and what the layers take together.
+    Returns the names of those that left it, and what the layers take together.
     """
-    mix, plan, lost = timings.mix, timings.mix.plan, list[Finding]()
+    mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
     now: dict[str, list[Timed]] = {}
     weights = {w.name: w for w in free if plan.quant in mix.candidates.accepted(w)}
     for done, (name, weight) in enumerate(weights.items()):
@@ -150,7 +152,8 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[Finding], 
         rest = [f for f in rungs(plan) if f in mix.candidates.accepted(weight)]
         kept = _fast(timings, weight, rest)
         now[worst] = timings.of(weight, kept[0]) if kept else [_as_float(t) for t in now[worst]]
-        lost.append(_leave(mix, weight, kept))
+        _leave(mix, weight, kept)
+        lost.append(worst)
     return lost, _summary(mix, now)
 
 

@@ -16,8 +16,8 @@ from ..capture import flatten
 from ..errors import NotUsableError, UsageError
 from ..fidelity import Comparison, Effect, drop
 from ..plan import Plan
-from ..quant import Candidates, Shelf, Stats, Weight
-from ..spec import DTYPES, Finding, LayerChoice, TensorSpec
+from ..quant import Candidates, Quantized, Shelf, Stats, Weight
+from ..spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from . import sensitivity
 from .dispatch import Time
 from .ladder import ladder, rungs
@@ -25,7 +25,6 @@ from .replay import Replay
 
 STAGE = "layers"
 FLOAT = "float"
-BY_BUDGET = "by --"  # how the reason of a layer begins that --bits or --max-drop decided
 ROWS = 8  # of a calibration batch
 
 
@@ -69,15 +68,23 @@ class Real:
         return {s.name: s.with_rows(self.samples[s.name][:rows], rows) for s in self.inputs}
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The format that a layer gets, who decided it, and why, for display."""
+
+    format: str
+    by: DecidedBy
+    why: str = ""
+
+
 @dataclass
 class Mix:
-    """`formats` holds layer → format for every layer that was decided; the others get `plan.quant`."""
+    """`decisions` holds every layer that was decided, by name; the others get `plan.quant`."""
 
     plan: Plan
     real: Real
     say: Say
-    formats: dict[str, str] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     shelf: Shelf = field(default_factory=Shelf)
     measured: sensitivity.Sensitivity | None = None
@@ -85,6 +92,7 @@ class Mix:
     num_rises: int = 0
     time: Time | None = None  # how dispatch times a layer; None: on the backend of the plan
     layers: tuple[LayerChoice, ...] = ()  # as they came out, after the last `shrink`
+    quantized: str = ""  # the share of the weights, as the verdict says it
 
     @property
     def model(self) -> nn.Module:
@@ -94,6 +102,11 @@ class Mix:
                 hint="Leave out --bits and --max-drop, or use --load meta",
             )
         return self.real.model
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Layer name → format, of those that were decided."""
+        return {name: decision.format for name, decision in self.decisions.items()}
 
     @property
     def budgeted(self) -> bool:
@@ -157,9 +170,9 @@ class Mix:
         slow = self.slow.get(weight.name, {})
         return [f for f in self.candidates.accepted(weight) if f in formats and f not in slow]
 
-    def set(self, weight: Weight, format: str, why: str) -> None:
+    def set(self, weight: Weight, format: str, by: DecidedBy, why: str) -> None:
         for name in (name for site in weight.sites for name in site.names):
-            self.formats[name], self.why[name] = format, why
+            self.decisions[name] = Decision(format, by, why)
 
     @property
     def float_bytes(self) -> int:
@@ -210,28 +223,29 @@ class Mix:
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))
 
-    def reasons(self, findings: Sequence[Finding]) -> dict[str, str]:
-        """Why layers stay float, by layer name: what was decided here, else the refusals among `findings`."""
-        kept = {f.what.removeprefix("refused "): f.why for f in findings if f.what.startswith("refused ")}
-        return kept | {name: why for name, why in self.why.items() if self.formats[name] == FLOAT}
+    def reasons(self, done: Quantized) -> dict[str, str]:
+        """Why layers stay float, by layer name: what was decided here, else what their format refused."""
+        kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
+        return {**done.refused, **kept}
 
     def asked_float(self, pins: Mapping[str, str]) -> frozenset[str]:
         """Layers that are float because the user pinned them, or gave a budget that chose float."""
         pinned = {name for name, format in pins.items() if format == FLOAT}
-        by_budget = {name for name, why in self.why.items() if why.startswith(BY_BUDGET)}
-        return frozenset(pinned | {name for name in by_budget if self.formats[name] == FLOAT})
+        chosen = {name for name, d in self.decisions.items() if d.by == "budget" and d.format == FLOAT}
+        return frozenset(pinned | chosen)
 
-    def choices(self, module: nn.Module, findings: Sequence[Finding]) -> tuple[LayerChoice, ...]:
+    def choices(self, module: nn.Module, done: Quantized) -> tuple[LayerChoice, ...]:
         """One row for each layer of the quantized `module` that a format could take, in order."""
-        errors = {f.what: f.value for f in findings if f.stage == "shrink" and f.unit == "relative rms"}
-        effects = {
-            n: layer.effect for layer in (self.measured.layers if self.measured else []) for n in layer.names
-        }
-        kept = {f.what.removeprefix("refused "): f.why for f in findings if f.what.startswith("refused ")}
+        errors = {layer.name: layer.weight_error for layer in done.layers}
+        measured = self.measured.layers if self.measured else []
+        effects = {name: layer.effect for layer in measured for name in layer.names}
         rows = []
         for name, format, bits in quant.formats_of(module):
-            error = errors.get(name)
-            why = self.why.get(name) or ("" if name in errors else kept.get(name, ""))
-            known = float(error) if isinstance(error, int | float) else None
-            rows.append(LayerChoice(name, format, bits, known, effects.get(name, {}), why))
+            refused = "" if name in errors else done.refused.get(name, "")
+            own = self.decisions.get(name, Decision(format, "refused" if refused else ""))
+            rows.append(
+                LayerChoice(
+                    name, format, bits, errors.get(name), effects.get(name, {}), own.why or refused, own.by
+                )
+            )
         return tuple(rows)

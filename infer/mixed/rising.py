@@ -24,7 +24,7 @@ MARGIN = 0.8  # of the effect that would just do
 
 
 def rise(mix: Mix, metrics: Sequence[Metric]) -> str | None:
-    """Change `mix.formats` so that the gate may pass; else say why nothing can rise.
+    """Change `mix.decisions` so that the gate may pass; else say why nothing can rise.
 
     `metrics` are those of the comparison that failed. Pinned layers stay as they are.
     """
@@ -63,7 +63,7 @@ def rise(mix: Mix, metrics: Sequence[Metric]) -> str | None:
     for weight in higher:
         old, new, effect = now[weight.name], made.formats[weight.name], known[weight.name].effect
         why = f"{old} → {new}: alone it costs {effect[old]:.3g} → {effect[new]:.3g} {unit}"
-        mix.set(weight, new, f"rose {why}")
+        mix.set(weight, new, "sensitivity", f"rose {why}")
         mix.say.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
     return None
 

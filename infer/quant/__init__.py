@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ._formats import check_pins, layer_names, resolve_pins
     from ._layers import formats_of
     from ._recurrent import split_recurrent
-    from ._share import Coverage, cover, enforce, verdict_of
+    from ._share import Coverage, cover, enforce
     from ._sites import Weight
-    from ._walk import Shelf, quantize_model
+    from ._walk import Quantized, Shelf, quantize_model
     from ._weight_norm import fold_weight_norms
 
 
@@ -148,6 +148,7 @@ def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
 _LAZY = {
     "Candidates": "_candidates",
     "Coverage": "_share",
+    "Quantized": "_walk",
     "Shelf": "_walk",
     "Weight": "_sites",
     "calibrate": "_calibrate",
@@ -162,7 +163,6 @@ _LAZY = {
     "quantize_model": "_walk",
     "resolve_pins": "_formats",
     "split_recurrent": "_recurrent",
-    "verdict_of": "_share",
 }
 
 
@@ -175,6 +175,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Candidates",
     "Coverage",
+    "Quantized",
     "Quantizer",
     "Shelf",
     "Stats",
@@ -196,5 +197,4 @@ __all__ = [
     "quantize_model",
     "resolve_pins",
     "split_recurrent",
-    "verdict_of",
 ]

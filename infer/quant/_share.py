@@ -20,7 +20,6 @@ from ._kinds import name_of
 from ._layers import Packed, PackedLayer
 
 STAGE = "shrink"
-SHARE = "share quantized"
 LEAST = 0.1  # of the weights; below it an artifact may not be named after its format unasked
 MOST_NAMED = 4  # kinds of layers in a refusal
 
@@ -98,12 +97,12 @@ class Coverage:
         return f"{percent(self.share)} of the weights are quantized" + (f" ({each})" if each else "")
 
     def findings(self) -> list[Finding]:
-        """The share first; its `why` begins with the verdict. Then what stays float, the most values first."""
+        """For display: the share first, then what stays float, the most values first."""
         why = (
             f"{self.verdict()}; {count(self.quantized_values)} of {count(self.total_values)} values, "
             f"{percent(self.share_of_bytes)} of their bytes as floats"
         )
-        rows = [Finding(STAGE, SHARE, self.share, "share", why)]
+        rows = [Finding(STAGE, "share quantized", self.share, "share", why)]
         return rows + [
             Finding(STAGE, f"stays float: {kind}", left.values, "weights", left.reason)
             for kind, left in self._ranked()
@@ -135,12 +134,6 @@ def enforce(coverage: Coverage, plan: Plan) -> None:
             hint="Nothing was published. --allow-partial keeps the result all the same, "
             "--quant none makes a float artifact",
         )
-
-
-def verdict_of(findings: Collection[Finding]) -> str | None:
-    """The verdict of the coverage among `findings`; None where nothing was counted."""
-    found = next((f for f in reversed(list(findings)) if f.stage == STAGE and f.what == SHARE), None)
-    return found.why.partition(";")[0] if found else None
 
 
 def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] = frozenset()) -> Coverage:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import device as hardware
 from ..errors import NotUsableError, SourceError, UsageError
 from ..plan import Plan
+from ..results import LayerResult
 from ..spec import Finding
 from ..weights import WeightReader, check_finite
 from . import Stats, join, needs_stats
@@ -34,12 +35,57 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Totals:
+    """Sums over the quantized weights; bytes before are those of the weights as they were stored."""
+
     num_layers: int = 0
     num_weights: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     square_error: float = 0.0
     square_weight: float = 0.0
+
+    @property
+    def bits(self) -> float:
+        """Per quantized weight, tables and scales included."""
+        return self.bytes_after * 8 / max(self.num_weights, 1)
+
+    @property
+    def weight_error(self) -> float:
+        """Relative rms over all quantized weights."""
+        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The layers of a model that were quantized, in order, and why others were refused, by layer name."""
+
+    layers: tuple[LayerResult, ...]
+    refused: Mapping[str, str]
+    totals: Totals
+
+    def findings(self) -> list[Finding]:
+        """For display: each layer, each refusal, and the sums."""
+        totals = self.totals
+        return [
+            *(layer.finding() for layer in self.layers),
+            *(Finding(STAGE, f"refused {name}", None, why=why) for name, why in self.refused.items()),
+            Finding(
+                STAGE, "layers quantized", totals.num_layers, "layers", f"{len(self.refused)} stay float"
+            ),
+            Finding(STAGE, "weights quantized", totals.num_weights, "weights"),
+            Finding(
+                STAGE,
+                "bits per quantized weight",
+                round(totals.bits, 4),
+                "bits",
+                "tables and scales included",
+            ),
+            Finding(STAGE, "weight error", totals.weight_error, "relative rms", "over all quantized weights"),
+            Finding(
+                STAGE, "bytes before", totals.bytes_before, "bytes", "of the quantized weights, as stored"
+            ),
+            Finding(STAGE, "bytes after", totals.bytes_after, "bytes", "of the same weights, packed"),
+        ]
 
 
 @dataclass
@@ -106,11 +152,10 @@ def quantize_model(
     progress: Progress | None = None,
     formats: Mapping[str, str] | None = None,
     shelf: Shelf | None = None,
-) -> list[Finding]:
+) -> Quantized:
     """Swap in place all layers that their format accepts; weights on meta are read through `reader`.
 
     `formats` holds layer → format ("float" keeps it); the others get `plan.quant`.
-    Returns the relative rms weight error of each quantized layer, the reason of each refused one, and totals.
     Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
     `NotUsableError` (no layer accepts the format).
     """
@@ -122,26 +167,26 @@ def quantize_model(
             )
     weights = find_with_formats(model, plan, formats, lambda site, format: refuses(site, format, calibrated))
     accepted = [(weight, format) for weight, format in weights if format is not None]
-    refused = [Finding(STAGE, f"refused {n}", None, why=y) for w, _ in weights for n, y in w.reasons.items()]
+    refused = {name: reason for weight, _ in weights for name, reason in weight.reasons.items()}
     if not accepted:
-        reasons = "; ".join(f"{finding.what}: {finding.why}" for finding in refused[:3])
+        reasons = "; ".join(f"refused {name}: {reason}" for name, reason in list(refused.items())[:3])
         reasons = reasons or f"it has no {NAMES}"
         raise NotUsableError(
             f"no layer of this model can be {plan.quant} ({reasons})",
             hint="Use --quant none, or another format",
         )
-    findings, totals = [], Totals()
+    layers, totals = list[LayerResult](), Totals()
     for done, (weight, format) in enumerate(accepted):
         if progress:
             progress(done, len(accepted), weight.name)
         origin = origin_of(weight, reader, renames or {})
         with hardware.without_holes() if weight.tensor.is_meta else nullcontext():
             packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
-        findings += _swap(weight, origin, format, packing, totals)
+        layers += _swap(weight, origin, format, packing, totals)
     if progress:
         progress(len(accepted), len(accepted), "")
     _disable_fast_paths(model)
-    return findings + refused + _summary(totals, len(refused))
+    return Quantized(tuple(layers), refused, totals)
 
 
 def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
@@ -204,21 +249,23 @@ def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.M
     ]
 
 
-def _swap(weight: Weight, origin: Origin, format: Format, packing: Packing, totals: Totals) -> list[Finding]:
-    count, findings = weight.tensor.numel(), []
-    why = f"{format.name}, {packing.num_bytes * 8 / count:.3f} bits per weight"
+def _swap(
+    weight: Weight, origin: Origin, format: Format, packing: Packing, totals: Totals
+) -> list[LayerResult]:
+    count, done = weight.tensor.numel(), []
+    bits = packing.num_bytes * 8 / count
     for site, new in zip(weight.sites, packed_layers(weight, format, packing), strict=True):
         for parent, attribute in site.parents:
             setattr(parent, attribute, new)
-        tied = f", tied to {weight.name}" if site is not weight.sites[0] else ""
-        findings.append(Finding(STAGE, site.name, packing.weight_error, "relative rms", why + tied))
+        tied_to = weight.name if site is not weight.sites[0] else ""
+        done.append(LayerResult(site.name, format.name, bits, packing.weight_error, tied_to))
     totals.num_layers += len(weight.sites)
     totals.num_weights += count
     totals.bytes_before += count * origin.dtype.itemsize
     totals.bytes_after += packing.num_bytes
     totals.square_error += packing.square_error
     totals.square_weight += packing.square_weight
-    return findings
+    return done
 
 
 def _squares(values: Tensor) -> float:
@@ -234,22 +281,3 @@ def _disable_fast_paths(model: nn.Module) -> None:
             module.activation_relu_or_gelu = 0
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
-
-
-def _summary(totals: Totals, num_refused: int) -> list[Finding]:
-    error = (totals.square_error / totals.square_weight) ** 0.5 if totals.square_weight else 0.0
-    bits = totals.bytes_after * 8 / max(totals.num_weights, 1)
-    return [
-        Finding(STAGE, "layers quantized", totals.num_layers, "layers", f"{num_refused} stay float"),
-        Finding(STAGE, "weights quantized", totals.num_weights, "weights"),
-        Finding(STAGE, "bits per quantized weight", round(bits, 4), "bits", "tables and scales included"),
-        Finding(STAGE, "weight error", error, "relative rms", "over all quantized weights"),
-        Finding(
-            STAGE,
-            "bytes before",
-            totals.bytes_before,
-            "bytes",
-            "of the quantized weights, as they were stored",
-        ),
-        Finding(STAGE, "bytes after", totals.bytes_after, "bytes", "of the same weights, packed"),
-    ]

@@ -13,7 +13,7 @@ from ..fidelity.gate import judge, limit
 from ..plan import Plan
 from ..printable import plain_values
 from ..report_versions import FORMAT, upgrade
-from ..results import Metric
+from ..results import BackendResult, Metric
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from ..thresholds import Limits, limits, precision
 from . import roofline, wording
@@ -70,15 +70,6 @@ class FidelityRow(msgspec.Struct, frozen=True):
     ok: bool | None = None
 
 
-class Tried(msgspec.Struct, frozen=True):
-    """One backend: `outcome` is chosen, tried or refused; `seconds` is what it was ranked by."""
-
-    name: str
-    outcome: str
-    seconds: float | None
-    why: str
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """See the fields; sizes are bytes, times seconds. `headline` is read first, then `verdict`."""
 
@@ -97,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str
     plan: Plan
     choices: tuple[Choice, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[BackendResult, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     fidelity: tuple[FidelityRow, ...]
@@ -131,6 +122,7 @@ def from_manifest(
     manifest: Manifest,
     *,
     fidelity: Sequence[Metric],
+    backends: Sequence[BackendResult] = (),
     latency: Sequence[Timed],
     size: int,
     baseline: str = "",
@@ -159,7 +151,7 @@ def from_manifest(
         baseline=baseline or _against(manifest.verdict),
         plan=plan,
         choices=manifest.choices,
-        tried=_tried(manifest),
+        tried=_ranked(backends),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
         fidelity=tuple(_fidelity_row(metric, plan, allowed, fidelity) for metric in fidelity),
@@ -176,13 +168,13 @@ def from_manifest(
 def _command(manifest: Manifest) -> str:
     """As it was asked for; where layers were decided by measurements, the plan that says how."""
     output = f"{manifest.name}.infer"
-    measured = any(row.why != "pinned" and row.effect for row in manifest.layers)
-    rose = any(
-        row.why not in ("", "pinned") and row.format not in ("float", manifest.plan.quant)
+    measured = any(row.by != "pin" and row.effect for row in manifest.layers)
+    moved = any(
+        row.by in ("budget", "speed", "sensitivity") and row.format not in ("float", manifest.plan.quant)
         for row in manifest.layers
     )
-    pins = {row.name: row.format for row in manifest.layers if row.why == "pinned"}
-    if measured or rose or len(pins) > MOST_PINS:
+    pins = {row.name: row.format for row in manifest.layers if row.by == "pin"}
+    if measured or moved or len(pins) > MOST_PINS:
         return wording.again(manifest.plan, output)
     return wording.command(manifest.plan.with_(layers=pins), output)
 
@@ -235,17 +227,10 @@ def _fidelity_row(metric: Metric, plan: Plan, allowed: Limits, fidelity: Sequenc
     )
 
 
-def _tried(manifest: Manifest) -> tuple[Tried, ...]:
-    rows = []
-    for finding in manifest.findings:
-        outcome, _, name = finding.what.partition(" ")
-        if finding.stage != "lower" or outcome not in ("tried", "refused") or not name:
-            continue
-        outcome = "chosen" if outcome == "tried" and name == manifest.backend else outcome
-        spent = float(finding.value) if isinstance(finding.value, int | float) else None
-        rows.append(Tried(name, outcome, spent, finding.why))
+def _ranked(backends: Sequence[BackendResult]) -> tuple[BackendResult, ...]:
+    """The chosen one first, then those that ran by their time, then those that refused."""
     order = {"chosen": 0, "tried": 1, "refused": 2}
-    return tuple(sorted(rows, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))
+    return tuple(sorted(backends, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))
 
 
 def _loaded_bytes(findings: Sequence[Finding]) -> int | None:

@@ -24,9 +24,9 @@ def cells(layer: LayerChoice, *, effects: bool = True) -> tuple[str, ...]:
 
 
 def decided(report: Report) -> bool:
-    """Whether there was anything to decide: not all layers have the format that was asked for."""
+    """Return True when formats were chosen layer by layer: not all that can have the format asked for do."""
     return any(
-        layer.effect or (layer.why and layer.format not in ("float", report.plan.quant))
+        layer.effect or (layer.by and layer.format not in ("float", report.plan.quant))
         for layer in report.layers
     )
 

@@ -71,34 +71,27 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
     if memory := report.stage("memory"):
         rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
-    if found := brief(others(report)):
-        rows = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in found]
+    found = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in others(report)]
+    if rows := [*found, *([] if layers.decided(report) else worst_weights(report))]:
         yield _table("Found on the way", ("what", "value", "why"), rows)
 
 
 def others(report: Report) -> list[Finding]:
     """The findings that no other table shows."""
-    shown = ("compare", "memory", "ceiling", anatomy.STAGE)
-    decided = ("tried ", "refused ")
-    return [
-        f
-        for f in report.findings
-        if f.stage not in shown and not (f.stage == "lower" and f.what.startswith(decided))
-    ]
+    shown = ("backend", "layer", "compare", "memory", "ceiling", anatomy.STAGE)
+    return [finding for finding in report.findings if finding.stage not in shown]
 
 
-def brief(findings: list[Finding], *, keep: int = 3) -> list[Finding]:
-    """The layers with the largest weight error stand for all of them; the HTML page and report.json have the rest."""
-    layers = [
-        f for f in findings if f.stage == "shrink" and f.unit == "relative rms" and f.what != "weight error"
+def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]]:
+    """The layers with the largest weight error stand for all of them, where the table of layers is not shown."""
+    quantized = [layer for layer in report.layers if layer.weight_error is not None]
+    ranked = sorted(quantized, key=lambda layer: -(layer.weight_error or 0.0))
+    rows = [
+        (f"layer: {layer.name}", wording.number(layer.weight_error, "relative rms"), layer.format)
+        for layer in ranked[:keep]
     ]
-    worst = sorted(layers, key=lambda f: -float(f.value or 0))[:keep]
-    hidden = {id(f) for f in layers} - {id(f) for f in worst}
-    rows = [f for f in findings if id(f) not in hidden]
-    if hidden:
-        rows.append(
-            Finding("shrink", "other layers", len(hidden), "layers", "less weight error; in report.html")
-        )
+    if rest := len(ranked[keep:]):
+        rows.append(("other layers", f"{rest} layers", "less weight error; in report.html"))
     return rows
 
 
