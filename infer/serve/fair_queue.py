@@ -9,6 +9,7 @@ is that of `Waiting`. A batch is filled as far as anybody's work fits: shares on
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
@@ -31,6 +32,7 @@ class Part(Waiting):
     def __init__(self, name: str, whole: FairBatcher) -> None:
         super().__init__(whole.clock, whole.speed)
         self.name, self.whole, self.served = name, whole, 0.0
+        self.work = 0  # of what waits, as `Speed` counts it
         self.door = Door(whole, self)
 
     @property
@@ -45,9 +47,11 @@ class Part(Waiting):
             return rows, work
         for other in active.values():
             if other is not self:
-                their_rows, theirs = Waiting.ahead(other)
-                share = min(before / theirs, 1.0)
-                rows, work = rows + share * their_rows, work + share * theirs
+                theirs = other.work
+                if theirs <= before:
+                    rows, work = rows + other.rows, work + theirs
+                else:
+                    rows, work = rows + before / theirs * other.rows, work + before
         return rows, work
 
     def full(self, requests: int, rows: int, size: int) -> str:
@@ -107,6 +111,7 @@ class Part(Waiting):
 
     def _count(self, entry: Entry, sign: int) -> None:
         super()._count(entry, sign)
+        self.work += sign * entry.work
         self.whole.count(entry, sign)
 
 
@@ -205,7 +210,7 @@ class FairBatcher(Batcher):
         ]
         heapq.heapify(turns)
         rooms = Rooms(self.active.values(), kind, self, now)
-        elsewhere = [part.served for part in self.active.values() if kind not in part._queues]
+        elsewhere = sorted([part.served for part in self.active.values() if kind not in part._queues])
 
         def room() -> float:
             return rooms.before(part, item, served, next(iter(joined), entry).least)
@@ -221,7 +226,8 @@ class FairBatcher(Batcher):
             cost = 0.0
             if len(turns) > 1 or elsewhere:
                 cost = self._cost(entry)
-                others = [turn[0] for turn in turns[1:3]] + [one for one in elsewhere if one >= served]
+                later = elsewhere[bisect.bisect_left(elsewhere, served) :][:1]
+                others = [turn[0] for turn in turns[1:3]] + later
                 most = min(left, 1 + int((min(others) - served) / cost)) if others else left
             fit = self._fit(filling, entry, most, now, room)
             if fit:

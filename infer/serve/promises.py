@@ -57,6 +57,8 @@ class Rooms:
     def before(self, part: Part, item: Item, served: float, work: float) -> float:
         """The most work with which all those are in time that go before an entry: what is more urgent of its tenant,
         and the next of each tenant with a counter below `served`. `work`: as `Promises` takes it."""
+        if not self._next_of_each():
+            return math.inf
         found = self._promises.get(part.name)
         if found is None:
             others = [first for other, first in self._next_of_each() if other is not part]
