@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from bench.shared.repository import child_environment, module_command
 
 NOOP = "noop"
 TIMES = 5
+START_SECONDS = 30.0
 
 
 class Noop:
@@ -215,6 +217,16 @@ ROLES: dict[str, Callable[[str], int]] = {
 }
 
 
+def _wait_for_listener(role: str, port: int) -> None:
+    """Return when `port` accepts connections: uvicorn listens a moment after the role has said its address."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.02)
+    raise SystemExit(f"{role} accepts no connections on port {port} after {START_SECONDS:g} s")
+
+
 @contextmanager
 def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """The role in its own process, ready; its port."""
@@ -229,7 +241,10 @@ def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[st
             line = running.stdout.readline()
             if "127.0.0.1:" not in line:
                 raise SystemExit(f"{role} did not start")
-            yield int(line.partition("127.0.0.1:")[2].split()[0].rstrip("/")), running
+            port = int(line.partition("127.0.0.1:")[2].split()[0].rstrip("/"))
+            if port:  # 0 where commands come on stdin
+                _wait_for_listener(role, port)
+            yield port, running
         finally:
             running.terminate()
 

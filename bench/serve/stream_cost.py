@@ -49,6 +49,9 @@ class Sink(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
