@@ -250,7 +250,7 @@ def serve(
     said: list[bool] = []
     own, opening.Source = options or {}, source  # type: ignore[misc,assignment]
     if text:
-        opening.generates = lambda folder: True
+        opening.is_language_model = lambda folder: True
         texts.RemoteLanguage = language  # type: ignore[misc,assignment]
     more = {"log_requests": log, **(run or {})}
     return server.run([path], port=0, limits=ServeLimits(**limits), **more)
