@@ -414,3 +414,13 @@ def test_a_recipe_may_import_from_beside_itself(tmp_path: Path, net: Path) -> No
     (tmp_path / "outer_net.py").write_text("from net import build, example_inputs, INPUTS\n")
     loaded = load(Plan(source=f"{tmp_path}/outer_net.py:build"))
     assert loaded.samples["image"].shape == (5, 1, 8, 8)
+
+
+def test_an_exported_program_that_takes_complex_numbers_is_refused(tmp_path: Path) -> None:
+    class Real(nn.Module):
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(z)
+
+    torch.export.save(torch.export.export(Real(), (torch.randn(2, 3) + 0j,)), tmp_path / "m.pt2")
+    with pytest.raises(NotUsableError, match="input 'z' of the program is of dtype complex64"):
+        load(Plan(source=str(tmp_path / "m.pt2"), trust_code=True, data="random"))

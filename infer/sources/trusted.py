@@ -195,6 +195,12 @@ def _signature(
         value = nodes[str(name)].meta["val"] if str(name) in nodes else None
         if not isinstance(value, Tensor):
             raise NotUsableError(f"the program takes {name!r}, which is not a tensor", where=plan.source)
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"input {str(name)!r} of the program is of dtype {str(value.dtype).removeprefix('torch.')}",
+                where=plan.source,
+                hint=f"Known: {', '.join(DTYPE_NAMES.values())}",
+            )
         shape = tuple(_size(size, axis, symbols) for axis, size in enumerate(value.shape))
         specs.append(TensorSpec(str(name), DTYPE_NAMES[value.dtype], shape))
     ranges = {str(symbol): value for symbol, value in program.range_constraints.items()}
