@@ -190,7 +190,7 @@ def main() -> int:
             artifact, cell = optimize(name, MODELS[name], quant, folder)
             if cell.exit_code == 0:
                 measure(cell, artifact, MODELS[name], arguments.rounds)
-            cells[name, quant] = cell
+            cells = {**kept(path), (name, quant): cell}
             print(markdown([cell]).splitlines()[2:], cell.said, f"{cell.wall:.0f} s", flush=True)
             write(path, [cells[key] for key in every if key in cells])
     print(path.with_suffix(".md").read_text())
