@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -27,6 +27,9 @@ bench-quality: $(STAMP)
 
 bench-mixed: $(STAMP)
 	$(RUN) -m bench.quality.mixed_precision
+
+bench-auto: $(STAMP)
+	$(RUN) bench/auto.py
 
 bench-traps: $(STAMP)
 	$(RUN) -m bench.kernels.dispatch_guard
