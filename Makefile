@@ -29,7 +29,7 @@ bench-mixed: $(STAMP)
 	$(RUN) -m bench.quality.mixed_precision
 
 bench-auto: $(STAMP)
-	$(RUN) bench/auto.py
+	$(RUN) -m bench.kernels.auto_backend
 
 bench-traps: $(STAMP)
 	$(RUN) -m bench.kernels.dispatch_guard
