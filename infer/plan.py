@@ -18,7 +18,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Every option of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
 
     source: Annotated[
-        str, Option("model to optimize: .pt, .pt2, .safetensors, .onnx, or a Hugging Face folder", flag="")
+        str,
+        Option(
+            "model to optimize: .pt, .pt2, .safetensors, .onnx, or a Hugging Face folder",
+            flag="",
+            metavar="SOURCE",
+        ),
     ]
     backend: Annotated[
         str, Option("what runs the model: auto (the fastest here), eager, inductor, ort, trt", group=TARGET)

@@ -195,7 +195,7 @@ def preload() -> None:
     import onnxruntime  # noqa: F401
     import tokenizers  # noqa: F401
 
-    import infer.cli.show
+    import infer.cli.output
     import infer.inspection
     import infer.serve.overview
     import infer.serve.worker.__main__  # noqa: F401

@@ -167,11 +167,11 @@ def test_a_piped_chat_answers_each_line(
     )
     assert main(["chat", str(lm), "--max-tokens", "4", "--seed", "1"]) == 0
     captured = capsys.readouterr()
-    assert "told first: Be brief." in captured.err
+    assert "system message: Be brief." in captured.err
     assert "2: 4 tokens, the first after " in captured.err
     assert "8 tokens answered; the KV cache holds " in captured.err
-    assert "the conversation is forgotten" in captured.err
-    assert "no command /nonsense; /help shows them" in captured.err
+    assert "conversation cleared" in captured.err
+    assert "no command named /nonsense; /help lists the commands" in captured.err
     assert "Ctrl-C          stops an answer" in captured.err
     assert captured.out.strip()
     assert "tokens answered" not in captured.out
@@ -184,7 +184,7 @@ def test_a_full_context_leaves_out_the_oldest_turns(
     typed(monkeypatch, f"{'word ' * 20}\n{'more ' * 20}\n{'x' * 900}\nshort\n")
     assert main(["chat", str(lm), "--max-tokens", "4", "--seed", "1"]) == 0
     said = capsys.readouterr().err
-    assert said.count("the context of 256 tokens is full: the oldest 2 messages are left out") == 1
+    assert said.count("the context of 256 tokens is full: the oldest 2 messages were dropped") == 1
     assert "the model has positions for 256" in said
 
 
@@ -232,7 +232,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
                 if select.select([ours], [], [], 1)[0]:
                     shown += os.read(ours, 4096).decode(errors="replace")
 
-        until("/help shows what else there is")
+        until("/help lists the commands")
         until("> ")
         os.write(ours, b"hello\n")
         until("hello\r\n")

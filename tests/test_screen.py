@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from infer.cli import main, show
+from infer.cli import main, output
 from infer.report import document, screen
 from infer.spec import Finding, LayerChoice
 from tests.test_report import FINDINGS, sample
@@ -81,7 +81,7 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     said = {}
     for verbose in (False, True):
         out = io.StringIO()
-        watch = show.Plain(Console(file=out, width=300), verbose=verbose)
+        watch = output.Plain(Console(file=out, width=300), verbose=verbose)
         for backend in ("ort", "inductor"):
             watch.step("lower", backend)
             watch.found(FINDINGS[0])
@@ -89,4 +89,4 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     assert [line.split()[2:] for line in said[False]] == [["lower", "ort"]]
     assert len(said[True]) == 4
     assert "load: kind huggingface (config.json names BertModel)" in said[True][1]
-    assert show.said(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"
+    assert output.sentence(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"

@@ -62,16 +62,16 @@ def optimize(
 ) -> None:
     """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
     from .. import pipeline
-    from . import show
+    from . import output as printed
 
     if plan_file:
         plan = read_plan(plan_file, {name: getattr(plan, name) for name in given})
     if save_plan:
         save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
-    with show.watching(quiet=as_json, verbose=verbose) as watch:
+    with printed.watching(quiet=as_json, verbose=verbose) as watch:
         outcome = pipeline.optimize(plan, target, watch=watch, replace=force)
-    show.verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
+    printed.print_verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
     if profile:
         from .. import bench
 

@@ -1,4 +1,4 @@
-"""Command line options from their one definition: the fields of a struct (see `infer.options`)."""
+"""Command line options: made from the fields of a struct (see `infer.options`), and those that commands share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from rich.markup import escape
 from ..options import Field, fields, from_values
 
 S = TypeVar("S", bound=msgspec.Struct)
-GIVEN = "context"  # the parameter by which typer says what was typed
+CONTEXT = "context"  # the parameter by which typer passes what was typed
+
+Artifact = Annotated[
+    Path, typer.Argument(metavar="ARTIFACT", help="a folder NAME.infer made by `infer optimize`")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout, nothing else")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold code, which then runs here")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)]
 
 
 def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -30,14 +37,14 @@ def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]]
         own = own[wants_given:]
 
         def run(**typed: Any) -> Any:
-            context = typed.pop(GIVEN)
+            context = typed.pop(CONTEXT)
             texts = {field.name: _value(field, typed.pop(field.name)) for field in fields(kind)}
             made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
             if wants_given:
                 typed["given"] = {name for name in texts if _was_given(context, name)}
             return command(made, **typed)
 
-        context = inspect.Parameter(GIVEN, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         made = [context, *map(parameter, ordered), *own]
         made = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in made]
         run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]

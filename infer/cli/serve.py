@@ -1,8 +1,6 @@
-"""`infer serve` and `infer top`: run a server, with Ray or without, and watch one."""
+"""`infer serve`: run a server, with Ray or without."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
@@ -20,17 +18,3 @@ def serve(options: ServeOptions) -> None:
 
         raise typer.Exit(ray_run.start(options))
     raise typer.Exit(serving.start(options))
-
-
-def top(
-    url: Annotated[str, typer.Argument(help="of a running server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="INFER_API_KEY", help="if the server asks for one")
-    ] = None,
-    interval: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="print one table and leave")] = False,
-) -> None:
-    """Watch a running server: throughput, latency, queue, batches and memory of each model."""
-    from .top import watch
-
-    watch(url, api_key, interval, once=once)

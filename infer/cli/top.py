@@ -1,4 +1,4 @@
-"""`infer top`: what a running server does, in the terminal, once a second."""
+"""`infer top`: a live table of the models of a running server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,14 +18,28 @@ from ..errors import NotUsableError, UsageError
 from ..report.wording import seconds, size
 from ..serve.recent import percentile
 
-WINDOW = 10.0  # seconds that percentiles are over
-RATE = 3.0
+WINDOW = 10.0  # seconds that percentiles cover
+RATE = 3.0  # seconds that rates cover
 HEADS = ("model", "per second", "p50", "p95", "p99", "waiting", "running", "batch", "KV", "refused", "failed")
 Reading = Mapping[str, Any]
 
 
+def top(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="address of a running server")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFER_API_KEY", help="key, if the server asks for one")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="seconds between two readings", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="print one table and exit")] = False,
+) -> None:
+    """Watch a running server: throughput, latency, queue, batches and memory of each model."""
+    watch(url, api_key, interval, once=once)
+
+
 def read(url: str, key: str | None) -> Reading:
-    """One reading of /ops/now; raises `UsageError` and `NotUsableError` in words."""
+    """Read /ops/now once; raises `UsageError` for a wrong address, `NotUsableError` when no server answers."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"expected an address like http://127.0.0.1:8000, got {url!r}")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -33,19 +48,20 @@ def read(url: str, key: str | None) -> Reading:
         with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        hint = "Give --api-key" if error.code == 401 else "Is it a server of infer?"
+        hint = "Give --api-key" if error.code == 401 else "Is this the address of an infer server?"
         raise NotUsableError(f"{url} answered {error.code}", hint=hint) from error
     except (OSError, ValueError) as error:
         raise NotUsableError(f"no server answers at {url}: {error}") from error
 
 
 class Readings:
-    """The last seconds, oldest first."""
+    """Readings of the last seconds, oldest first."""
 
     def __init__(self) -> None:
         self.all: list[Reading] = []
 
     def add(self, reading: Reading) -> None:
+        """Append a reading; drop those older than the window."""
         if self.all and reading["time"] <= self.all[-1]["time"]:
             self.all.clear()  # the server began anew
         self.all.append(reading)
@@ -53,11 +69,12 @@ class Readings:
             self.all.pop(0)
 
     def before(self, span: float) -> Reading:
-        """The newest that is at least so old, else the oldest there is."""
+        """Return the newest reading that is at least `span` seconds old, else the oldest."""
         now = self.all[-1]["time"]
         return next((r for r in reversed(self.all) if now - r["time"] >= span), self.all[0])
 
     def row(self, name: str) -> list[str]:
+        """Format the cells of one model, in the order of `HEADS`."""
         now, then = self.all[-1]["models"][name], self.before(RATE)["models"].get(name)
         then = then or now
         passed = self.all[-1]["time"] - self.before(RATE)["time"]
@@ -81,6 +98,7 @@ class Readings:
         ]
 
     def table(self, url: str) -> Table:
+        """Make the table of all models, from the newest reading and those before it."""
         now = self.all[-1]
         title = f"{url} · {now['state']} · {now['active']} requests · {size(now['memory'])}"
         table = Table(title=title, title_justify="left")
@@ -92,7 +110,7 @@ class Readings:
 
 
 def _batch(now: Reading, then: Reading) -> str:
-    """Mean rows, or tokens, of what ran lately."""
+    """Format the mean rows of recent batches, of a language model the mean tokens of recent steps."""
     if now["kv_pages"] is not None:
         steps = now["steps"] - then["steps"]
         return f"{(now['tokens'] - then['tokens']) / steps:.1f}" if steps else "-"
@@ -102,7 +120,7 @@ def _batch(now: Reading, then: Reading) -> str:
 
 
 def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
-    """Until it is interrupted, or, `once`, two readings an interval apart."""
+    """Print a live table until interrupted; with `once` one table of two readings."""
     console, readings = Console(), Readings()
     readings.add(read(url, key))
     if once:

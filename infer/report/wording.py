@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..options import command_line
 from ..plan import Plan
 from ..results import Metric
 from ..thresholds import default_kv_dtype
-from .latency import Paired
+
+if TYPE_CHECKING:
+    from .latency import Paired  # which imports torch
 
 
 def seconds(value: float | None) -> str:

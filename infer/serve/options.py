@@ -27,7 +27,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Option(
             "artifacts to serve, or folders that hold artifacts or versions of one",
             flag="",
-            metavar="ARTIFACT...",
+            metavar="ARTIFACT",
             parse=values.parse_paths,
             repeat=True,
         ),

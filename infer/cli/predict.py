@@ -1,38 +1,63 @@
-"""Input files of `infer predict`, and its output."""
+"""`infer predict`: its input files and its output."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 
 from ..errors import InputError, UsageError
-from ..predict import Predictor
+from .options import Artifact, Trust
+
+if TYPE_CHECKING:
+    from ..predict import Predictor
 
 
-def answer(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
-    """Tensors from .npz, .npy or .json; anything else is text, one item a line, for models with a tokenizer."""
+def predict(
+    artifact: Artifact,
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="tensors (.npz, .npy, .json) or text, one item a line; - reads text from stdin",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="file to write, .npz or .json; default: JSON on stdout")
+    ] = None,
+    trust_code: Trust = False,
+) -> None:
+    """Run an artifact on a file of inputs."""
+    from ..predict import Predictor, rehearsal
+
+    rehearsal.rehearse(artifact, trust_code=trust_code)
+    with Predictor.load(artifact, trust_code=trust_code) as predictor:
+        write_outputs(run_file(predictor, input), output)
+
+
+def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
+    """Run the inputs of a file: tensors of .npz, .npy or .json; anything else is text, for models with a tokenizer.
+
+    Raises `UsageError` when there is no such file, and `InputError` for content that does not fit the model.
+    """
     if source != "-" and not Path(source).is_file():
         raise UsageError(f"no such file: {source}")
     if source.endswith((".npz", ".npy", ".json")):
-        return _tensors(predictor.predict(_read(predictor, Path(source))))
+        return dict(predictor.predict(_read_tensors(predictor, Path(source))))
     text = sys.stdin.read() if source == "-" else Path(source).read_text()
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise InputError("expected at least one line of text, got none", where=source)
     if predictor.task == "embedding":
         return {predictor.outputs[0].name: predictor.embed(lines)}
-    return _tensors(predictor.predict(predictor.tokenize(lines)))
+    return dict(predictor.predict(predictor.tokenize(lines)))
 
 
-def _tensors(value: Any) -> dict[str, np.ndarray]:
-    return dict(value)
-
-
-def _read(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
+def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
@@ -54,21 +79,23 @@ def _read(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"expected a rectangular array of numbers: {error}", where=str(path)) from error
 
 
-def write(outputs: dict[str, np.ndarray], path: Path | None) -> None:
-    """To .npz, or as JSON to a file or stdout; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
+def write_outputs(outputs: dict[str, np.ndarray], path: Path | None) -> None:
+    """Write an .npz file, or JSON to a file or stdout; NaN and infinities become strings like "NaN" there."""
     if path is not None and path.suffix == ".npz":
         np.savez(path, allow_pickle=False, **outputs)
         return
-    text = json.dumps({name: _plain(value.tolist()) for name, value in outputs.items()}, allow_nan=False)
+    text = json.dumps(
+        {name: _json_values(value.tolist()) for name, value in outputs.items()}, allow_nan=False
+    )
     if path is None:
         print(text)
     else:
         path.write_text(text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _json_values(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_json_values(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):
         return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,4 +1,4 @@
-"""`infer generate` and `infer chat`: arguments of language models."""
+"""`infer generate` and `infer chat`: text from a language model."""
 
 from __future__ import annotations
 
@@ -11,30 +11,55 @@ import msgspec
 import typer
 
 from ..errors import UsageError
+from .options import Threads, Trust
 
-Artifact = Annotated[
+SAMPLING, CONSTRAINTS = "Sampling", "Constrained output"
+
+LanguageModel = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="a language model made by `infer optimize`")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout, nothing else")]
-Trust = Annotated[bool, typer.Option("--trust-code", help="open files that hold code")]
-MaxTokens = Annotated[int | None, typer.Option(help="at most so many tokens; default: 256, or what fits")]
-Temperature = Annotated[float | None, typer.Option(help="0: always the most likely token")]
-TopK = Annotated[int | None, typer.Option(help="choose among so many of the most likely")]
-TopP = Annotated[float | None, typer.Option(help="choose among the most likely that make up this share")]
-MinP = Annotated[float | None, typer.Option(help="leave out what is less likely than this share of the best")]
-Penalty = Annotated[float | None, typer.Option(help="above 1: less of what was there before")]
-Seed = Annotated[int | None, typer.Option(help="the same seed gives the same text")]
-Stop = Annotated[list[str] | None, typer.Option(help="end before this text, repeatable")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="most tokens of the completion; default: 256, or as many as fit")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="randomness; 0 always takes the most likely token", rich_help_panel=SAMPLING),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="sample among this many of the most likely tokens", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="sample among the most likely tokens that together have this probability",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="leave out tokens less likely than this share of the most likely one", rich_help_panel=SAMPLING
+    ),
+]
+Penalty = Annotated[
+    float | None, typer.Option(help="above 1: repeat earlier tokens less", rich_help_panel=SAMPLING)
+]
+Seed = Annotated[
+    int | None, typer.Option(help="seed; the same one gives the same text", rich_help_panel=SAMPLING)
+]
+Stop = Annotated[list[str] | None, typer.Option(help="end before this text; repeatable")]
 KvMemory = Annotated[
     str | None, typer.Option(help="memory of the KV cache, like 2GiB; default: a share of what is free")
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all", min=1)]
 
 
 def generate(
-    artifact: Artifact,
+    artifact: LanguageModel,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT|-]", help="text; - or nothing reads stdin")
+        str | None,
+        typer.Argument(metavar="[PROMPT|-]", help="text to continue; - or nothing reads it from stdin"),
     ] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -44,18 +69,26 @@ def generate(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     stop: Stop = None,
-    n: Annotated[int, typer.Option("-n", "--n", help="completions of the prompt")] = 1,
+    n: Annotated[int, typer.Option("-n", "--n", help="number of completions")] = 1,
     logprobs: Annotated[
-        int | None, typer.Option(help="with --json: of each token and so many others")
+        int | None,
+        typer.Option(help="with --json: log probability of each token, and of this many alternatives"),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="go on after the end of the text")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="go on after the model ends its text")] = False,
     json_schema: Annotated[
-        Path | None, typer.Option(help="the output is JSON that this schema (a file) describes")
+        Path | None,
+        typer.Option(help="file of a JSON schema that the output must match", rich_help_panel=CONSTRAINTS),
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="the output matches this")] = None,
-    choice: Annotated[list[str] | None, typer.Option(help="the output is one of these, repeatable")] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(help="regular expression that the output must match", rich_help_panel=CONSTRAINTS),
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="the output must be one of these; repeatable", rich_help_panel=CONSTRAINTS),
+    ] = None,
     stream: Annotated[
-        bool | None, typer.Option(help="print while it is made; default: on a terminal")
+        bool | None, typer.Option(help="print text as it is generated; default: on a terminal")
     ] = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
@@ -99,9 +132,11 @@ def generate(
 
 
 def chat(
-    artifact: Artifact,
-    system: Annotated[str | None, typer.Option(help="what the model is told first")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="of an answer; default: 1024, or what fits")] = None,
+    artifact: LanguageModel,
+    system: Annotated[str | None, typer.Option(help="system message, before the conversation")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="most tokens of an answer; default: 1024, or as many as fit")
+    ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -113,9 +148,9 @@ def chat(
     threads: Threads = None,
     trust_code: Trust = False,
 ) -> None:
-    """Talk to a model in the terminal; lines of a pipe are messages, too."""
+    """Chat with a model in the terminal; of a pipe, every line is a message."""
     from ..predict import Predictor, rehearsal
-    from .chatting import Chat
+    from .chat_session import ChatSession
 
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -129,7 +164,7 @@ def chat(
     }
     rehearsal.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
-        Chat(predictor, system, options).run()
+        ChatSession(predictor, system, options).run()
 
 
 def _prompt(given: str | None) -> str:

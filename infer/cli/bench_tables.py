@@ -1,4 +1,4 @@
-"""`infer bench`: which measurement an artifact gets, and how it is shown."""
+"""`infer bench`: the measurement that fits an artifact, and its tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..report import wording
 from ..report.latency import Paired
 from ..spec import Finding
 
-WIDTH = 160  # of what no terminal shows, so that nothing is folded
+WIDTH = 160  # columns where stdout is no terminal, so that nothing is folded
 Measured = bench.Bench | language.LanguageBench
 
 
-def measured(path: Path, *, batch: str | None, context: str | None, tokens: int, **rest: Any) -> Measured:
-    """Of a language model that generates its tokens, of anything else its calls."""
+def measure(path: Path, *, batch: str | None, context: str | None, tokens: int, **rest: Any) -> Measured:
+    """Measure the steps of a language model that generates, the calls of anything else."""
     if generation_shape(artifact.read_manifest(path)) is None:
         if context is not None:
             raise UsageError("--context is for language models that generate", where=str(path))
@@ -32,7 +32,8 @@ def measured(path: Path, *, batch: str | None, context: str | None, tokens: int,
     return language.run(path, batches=batches, contexts=contexts, tokens=tokens, **rest)
 
 
-def show(result: Measured, *, as_json: bool) -> None:
+def print_result(result: Measured, *, as_json: bool) -> None:
+    """Print the tables, or with `as_json` one document."""
     if as_json:
         print(bench.encode(result).decode())
         return
@@ -76,7 +77,10 @@ def _calls(result: bench.Bench) -> Table:
 
 
 def _tokens(result: language.LanguageBench) -> Table:
-    """`of floor`: the share of a step that reading weights and cache takes at the measured bandwidth."""
+    """Table of first tokens and decode steps.
+
+    Its column `of floor` is the share of a step that reading weights and cache takes at the measured bandwidth.
+    """
     heads = [
         "batch",
         "context",
@@ -101,7 +105,10 @@ def _tokens(result: language.LanguageBench) -> Table:
 
 
 def _budgets(result: language.LanguageBench) -> Table:
-    """`outside`: the share that is neither weights, activations quantized for them, nor attention."""
+    """Table of where the time of a decode step goes.
+
+    Its column `outside` is the share outside of weights, the activations quantized for them, and attention.
+    """
     parts = ("weights", "quantizing", "attention", "rows", "waiting", "other", "sampling", "engine")
     table = _table("batch", "context", *parts, "outside")
     for row in result.rows:

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: the answer as it is made, what it cost, and a few commands."""
+"""`infer chat`: a conversation in the terminal, with the cost of each answer and a few commands."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from ..generate.completion import Completion
 from ..predict import Predictor
 
 LONGEST_ANSWER = 1024
-ROOM = 64  # tokens that an answer is given at least, before old turns are left out
+ROOM = 64  # tokens for an answer, below which old messages are left out
 HELP = """\
 /reset          forget the conversation
-/system TEXT    what the model is told first; without a text: nothing
+/system TEXT    set the system message; without TEXT: none
 /stats          tokens and times so far, and the memory of the conversation
-/exit           leave; so does the end of input (Ctrl-D)
-Ctrl-C          stops an answer; a line that ends with \\ goes on in the next"""
+/exit           end the chat, like the end of input (Ctrl-D)
+Ctrl-C          stop an answer; a line that ends with \\ continues on the next"""
 
 
-class Chat:
-    """`options` of `Predictor.generate`. On a pipe answers alone go to stdout, one for each line that comes."""
+class ChatSession:
+    """One conversation, with the `options` of `Predictor.generate`.
+
+    Of a pipe, each line is a message, and nothing but the answers goes to stdout.
+    """
 
     def __init__(self, predictor: Predictor, system: str | None, options: dict[str, Any]) -> None:
         self.predictor, self.options = predictor, options
@@ -36,7 +39,7 @@ class Chat:
         self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        """Until the end of input; raises `UsageError` for a model without a chat template."""
+        """Answer messages until the end of input; raise `UsageError` for a model without a chat template."""
         language = self.predictor.language
         language.render_chat([{"role": "user", "content": "?"}])
         if self.terminal:
@@ -44,7 +47,7 @@ class Chat:
                 import readline  # noqa: F401, PLC0415 - makes `input` edit lines
 
             self._say(
-                f"{self.predictor.name}: {language.context} tokens of context. /help shows what else there is"
+                f"{self.predictor.name}: {language.context} tokens of context. /help lists the commands"
             )
         while (line := self._read()) is not None:
             if line.startswith("/") and self._command(line):
@@ -55,7 +58,7 @@ class Chat:
                 self._answer(line)
 
     def _read(self) -> str | None:
-        """The next message without its line ends; None at the end of input."""
+        """Read the next message, its lines joined; None at the end of input."""
         lines: list[str] = []
         while True:
             try:
@@ -70,7 +73,7 @@ class Chat:
             lines.append(line[:-1])
 
     def _command(self, line: str) -> bool:
-        """Whether it was one; /exit is left to the caller, unknown ones are said to be unknown."""
+        """Run a command; return False for /exit, which the caller handles. Unknown ones get a message."""
         name, _, rest = line.partition(" ")
         if name == "/exit":
             return False
@@ -78,14 +81,14 @@ class Chat:
             self._say(HELP)
         elif name == "/reset":
             self.turns.clear()
-            self._say("the conversation is forgotten")
+            self._say("conversation cleared")
         elif name == "/system":
             self.system = rest.strip() or None
-            self._say(f"told first: {self.system}" if self.system else "nothing is told first")
+            self._say(f"system message: {self.system}" if self.system else "no system message")
         elif name == "/stats":
             self._say(self._statistics())
         else:
-            self._say(f"no command {name}; /help shows them")
+            self._say(f"no command named {name}; /help lists the commands")
         return True
 
     def _answer(self, line: str) -> None:
@@ -120,7 +123,7 @@ class Chat:
         return [*told, *self.turns[first:]]
 
     def _room(self) -> int:
-        """Tokens for the answer; the oldest turns are left out while there are too few."""
+        """Tokens left for the answer; drops the oldest messages while there are too few."""
         language = self.predictor.language
         wanted = self.options["max_tokens"] or LONGEST_ANSWER
         for first in range(0, len(self.turns), 2):
@@ -130,9 +133,9 @@ class Chat:
             if first:
                 del self.turns[:first]
                 full = f"the context of {language.context} tokens is full"
-                self._say(f"{full}: the oldest {first} messages are left out")
+                self._say(f"{full}: the oldest {first} messages were dropped")
             return min(wanted, room)
-        return 1  # and what is asked for will be refused
+        return 1  # the request will be refused as too long
 
     def _statistics(self) -> str:
         stats = self.predictor.driver.stats()
@@ -143,13 +146,13 @@ class Chat:
         return "\n".join(lines)
 
     def _say(self, text: str) -> None:
-        """To the person, not into the conversation."""
+        """Print a note beside the conversation, to stderr."""
         with contextlib.suppress(BrokenPipeError):
             self.notes.print(Text(text, style="dim"))
 
 
 def _cost(made: Completion) -> str:
-    """`42 tokens, the first after 35 ms, then 210 tokens/s; prompt 120 tokens, 96 of them cached`"""
+    """Format the cost: `42 tokens, the first after 35 ms, then 210 tokens/s; prompt 120 tokens, 96 of them cached`."""
     parts = [f"{len(made.token_ids)} tokens"]
     if made.first_token_seconds is not None:
         parts.append(f"the first after {1e3 * made.first_token_seconds:.0f} ms")

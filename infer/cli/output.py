@@ -1,4 +1,4 @@
-"""What the command line prints: progress on stderr while it runs, the result on stdout."""
+"""Printing: progress on stderr while a command runs, its result on stdout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FACT = 1 << 16  # characters
 
 
 class Plain(Watch):
-    """For logs and pipes: one line for each stage when it begins; of a `verbose` one every step and finding."""
+    """Progress for logs and pipes: one line for each stage; with `verbose` for each step and finding."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console, self._verbose, self._start = console, verbose, time.perf_counter()
@@ -39,14 +39,14 @@ class Plain(Watch):
 
     def found(self, finding: Finding) -> None:
         if self._verbose:
-            self._print(f"           {said(finding)}")
+            self._print(f"           {sentence(finding)}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bars(Watch):
-    """A moving line for the step at work and a bar for what can be counted; gone when all is done."""
+    """Progress on a terminal: a spinner for the current step, a bar for what can be counted; removed at the end."""
 
     def __init__(self, progress: Progress, *, verbose: bool = False) -> None:
         self._progress, self._verbose = progress, verbose
@@ -62,18 +62,18 @@ class Bars(Watch):
 
     def found(self, finding: Finding) -> None:
         if self._verbose:
-            self._progress.console.print(said(finding), markup=False, highlight=False)
+            self._progress.console.print(sentence(finding), markup=False, highlight=False)
 
 
-def said(finding: Finding) -> str:
-    """`load: weights 1.216 MB (holds 45 tensors)`."""
+def sentence(finding: Finding) -> str:
+    """Format a finding: `load: weights 1.216 MB (holds 45 tensors)`."""
     why = f" ({finding.why})" if finding.why else ""
     return f"{finding.stage}: {finding.what} {wording.number(finding.value, finding.unit)}{why}"
 
 
 @contextmanager
 def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Watch]:
-    """The watch that fits where stderr goes."""
+    """Yield the progress display that fits stderr: none, plain lines or bars."""
     console = Console(stderr=True)
     if quiet:
         yield Watch()
@@ -85,8 +85,8 @@ def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Watch]:
             yield Bars(progress, verbose=verbose)
 
 
-def verdict(report: document.Report, *, as_json: bool, path: Path, verbose: bool = False) -> None:
-    """The end of `optimize`: the verdict on one screen; with `verbose` every table before it."""
+def print_verdict(report: document.Report, *, as_json: bool, path: Path, verbose: bool = False) -> None:
+    """Print the end of `optimize`: the verdict on one screen, with `verbose` after every table."""
     if as_json:
         print(document.encode(report).decode())
         return
@@ -97,8 +97,8 @@ def verdict(report: document.Report, *, as_json: bool, path: Path, verbose: bool
     screen.render_screen(report, console, path)
 
 
-def report(report: document.Report, *, as_json: bool, path: Path) -> None:
-    """Every table of a report, and where its artifact lies."""
+def print_report(report: document.Report, *, as_json: bool, path: Path) -> None:
+    """Print every table of a report, and the path of its artifact."""
     if as_json:
         print(document.encode(report).decode())
         return
@@ -107,8 +107,8 @@ def report(report: document.Report, *, as_json: bool, path: Path) -> None:
     console.print(f"artifact: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def facts(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Name and value, one a line."""
+def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print names and values, one a line."""
     if as_json:
         print(msgspec.json.encode(values).decode())
         return
@@ -120,7 +120,8 @@ def facts(values: Mapping[str, Any], *, as_json: bool) -> None:
         print(f"{name:<{width}}  {plain(text, MAX_FACT) or '-'}")
 
 
-def doctor(rows: list[Finding], *, as_json: bool) -> None:
+def print_doctor(rows: list[Finding], *, as_json: bool) -> None:
+    """Print the findings of `infer doctor` as a table."""
     if as_json:
         print(json.dumps([msgspec.to_builtins(row) for row in rows]))
         return
