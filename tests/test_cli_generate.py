@@ -172,7 +172,7 @@ def test_a_piped_chat_answers_each_line(
     assert "8 tokens answered; the KV cache holds " in captured.err
     assert "conversation cleared" in captured.err
     assert "no command named /nonsense; /help lists the commands" in captured.err
-    assert "Ctrl-C          stops an answer" in captured.err
+    assert "Ctrl-C          stop an answer" in captured.err
     assert captured.out.strip()
     assert "tokens answered" not in captured.out
 
