@@ -11,7 +11,7 @@ from typing import Any
 from tests.rude import BODY, connect, get, read, send
 from tests.serve_fakes import Live
 
-HEAD = b"X-Test: party"
+HEAD = b"X-Test: crowd"
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from infer.serve.entries import Entry
 from tests.serve_desk import Desk
 
 
-class Crowd:
-    """Stands for a party where nobody asks for answers; its requests are names."""
+class Owner:
+    """The owner of an item whose answers nobody reads; its requests are names."""
 
     def __init__(self, requests: list[str]) -> None:
         self.requests = requests
 
-    def part(self, count: int, entry: Entry) -> Crowd:
-        taken, self.requests = Crowd(self.requests[:count]), self.requests[count:]
+    def part(self, count: int, entry: Entry) -> Owner:
+        taken, self.requests = Owner(self.requests[:count]), self.requests[count:]
         return taken
 
 
@@ -32,7 +32,7 @@ def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
     def entry(names: list[str]) -> Entry:
         array = np.array([[int(name[1:])] for name in names for _ in range(rows)])
         count, work = len(array), (len(array), elements, len(array) * elements * 4)
-        rest = deadline, options["priority"], Crowd(names), 0
+        rest = deadline, options["priority"], Owner(names), 0
         return Entry({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
     entries = [entry(names)] if together else [entry([name]) for name in names]
@@ -50,7 +50,7 @@ def told(entries: list[Entry]) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_queue_of_parties_gives_the_batches_of_single_requests(
+def test_items_of_several_requests_give_the_batches_of_single_ones(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_a_queue_of_parties_gives_the_batches_of_single_requests(
     assert seen
 
 
-def test_who_leaves_a_waiting_party_takes_only_its_own_rows_along() -> None:
+def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
     desk = Desk()
     put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
     (item,) = desk.batcher._queues["k"]
@@ -104,7 +104,7 @@ def test_who_leaves_a_waiting_party_takes_only_its_own_rows_along() -> None:
     assert not desk.batcher.drop(entry, 0)  # it runs
 
 
-def test_the_last_of_a_late_party_is_tried_when_nobody_else_waits() -> None:
+def test_the_last_request_of_a_late_item_is_tried_when_the_queue_is_empty() -> None:
     desk = Desk()
     desk.measured(1.0, 1.0)
     put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
