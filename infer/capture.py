@@ -7,6 +7,7 @@ same file and no tensor is stored twice; `load` puts the two together again.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -139,8 +140,9 @@ def capture(
                 hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
             ) from error
     program._example_inputs = _zeros(program)  # of shapes alone: no row of anybody's data stays in a program
-    graph = Graph(inputs, (), samples, {d: bounds[d] for d in used}, program=program, task=task)
-    return replace(graph, outputs=_outputs(program, inputs, outputs))
+    given = _outputs(program, inputs, outputs)
+    _drop_other_outputs(program)
+    return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
 
 
 def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
@@ -232,6 +234,31 @@ def _output_names(program: ExportedProgram, are_tensors: list[bool]) -> tuple[st
         if all(keys) and len(set(keys)) == len(keys):  # 1 and "1" are two keys
             return keys
     return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
+
+
+def _drop_other_outputs(program: ExportedProgram) -> None:
+    """Take the outputs that are no tensors (numbers, strings, sizes) from a program.
+
+    ONNX can't express them, and torch can't load a saved program that returns a string.
+    """
+    signature, graph = program.graph_signature, program.graph
+    kept = [
+        spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+        for spec in signature.output_specs
+    ]
+    if all(kept):
+        return
+    output = next(node for node in graph.nodes if node.op == "output")
+    values: Any = output.args[0]
+    output.args = (tuple(itertools.compress(values, kept)),)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    specs = list(itertools.compress(signature.output_specs, kept))
+    program._graph_signature = replace(signature, output_specs=specs)
+    whole = program.module_call_graph[0]
+    if whole.signature is not None:
+        tree = pytree.tree_structure((0,) * len(program.graph_signature.user_outputs))
+        whole.signature = replace(whole.signature, out_spec=tree)
 
 
 def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:

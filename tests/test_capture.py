@@ -145,3 +145,15 @@ def test_keys_that_name_no_output_give_way_to_numbers(keys: tuple[Any, Any]) -> 
 
     made = capture.capture(Keys(), (TensorSpec.parse("x=float32[batch,8]"),), {"x": torch.randn(2, 8)})
     assert list(made.run({"x": torch.ones(2, 8)})) == ["output_0", "output_1"]
+
+
+@pytest.mark.parametrize("other", [3, 2.5, "text", None, True])
+def test_outputs_that_are_no_tensors_are_left_away(other: object, tmp_path: Path) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            return {"other": other, "y": x + 1, "rows": x.shape[0]}
+
+    made = capture.capture(Returns(), (TensorSpec.parse("x=float32[batch,8]"),), {"x": torch.randn(2, 8)})
+    capture.save(made, tmp_path)
+    for graph in (made, capture.load(tmp_path)):
+        assert list(graph.run({"x": torch.ones(3, 8)})) == ["y"]

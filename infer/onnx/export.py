@@ -7,22 +7,17 @@ The linear and convolutional `infer::` operators pass through torch's exporter a
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from .. import kernels
 from ..capture import Graph
@@ -96,7 +91,7 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
     with _quiet():
-        program = _decomposed(_with_tensor_outputs(graph.program), target)
+        program = _decomposed(graph.program, target)
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
         except torch.onnx.errors.OnnxExporterError as error:
@@ -109,31 +104,6 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     _name_ends(model, _user_inputs(program, graph), output_names(graph.inputs, graph.outputs))
     _name_sizes(model, graph.inputs, graph.outputs)
     return model
-
-
-def _with_tensor_outputs(program: ExportedProgram) -> ExportedProgram:
-    """The program without outputs that are no tensors (numbers, strings, sizes), which ONNX can't express."""
-    signature = program.graph_signature
-    kept = [
-        spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
-        for spec in signature.output_specs
-    ]
-    if all(kept):
-        return program
-    graph = copy.deepcopy(program.graph)
-    output = next(node for node in graph.nodes if node.op == "output")
-    values: Any = output.args[0]
-    output.args = (tuple(itertools.compress(values, kept)),)
-    specs = list(itertools.compress(signature.output_specs, kept))
-    module = fx.GraphModule(program.graph_module, graph)
-    module.meta.update(program.graph_module.meta)
-    made = program._update(module, replace(signature, output_specs=specs))
-    whole = made.module_call_graph[0]
-    if whole.signature is not None:
-        whole.signature = replace(
-            whole.signature, out_spec=pytree.tree_structure((0,) * sum(kept)), outputs=[]
-        )
-    return made
 
 
 def output_names(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:
