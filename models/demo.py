@@ -1,4 +1,4 @@
-"""`make demo`: a real sentence encoder becomes smaller, is checked against itself, and answers a question.
+"""Demonstration (`make demo`): a real sentence encoder is quantized, compared with itself, and answers a question.
 
     python models/demo.py ["How do I read a file line by line?"]
 
@@ -42,7 +42,7 @@ TOPICS = (
 
 
 def passages() -> list[str]:
-    """Paragraphs of prose from the language reference that CPython carries."""
+    """Return paragraphs of prose from the language reference that CPython carries."""
     from pydoc_data.topics import topics
 
     paragraphs = [" ".join(p.split()) for name in TOPICS for p in topics[name].split("\n\n")]
@@ -54,7 +54,7 @@ def passages() -> list[str]:
 
 
 def answer(predictor: Predictor, question: str, texts: list[str]) -> tuple[str, float]:
-    """The passage nearest to the question by cosine, and that cosine."""
+    """Return the passage nearest to the question by cosine, and that cosine."""
     vectors, asked = predictor.embed(texts), predictor.embed([question])[0]
     scores = vectors @ asked
     best = int(np.argmax(scores))

@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [batch, tokens, width] -> the same."""
+        """Map float [batch, tokens, width] to the same."""
         q, k, v = (
             each(x).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
             for each in (self.query, self.key, self.value)
@@ -69,7 +69,7 @@ class Digits(nn.Module):
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, image: Tensor) -> Tensor:
-        """float32 [batch, 1, 8, 8] in 0..1 -> logits float32 [batch, 10]."""
+        """Map float32 [batch, 1, 8, 8] in 0..1 to logits float32 [batch, 10]."""
         x = F.gelu(self.stem(image))
         x = F.gelu(x + self.conv2(F.gelu(self.conv1(x))))
         tokens = self.to_tokens(x).flatten(2).transpose(1, 2) + self.position
@@ -77,32 +77,35 @@ class Digits(nn.Module):
 
 
 def build() -> nn.Module:
-    """The architecture with seeded random weights, in eval mode; the trained ones are in digits.pt."""
+    """Build the architecture with seeded random weights, in eval mode; the trained ones are in digits.pt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Digits().eval()
 
 
 def load() -> nn.Module:
-    """The committed weights."""
+    """Load the committed weights."""
     model = build()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     return model
 
 
 def example_inputs() -> dict[str, Tensor]:
-    """The first 64 held-out images: float32 [64, 1, 8, 8]."""
+    """Return the first 64 held-out images: float32 [64, 1, 8, 8]."""
     return {"image": _images("held_out_images")[:64]}
 
 
 def calibration_inputs() -> dict[str, Tensor]:
-    """256 training images, never held-out ones: float32 [256, 1, 8, 8]."""
+    """Return 256 training images, never held-out ones: float32 [256, 1, 8, 8]."""
     return {"image": _images("calibration_images")}
 
 
 def evaluate(predict: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
-    """Accuracy over the 360 held-out images. `predict` takes {"image": float32 numpy [360, 1, 8, 8]} and
-    gives logits [360, 10]: an array, a tensor, or a dict with them under "logits" or as its first value."""
+    """Return the accuracy over the 360 held-out images.
+
+    `predict` takes {"image": float32 numpy [360, 1, 8, 8]} and gives logits [360, 10]: an array, a tensor, or a dict
+    with them under "logits" or as its first value.
+    """
     given = predict({"image": _images("held_out_images").numpy()})
     if isinstance(given, dict):
         given = given["logits"] if "logits" in given else next(iter(given.values()))
@@ -136,7 +139,7 @@ def train(epochs: int = 60) -> dict[str, float]:
 
 
 def predictor(model: nn.Module) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
-    """The float model as `evaluate` wants it."""
+    """Return the float model as `evaluate` wants it."""
 
     @torch.no_grad()
     def predict(inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -146,7 +149,7 @@ def predictor(model: nn.Module) -> Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
 def _split() -> tuple[Tensor, Tensor]:
-    """Training images float32 [n, 1, 8, 8] and labels; the held-out ones go to digits_samples.npz."""
+    """Return training images float32 [n, 1, 8, 8] and labels; the held-out ones go to digits_samples.npz."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

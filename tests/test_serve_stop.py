@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infer.serve import server as serving_
 from infer.serve.limits import ServeLimits
+from infer.serve.options import ServeOptions
 from tests.serve_load import GONE, until_refused
 from tests.serve_workers import DIE, alive, body_of, children, serving, started, wait_until
 
@@ -157,4 +157,4 @@ def test_what_the_start_took_is_said_by_phase() -> None:
     opened = [(type("P", (), {"name": "m"})(), {"python": 0.1, "import": 1.0})]
     line = opening.times(opened, server=0.5, opening=1.25)
     assert line == "ready after 1.75 s: server 0.50, models 1.25 (m: python 0.10, import 1.00)"
-    assert serving_.run.__kwdefaults__["timings"] is False
+    assert ServeOptions(artifacts=["m.infer"]).timings is False

@@ -1,4 +1,4 @@
-"""Language models on a GPU: decode attention and whole decode steps, right first, then their share of the bandwidth.
+"""Decode attention and whole decode steps of language models on a GPU: correctness, then share of the bandwidth.
 
     python -m bench.gpu.decode_step [--shapes 1B,8B] [--batches 1,8,64] [--contexts 2048,8192]
                            [--artifact NAME.infer] [--no-step]
@@ -54,7 +54,7 @@ TOLERANCE = {"bfloat16": 1e-2, "int8": 3e-2}
 
 
 def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> Args:
-    """A decode step of `batch` sequences of `context` tokens, random keys and values in every page."""
+    """Return the arguments of a decode step of `batch` sequences of `context` tokens, random keys and values."""
     _, _, _, heads, kv_heads, width, _ = SHAPES[shape]
     layout = PageLayout(kv_heads, width, PAGE, kind)
     blocks = -(-context // PAGE)
@@ -88,7 +88,7 @@ def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> A
 
 
 def check() -> list[str]:
-    """Odd contexts against the reference in float32 on the CPU; the sentences of what is wrong."""
+    """Compare odd contexts with the float32 reference on the CPU; return a sentence for each wrong result."""
     wrong = []
     for shape in SHAPES:
         for kind, tolerance in TOLERANCE.items():
@@ -110,7 +110,7 @@ def check() -> list[str]:
 
 
 def sdpa(args: Args, layers: int) -> list[Callable[[], object]]:
-    """torch's attention on dense keys and values, the query heads of a key head as its rows."""
+    """Return calls of torch's attention on dense keys and values, the query heads of a key head as its rows."""
     batch, context = args.block_table.shape[0], int(args.seq_lens[0])
     kv_heads, width = args.key.shape[1:]
     query = args.query.unflatten(1, (kv_heads, -1))
@@ -125,7 +125,7 @@ def sdpa(args: Args, layers: int) -> list[Callable[[], object]]:
 
 
 def varlen(args: Args, layers: int) -> list[Callable[[], object]] | None:
-    """torch's variable-length attention over pages, or None where this torch or GPU has none."""
+    """Return torch's variable-length attention over pages, or None where this torch or GPU has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -193,7 +193,7 @@ def cache_bytes(shape: StepShape, batch: int, context: int) -> float:
 
 
 def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) -> list[dict[str, object]]:
-    """Random weights in bfloat16: our step under CUDA graphs against transformers' forward, eager, static cache."""
+    """Measure random bfloat16 weights: our step under CUDA graphs, transformers' forward with a static cache."""
     from torch.export.passes import move_to_device_pass
     from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 

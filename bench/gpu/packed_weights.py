@@ -1,4 +1,4 @@
-"""Layers of known models with random packed weights, for `quantized_linear.py`: made, run, and computed exactly."""
+"""Layers of known models with random packed weights for `quantized_linear.py`, and their exact products."""
 
 from __future__ import annotations
 

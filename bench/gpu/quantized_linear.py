@@ -1,4 +1,4 @@
-"""The quantized layers on a GPU: right on odd shapes first, then each one's share of the bandwidth against bfloat16.
+"""Quantized linear layers on a GPU: correctness on odd shapes, then share of the bandwidth against bfloat16.
 
     python -m bench.gpu.quantized_linear [--minutes 7] [--only 'lut4*,int8*']
 
@@ -43,7 +43,7 @@ ROTATED = 256 << 20  # bytes of weights in one graph: several times the largest 
 
 
 def check() -> list[str]:
-    """Each operator against float64 on odd shapes; the sentences of those that are wrong."""
+    """Compare each operator with float64 on odd shapes; return a sentence for each wrong result."""
     wrong, count = [], 0
     shapes = [
         (m, n, k)
@@ -67,7 +67,7 @@ def check() -> list[str]:
 
 
 def measure(kind: str, name: str, n: int, k: int, rows: int, copy: float) -> dict[str, object]:
-    """One row of the table: time and share of a quantized layer, and of the same layer in bfloat16."""
+    """Return one row of the table: time and bandwidth share of a quantized layer and of the same in bfloat16."""
     x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
     first: Weight = packed_weights.KINDS[kind][1](n, k)
     copies = min(max(ROTATED // first.num_bytes, 1), 64)
@@ -84,7 +84,7 @@ def measure(kind: str, name: str, n: int, k: int, rows: int, copy: float) -> dic
 
 
 def missed(row: dict) -> str | None:
-    """The bar that a row misses, or None."""
+    """Return the bar that a row misses, or None."""
     slow = row["us"] / row["bf16_us"]
     if row["kind"] == "lut4" and row["rows"] == 1 and row["bytes"] >= BAR_BYTES and row["share"] < BAR_SHARE:
         return f"{row['share']:.0%} of the copy bandwidth, not {BAR_SHARE:.0%}"
@@ -94,7 +94,7 @@ def missed(row: dict) -> str | None:
 
 
 def overhead() -> float:
-    """Microseconds of Python and launch for one small call without a graph."""
+    """Return the microseconds of Python and launch for one small call without a graph."""
     weight = packed_weights.KINDS["lut4"][1](64, 64)
     x = torch.randn(1, 64, device="cuda", dtype=torch.bfloat16)
     for _ in range(50):

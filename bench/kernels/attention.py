@@ -71,7 +71,7 @@ def works() -> Iterator[Work]:
 
 
 def ours(work: Work, dtype: str, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Side:
-    """keys and values of each layer [batch, kv_heads, context, dim] in a cache of `dtype`, pages shuffled."""
+    """Return our attention over keys and values [batch, kv_heads, context, dim] of each layer in shuffled pages."""
     batch, context = work.batch, work.context
     blocks = -(-context // PAGE)
     layout = PageLayout(work.heads[1], work.dim, PAGE, dtype)
@@ -113,7 +113,7 @@ def ours(work: Work, dtype: str, query: Tensor, keys: list[Tensor], values: list
 
 
 def torch_side(work: Work, form: str, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Side:
-    """Forms: `packed float32`, `packed bfloat16`, `gqa float32`; of prefill `causal float32`, heads repeated."""
+    """Return torch's side. Forms: `packed float32`, `packed bfloat16`, `gqa float32`; prefill `causal float32`."""
     dtype = getattr(torch, form.split()[1])
     batch, group = work.batch, work.heads[0] // work.heads[1]
     heads = query.reshape(batch, work.new, work.heads[0], work.dim).transpose(1, 2).to(dtype)

@@ -1,4 +1,4 @@
-"""Never slower, on models nobody tuned: `infer optimize --backend auto` against torch eager and torch.compile.
+"""Speed of `infer optimize --backend auto` on untuned models against torch eager and torch.compile.
 
     python -m bench.kernels.auto_backend [--only unet,int8;lstm,*] [--rounds 15] [--artifacts FOLDER]
 
@@ -148,7 +148,7 @@ def markdown(cells: Sequence[Cell]) -> str:
 
 
 def kept(path: Path) -> dict[tuple[str, str], Cell]:
-    """The cells of today's file."""
+    """Return the cells of today's file."""
     if not path.exists():
         return {}
     found = [Cell(**cell) for cell in json.loads(path.read_text())["cells"]]

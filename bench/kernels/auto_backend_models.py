@@ -1,4 +1,4 @@
-"""Models that nobody tuned `infer` for, with random weights of seed 0: what `auto_backend.py` optimizes.
+"""Models that nobody tuned `infer` for, with random weights of seed 0, optimized by `auto_backend.py`.
 
     infer optimize unet.pt --model bench/kernels/auto_backend_models.py:unet --data unet.npz --backend auto --quant int8
 
@@ -40,7 +40,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(WIDTHS[0], 2, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """float32 [batch, 3, height, width] -> float32 [batch, 2, height, width]."""
+        """Map float32 [batch, 3, height, width] to float32 [batch, 2, height, width]."""
         kept = [self.first(image)]
         for down in self.down:
             kept.append(down(F.max_pool2d(kept[-1], 2)))
@@ -59,13 +59,13 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(network.hidden_size * (1 + network.bidirectional), 10)
 
     def forward(self, series: Tensor) -> Tensor:
-        """float32 [batch, time, channels] -> float32 [batch, 10]."""
+        """Map float32 [batch, time, channels] to float32 [batch, 10]."""
         hidden, _ = self.network(series)
         return self.head(hidden[:, -1])
 
 
 class Vit(nn.Module):
-    """ViT-Tiny (Touvron et al. 2021: 12 layers of 192, 3 heads, 5.7 M parameters) by transformers."""
+    """ViT-Tiny by transformers (Touvron et al. 2021: 12 layers of 192, 3 heads, 5.7 M parameters)."""
 
     def __init__(self) -> None:
         from transformers import ViTConfig, ViTForImageClassification
@@ -77,12 +77,12 @@ class Vit(nn.Module):
         self.vit = ViTForImageClassification(config)
 
     def forward(self, image: Tensor) -> Tensor:
-        """float32 [batch, 3, 224, 224] -> logits float32 [batch, 1000]."""
+        """Map float32 [batch, 3, 224, 224] to logits float32 [batch, 1000]."""
         return self.vit(pixel_values=image).logits
 
 
 def unet() -> nn.Module:
-    """Batch norms hold the statistics of eight images."""
+    """Build a U-Net whose batch norms hold the statistics of eight images."""
     model = _seeded(UNet)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -111,7 +111,7 @@ def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def waves(count: int, time: int, channels: int) -> Tensor:
-    """Sums of four sine waves a channel with some noise: float32 [count, time, channels]."""
+    """Return sums of four sine waves a channel with some noise: float32 [count, time, channels]."""
     generator = torch.Generator().manual_seed(2)
     frequency, phase = torch.rand(2, count, 1, channels, 4, generator=generator)
     signal = torch.sin(torch.arange(time)[:, None, None] * frequency + 6.28 * phase).mean(-1)

@@ -1,4 +1,4 @@
-"""The bar of a call: what a layer too small to compute costs in a compiled graph."""
+"""Overhead of one call: the time of a layer too small to compute, in a compiled graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 5.0  # µs
 
 
 def measure() -> list[Bar]:
-    """Layers of 64×64 that follow each other, compiled as `infer optimize` does but not chained: µs for each."""
+    """Measure 64×64 layers in sequence, compiled as `infer optimize` does but not chained: µs for each."""
     weight, x = torch.randn(WIDTH, WIDTH) / WIDTH**0.5, torch.randn(1, WIDTH)
     ours = linear_infer.lut4(weight, x, LAYERS)
     off = linear_infer.relative(ours.side.output(), ours.twin())

@@ -1,4 +1,4 @@
-"""The guard behind measured dispatch: what it would pick is at most 1.2× float here; and what the traps cost here.
+"""Guard of measured dispatch: formats that it keeps take at most 1.2 × float32; cost of torch's slow paths.
 
     python -m bench.kernels.dispatch_guard [--shapes 576x576,4096x4096] [--rows 1,8,64]
 
@@ -43,7 +43,7 @@ class One(nn.Module):
 
 
 def guarded(shape: tuple[int, int], rows: int, clock: dispatch.Clock) -> list[dict[str, Any]]:
-    """Every format of one shape: what dispatch measured, what it decided, and of what it kept a second measurement."""
+    """Measure every format of one shape: time, dispatch's decision, and a second time where it keeps the format."""
     model = One(*shape).eval()
     candidates = Candidates(model, clock.plan, FORMATS, {}, Shelf())
     (weight,) = candidates.weights
@@ -66,7 +66,7 @@ def guarded(shape: tuple[int, int], rows: int, clock: dispatch.Clock) -> list[di
 
 
 def traps(rows: int, shape: tuple[int, int]) -> dict[str, float]:
-    """Time of each trap over float32; one that raises here is left out."""
+    """Return the time of each slow path over float32; one that raises here is left out."""
     n, k = shape
     x, w = torch.randn(rows, k), torch.randn(n, k)
     q, codes = (

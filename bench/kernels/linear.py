@@ -1,4 +1,4 @@
-"""The bars of single linear layers: lut4 and int8 against other engines, M rows by a weight [N, K]."""
+"""Speed bars of single linear layers: lut4 and int8 against other engines, M rows by a weight [N, K]."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_ERROR = {"lut4": 0.14, "int8": 0.03}
 
 @dataclass(frozen=True)
 class Case:
-    """One interleaved run: who takes part, and what is asked of us against each."""
+    """One interleaved run: the engines that take part, and the factor required against each."""
 
     kind: str  # "lut4" | "int8"
     rows: int
@@ -39,7 +39,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The bars of issue "Kernels and quality"."""
+    """Yield the layers, sizes and required factors."""
     for rows, columns in ((4096, 4096), (8192, 2048)):
         yield Case("lut4", rows, columns, 1, {MEMORY: 0.8, ORT: 1.3, GGML: 1.3})
         yield Case("lut4", rows, columns, 4, {ORT: 1.3, GGML: 2.0})
@@ -87,7 +87,7 @@ def measure(case: Case) -> list[Bar]:
 
 @functools.lru_cache(maxsize=1)
 def _weight(rows: int, columns: int) -> Tensor:
-    """Gaussian, of a size that keeps values as they are from layer to layer."""
+    """Return a Gaussian weight, of a size that keeps values as they are from layer to layer."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
 
 
@@ -137,7 +137,7 @@ def _sides(case: Case, rival: str, weight: Tensor, x: Tensor) -> list[Side]:
 
 
 def _copies(case: Case) -> int:
-    """So many copies that a weight has left the caches when its turn comes again."""
+    """Return the number of copies that makes a weight leave the caches before its next turn."""
     if case.batch > FEW:
         return 1
     num_bytes = case.rows * case.columns // (2 if case.kind == "lut4" else 1)

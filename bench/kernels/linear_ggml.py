@@ -67,7 +67,7 @@ class _ThreadpoolParams(ctypes.Structure):
 
 
 def missing() -> str | None:
-    """Why llama.cpp can't be measured, or None."""
+    """Return the reason why llama.cpp cannot be measured, or None."""
     if importlib.util.find_spec("llama_cpp") is None:
         return "llama-cpp-python is not installed (pip install 'infer[bench]'; it compiles for ten minutes)"
     return None
@@ -95,12 +95,12 @@ def _library() -> ctypes.CDLL:
 
 @ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 def _quiet(level: int, text: bytes, data: int) -> None:
-    """ggml tells of every tensor that it repacks."""
+    """Drop ggml's log, a line for every repacked tensor."""
 
 
 @cache
 def _backend(threads: int) -> int:
-    """One CPU backend with a pool of threads that poll as llama.cpp's own do; kept until the process ends."""
+    """Return one CPU backend whose threads poll as llama.cpp's own do; kept until the process ends."""
     ggml = _library()
     backend = ggml.ggml_backend_cpu_init()
     pool = ggml.ggml_threadpool_params_default(threads)
@@ -110,7 +110,7 @@ def _backend(threads: int) -> int:
 
 
 def _repacking() -> int | None:
-    """The buffer type whose weights are interleaved for this CPU, or None."""
+    """Return the buffer type whose weights are interleaved for this CPU, or None."""
     ggml = _library()
     registry = ggml.ggml_backend_cpu_reg()
     address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
@@ -126,7 +126,7 @@ def _repacking() -> int | None:
 
 
 def sides(weight: Tensor, x: Tensor, copies: int) -> list[Side]:
-    """q4_0 of weight float32 [N, K] times x float32 [M, K]: plain, and repacked where this CPU has that."""
+    """Return q4_0 of weight float32 [N, K] times x float32 [M, K]: plain, and repacked where this CPU has that."""
     kinds = {"llama.cpp q4_0 plain": _library().ggml_backend_cpu_buffer_type()}
     repacking = _repacking()
     if repacking is not None and weight.shape[0] % 8 == 0:

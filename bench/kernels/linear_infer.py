@@ -1,4 +1,4 @@
-"""Our packed products as sides of the comparison, and the slow twin that they are checked against.
+"""Our packed products as sides of the comparison, and the slow reference that checks them.
 
 Rivals run the copies of a weight as one graph. Copies of a square 4-bit weight are layers that follow each other, in
 llama.cpp's graph and in ours, which is chained and compiled as `infer optimize` compiles a model. All others of ours
@@ -29,7 +29,7 @@ EXACT = 1e-5  # relative: what the order of float32 additions may change
 
 @dataclass(frozen=True)
 class Ours:
-    """A packed layer: the side to time, its error against the slow twin, the bytes of one copy."""
+    """One packed layer: the side to time, its error against the slow reference, the bytes of one copy."""
 
     side: Side
     twin: Callable[[], Tensor]
@@ -37,12 +37,12 @@ class Ours:
 
 
 def missing() -> str | None:
-    """Why the native kernels can't be measured, or None."""
+    """Return the reason why the native kernels cannot be measured, or None."""
     return native.why_not()
 
 
 def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
-    """nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
+    """Return nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
     portable = _nf4(weight)
     packed = _laid(native.pack_lut4(*portable), copies)
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
@@ -61,13 +61,13 @@ def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
 
 
 def _laid(packed: tuple[Tensor, ...], copies: int) -> list[tuple[Tensor, ...]]:
-    """Copies of a packed weight as `packed.pack` lays the layers of a model."""
+    """Return copies of a packed weight, laid out as `packed.pack` lays the layers of a model."""
     memory = LargePages()
     return [tuple(memory.keep([part.clone()]) for part in packed) for _ in range(copies)]
 
 
 class _Layers(nn.Module):
-    """The copies of one square 4-bit weight as layers, one after the other."""
+    """Copies of one square 4-bit weight as layers, one after the other."""
 
     def __init__(self, packed: Sequence[tuple[Tensor, ...]], features: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Layers(nn.Module):
 
 
 def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Layers on a chain, by AOTInductor, whose code calls the kernels' C functions."""
+    """Compile chained layers by AOTInductor, whose code calls the kernels' C functions."""
     program = chain_build.fused(torch.export.export(module, (x,)))
     settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -95,13 +95,13 @@ def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 @functools.lru_cache(maxsize=1)
 def _nf4(weight: Tensor) -> tuple[Tensor, ...]:
-    """Quantized once for all batch sizes (tensors are hashed by identity)."""
+    """Quantize once for all batch sizes (tensors are hashed by identity)."""
     parts = plugins.get("infer.quant", "nf4").quantize(weight, None, Plan(source="", quant="nf4"))
     return tuple(parts[name] for name in ("codes", "table", "scale", "row_scale"))
 
 
 def int8(weight: Tensor, x: Tensor, copies: int) -> Ours:
-    """W8A8: a scale per output, an asymmetric grid per row of x."""
+    """Return W8A8: a scale per output, an asymmetric grid per row of x."""
     scale = weight.abs().amax(1) / packing.LEVELS
     codes = (weight / scale[:, None]).round().to(torch.int8)
     packed = _laid(native.pack_int8(codes, scale), copies)
@@ -123,5 +123,5 @@ def _bytes(tensors: tuple[Tensor, ...]) -> int:
 
 
 def relative(y: Tensor, exact: Tensor) -> float:
-    """Root mean square error of y over the root mean square of exact."""
+    """Return the root mean square error of y over the root mean square of exact."""
     return float((y.double() - exact.double()).norm() / exact.double().norm())

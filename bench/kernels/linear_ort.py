@@ -19,7 +19,7 @@ BLOCK = 64
 
 
 def missing() -> str | None:
-    """Why ONNX Runtime can't be measured, or None."""
+    """Return the reason why ONNX Runtime cannot be measured, or None."""
     from importlib.util import find_spec
 
     absent = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
@@ -27,7 +27,7 @@ def missing() -> str | None:
 
 
 def int4(weight: Tensor, x: Tensor, copies: int) -> Side:
-    """MatMulNBits: weight float32 [N, K] in blocks of 64 columns, symmetric (zero point 8)."""
+    """Return MatMulNBits: weight float32 [N, K] in blocks of 64 columns, symmetric (zero point 8)."""
     rows, columns = weight.shape
     blocks = weight.reshape(rows, columns // BLOCK, BLOCK).numpy()
     scale = np.abs(blocks).max(-1, keepdims=True) / 7
@@ -38,7 +38,7 @@ def int4(weight: Tensor, x: Tensor, copies: int) -> Side:
 
 
 def int8(weight: Tensor, x: Tensor, copies: int) -> Side:
-    """DynamicQuantizeMatMul: symmetric weights, one scale per output, activations by tensor."""
+    """Return DynamicQuantizeMatMul: symmetric weights, one scale per output, activations by tensor."""
     scale = weight.abs().amax(1) / 127
     codes = (weight / scale[:, None]).round().to(torch.int8).t().contiguous().numpy()
     signed = hardware.has_vnni()
@@ -86,7 +86,7 @@ def _side(
 def _model(
     op: str, tensors: dict[str, np.ndarray], attributes: dict[str, Any], columns: int, rows: int, copies: int
 ) -> bytes:
-    """x [batch, columns] → y0, y1, … [batch, rows], one node of com.microsoft for each copy of the weight.
+    """Build x [batch, columns] → y0, y1, … [batch, rows], a com.microsoft node for each copy of the weight.
 
     From the second on, copies hold their codes rotated: ONNX Runtime merges nodes whose initializers are equal.
     """

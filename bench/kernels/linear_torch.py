@@ -14,14 +14,14 @@ ENGINE = "fbgemm"  # "x86" takes fbgemm's kernel for a dynamic linear layer too
 
 
 def missing() -> str | None:
-    """Why fbgemm can't be measured, or None."""
+    """Return the reason why fbgemm cannot be measured, or None."""
     if ENGINE not in torch.backends.quantized.supported_engines:
         return f"this torch was built without {ENGINE}"
     return None
 
 
 def float32(weight: Tensor, x: Tensor, copies: int) -> Side:
-    """F.linear: weight [N, K], x [M, K]."""
+    """Return F.linear: weight [N, K], x [M, K]."""
     weights = [weight.clone() for _ in range(copies)]
 
     def run() -> None:
@@ -32,7 +32,7 @@ def float32(weight: Tensor, x: Tensor, copies: int) -> Side:
 
 
 def fbgemm(weight: Tensor, x: Tensor, copies: int) -> Side:
-    """quantized::linear_dynamic: one weight scale per output, one activation scale per tensor."""
+    """Return quantized::linear_dynamic: one weight scale per output, one activation scale per tensor."""
     linear = torch.ops.quantized.linear_dynamic
     scale = weight.abs().amax(1).double() / 127
     zeros = torch.zeros(len(scale), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The bar of nf4's weights: their error on real checkpoints against bitsandbytes' nf4 and GGUF's iq4_nl.
+"""Error of nf4 weights on real checkpoints against bitsandbytes' nf4 and GGUF's iq4_nl.
 
 `bench/quality/format_error.py` measures it, with rivals re-implemented from their published formats.
 """
@@ -20,7 +20,7 @@ PAIRS = (
 
 
 def measure() -> list[Bar]:
-    """Relative rms errors over all matrices of each real checkpoint; random weights are for reference only."""
+    """Measure relative rms errors over all matrices of each real checkpoint; random ones are not judged."""
     rows = format_error.measure_weights(lambda text: print(text, file=sys.stderr, flush=True))
     errors = {(row.checkpoint, row.format): row.error for row in rows}
     bars = []

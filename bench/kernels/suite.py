@@ -1,4 +1,4 @@
-"""The bars of the kernels, one table: our layers and whole models against every rival on this machine.
+"""Speed and error bars of the kernels in one table: our layers and whole models against every rival installed.
 
     python -m bench.kernels.suite [--only 'lut4*M=1,MiniLM*'] [--prepare | --render]
 
@@ -26,7 +26,7 @@ THREADS = 2
 
 
 def works() -> Iterator[tuple[str, Callable[[], list[Bar]]]]:
-    """Every piece of work by name, in the order of the table."""
+    """Yield every piece of work by name, in the order of the table."""
     for case in linear.cases():
         yield case.name, lambda case=case: linear.measure(case)
     yield call_overhead.NAME, call_overhead.measure

@@ -1,4 +1,4 @@
-"""The bars of whole models in int8: ours through `optimize` and `Predictor`, against ONNX Runtime, OpenVINO, torch.
+"""Speed bars of whole int8 models: ours through `optimize` and `Predictor`, against ONNX Runtime, OpenVINO, torch.
 
 `prepare` makes what takes minutes and keeps it in .work/kernels: the rivals' models by the versions and scripts that
 made them, ours by the sources of `infer`.
@@ -33,7 +33,7 @@ BATCH, TOKENS = "batch", "tokens"
 
 @dataclass(frozen=True)
 class Case:
-    """One whole model at one size, and how many times faster than each rival it must be."""
+    """One whole model at one size, and the speed-up required against each rival."""
 
     source: Source
     rows: int
@@ -48,7 +48,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Sizes and factors of the issue; where it names a rival without a factor, ours must not be slower."""
+    """Yield models, sizes and factors; a rival without a factor must not be faster."""
     faster = {ORT: 1.3, OPENVINO: 1.0, FLOAT: 1.0}
     for source, rows, length in ((MINILM, 8, 64), (MINILM, 1, 16), (BERT, 1, 128)):
         yield Case(source, rows, length, faster, 0.2)
@@ -56,7 +56,7 @@ def cases() -> Iterator[Case]:
 
 
 def prepare(case: Case) -> dict[str, Path | str]:
-    """Engine → what to open, or why it is absent."""
+    """Return for each engine what to open, or the reason why it is absent."""
     source, made = case.source, {}
     for rival, engine in ((ORT, "ORT"), (OPENVINO, "OpenVINO")):
         reason = whole_models_rivals.missing(engine)
@@ -119,7 +119,7 @@ def _maker(source: Source, engine: str) -> Callable[[Path], Path]:
 
 
 def _ours(source: Source, folder: Path) -> Path:
-    """Compiled by inductor as a user would; its fidelity gate is on."""
+    """Optimize by inductor as a user would; its fidelity gate is on."""
     plan = source.plan(folder)
     quant = plan.quant if plan.quant != "none" else "int8"
     plan = plan.with_(quant=quant, backend="inductor", threads=torch.get_num_threads(), allow_slower=True)
@@ -134,7 +134,7 @@ def _open_ours(source: Source, path: Path) -> Call:
 
 
 def _kept(name: str, key: str, make: Callable[[Path], Path]) -> Path:
-    """What `make` left in a folder of .work/kernels, made anew when `key` changed."""
+    """Return what `make` left in a folder of .work/kernels, made anew when `key` changed."""
     folder = WORK / f"{name}-{key}"
     note = folder / "made"
     if not note.exists():

@@ -27,14 +27,14 @@ Call = Callable[[Inputs], Tensor]
 
 
 def missing(engine: str) -> str | None:
-    """Why ORT or OpenVINO can't be measured, or None."""
+    """Return the reason why ORT or OpenVINO cannot be measured, or None."""
     modules = {"ORT": ("onnx", "onnxruntime"), "OpenVINO": ("openvino", "nncf")}[engine]
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     return f"{absent[0]} is not installed (pip install 'infer[bench]')" if absent else None
 
 
 def make_onnx(module: nn.Module, inputs: Inputs, sizes: Mapping[str, Mapping[int, str]], path: Path) -> None:
-    """The float model by torch's older exporter, whose graphs the fusions of ONNX Runtime recognise."""
+    """Export the float model by torch's older exporter, whose graphs the fusions of ONNX Runtime recognise."""
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -50,7 +50,7 @@ def make_onnx(module: nn.Module, inputs: Inputs, sizes: Mapping[str, Mapping[int
 
 
 def make_ort_dynamic(path: Path, heads: int, width: int) -> Path:
-    """Fused by onnxruntime.transformers, then `quantize_dynamic`: signed weights with VNNI, unsigned without."""
+    """Fuse by onnxruntime.transformers, then `quantize_dynamic`: signed weights with VNNI, unsigned without."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers import optimizer
 
@@ -66,7 +66,7 @@ def make_ort_dynamic(path: Path, heads: int, width: int) -> Path:
 
 
 def make_ort_static(path: Path, batches: Sequence[Inputs]) -> Path:
-    """`quant_pre_process`, then `quantize_static` to QDQ: one scale per channel, activations by minimum and maximum."""
+    """Run `quant_pre_process` and `quantize_static` to QDQ: a scale per channel, activations by minimum and maximum."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -111,7 +111,7 @@ def open_ort(path: Path) -> Call:
 
 
 def make_openvino(path: Path, batches: Sequence[Inputs], *, is_transformer: bool) -> Path:
-    """`nncf.quantize`: static int8, calibrated; for transformers with NNCF's own rules for them."""
+    """Run `nncf.quantize`: static int8, calibrated; for transformers with NNCF's own rules for them."""
     import nncf
     import openvino
 

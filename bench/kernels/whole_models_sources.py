@@ -1,4 +1,4 @@
-"""The whole models of the bars: what the rivals convert, what `infer optimize` reads, inputs."""
+"""Sources of the whole models: what the rivals convert, what `infer optimize` reads, inputs."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Embedder(nn.Module):
         self.model = AutoModel.from_pretrained(minilm.checkpoint_folder(), attn_implementation=attention)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """int64 [batch, tokens] twice -> float32 [batch, 384]."""
+        """Map int64 [batch, tokens] twice to float32 [batch, 384]."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return F.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9), dim=-1)
 
 
 def sentences(rows: int, length: int, start: int = 0) -> Inputs:
-    """Real English, cut to exactly `length` tokens."""
+    """Return real English, cut to exactly `length` tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(minilm.checkpoint_folder())
@@ -66,7 +66,7 @@ def _minilm_plan(folder: Path) -> Plan:
 
 
 def _saved(folder: Path, name: str, build: Callable[[], nn.Module]) -> Plan:
-    """A checkpoint written into `folder`, built by the file bench/shared/`name`.py."""
+    """Write a checkpoint into `folder`, built by the file bench/shared/`name`.py."""
     path = folder / f"{name}.pt"
     torch.save(build().state_dict(), path)
     return Plan(source=str(path), model=f"{ROOT / 'bench' / 'shared' / name}.py:build")
@@ -96,7 +96,7 @@ BERT = Source(
 
 
 def resnet() -> Source:
-    """ResNet-50, whose int8 is static."""
+    """Return ResNet-50, whose int8 is static."""
     from bench.shared import resnet50
 
     def plan(folder: Path) -> Plan:

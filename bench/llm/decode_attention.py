@@ -32,7 +32,7 @@ def title(work: Work) -> str:
 
 
 def measure(work: Work, seconds: float) -> list[Bar]:
-    """One new token; layers in turn, so that keys and values come from memory for every engine."""
+    """Measure one new token; layers in turn, so that keys and values come from memory for every engine."""
     torch.manual_seed(0)
     query = torch.randn(work.batch * work.new, work.heads[0], work.dim)
     shape = (work.layers, work.batch, work.heads[1], work.context, work.dim)

@@ -1,4 +1,4 @@
-"""Decode and prefill of the two shapes: our step against llama.cpp on the same weights, in turns.
+"""Decode and prefill of two Llama shapes: our step against llama.cpp on the same weights, in turns.
 
 Ours has the head, and the embedding that it shares, at 8 bits like llama.cpp's files ("equal bytes"); the 4-bit head
 is timed beside it. Nothing is timed while ours is far from its slow twin, or further from transformers than llama.cpp.
@@ -34,7 +34,7 @@ TWIN_CONTEXT = 128  # at which the slow twin is asked
 
 @dataclass(frozen=True)
 class Case:
-    """`context` tokens in the cache of each of `sequences`; of a prefill the tokens of its prompt."""
+    """One size: `context` tokens in the cache of each of `sequences`; of a prefill the tokens of its prompt."""
 
     shape: Shape
     kind: str  # "decode" or "prefill"
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """That one call computes."""
+        """Number of tokens that one call computes."""
         return self.sequences if self.kind == "decode" else self.context
 
 
@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
 
 
 def prepare(shape: Shape) -> None:
-    """What takes minutes, kept in .work/lm: checkpoint, float logits, GGUF files, our steps, filled caches."""
+    """Make and keep in .work/lm what takes minutes: checkpoint, logits, GGUF files, our steps, filled caches."""
     shape.logits()
     for head in infer_step.HEADS:
         folder, _ = _filled(shape, head)
@@ -89,7 +89,7 @@ def gguf(shape: Shape, format: str) -> Path:
 
 
 def measure(case: Case, seconds: float) -> list[Bar]:
-    """The rows of one case; `seconds` of timing."""
+    """Measure the rows of one case in `seconds` of timing."""
     absent = llama_cpp_model.missing()
     engines: dict[str, _Engine] = {head: _Ours(case, head) for head in infer_step.HEADS}
     models: dict[str, llama_cpp_model.Model] = {}
@@ -145,7 +145,7 @@ def _bars(
 
 
 def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> str:
-    """Why nothing is timed."""
+    """Return the reason why nothing is timed, or an empty string."""
     tokens = case.shape.tokens.tolist()
     found = []
     for head in infer_step.HEADS if case.context == TWIN_CONTEXT else ():
@@ -165,7 +165,7 @@ def _wrong(case: Case, logits: dict[str, Tensor], errors: dict[str, float]) -> s
 
 
 def table(bars: Sequence[Bar]) -> str:
-    """Markdown: tokens per second of every engine, and the share of the read bandwidth of a decode step."""
+    """Return Markdown: tokens per second of every engine, and the bandwidth share of a decode step."""
     heads = [*infer_step.HEADS, *(f"{f}{flash}" for f in FORMATS for flash in ("", ", flash"))]
     lines = ["| tokens per second | " + " | ".join(heads) + " | read GB/s | quiet turns |"]
     lines.append("|" + "---|" * (len(heads) + 3))
@@ -192,7 +192,7 @@ class _Engine:
     run: Callable[[], object]
 
     def check(self) -> Tensor:
-        """float32 [vocab]: the logits of the token after `context`."""
+        """Return the logits float32 [vocab] of the token after `context`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class _Llama(_Engine):
 
 
 def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
-    """Our step, and the cache of one sequence after the first 128 and 2048 tokens."""
+    """Return our step, and the cache of one sequence after the first 128 and 2048 tokens."""
     folder = infer_step.prepare(shape, head, THREADS)
 
     def make(path: Path) -> None:
@@ -275,7 +275,7 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
 
 
 def _states(shape: Shape, format: str, flash: bool) -> Path:
-    """A folder with llama.cpp's cache of one sequence after the first 128 and 2048 tokens."""
+    """Return a folder with llama.cpp's cache of one sequence after the first 128 and 2048 tokens."""
 
     def make(folder: Path) -> None:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The decoders of the speed bars: two Llama shapes with seeded random weights, and what transformers says of them."""
+"""Decoders of the speed bars: two Llama shapes with seeded random weights, and transformers' logits for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKED = (128, 512, LONGEST)  # contexts after which logits are compared
 
 @dataclass(frozen=True)
 class Shape:
-    """`checkpoint` is a Hugging Face folder of float16 weights."""
+    """One decoder shape; `checkpoint` is a Hugging Face folder of float16 weights."""
 
     name: str
     sizes: dict[str, int] = field(repr=False)
@@ -40,12 +40,12 @@ class Shape:
 
     @property
     def tokens(self) -> Tensor:
-        """int64 [LONGEST + 1], the same at every call."""
+        """Token ids int64 [LONGEST + 1], equal at every call."""
         generator = torch.Generator().manual_seed(7)
         return torch.randint(3, self.sizes["vocab_size"], (LONGEST + 1,), generator=generator)
 
     def logits(self) -> dict[int, Tensor]:
-        """Of transformers in float32: context → logits [vocab] of the token after that many."""
+        """Return transformers' float32 logits: context → logits [vocab] of the token after that many."""
 
         def make(folder: Path) -> None:
             folder.mkdir()
@@ -56,7 +56,7 @@ class Shape:
         return {int(n): row for n, row in load_file(made(self.folder / "float", make) / "logits").items()}
 
     def model(self) -> torch.nn.Module:
-        """The float32 original in transformers."""
+        """Load the float32 original in transformers."""
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(
@@ -68,7 +68,7 @@ SHAPES = {shape.name: shape for shape in (Shape("135M", LLAMA_135M), Shape("1B",
 
 
 def made(path: Path, make: Callable[[Path], None]) -> Path:
-    """`path`, which `make` fills the first time; half of it is never taken for all of it."""
+    """Return `path`, which `make` fills the first time; a partial result is never taken for a whole one."""
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The engine around the model: what a step costs besides it, and what a shared prefix saves."""
+"""Engine overhead: the time of a step besides the model, and the time that a shared prefix saves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Free:
 
 
 def overhead(seconds: float) -> list[Bar]:
-    """Decode steps of 32 sequences with text, greedy (the bar) and drawn: milliseconds besides the model."""
+    """Measure decode steps of 32 sequences with text, greedy (the bar) and sampled: ms besides the model."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     found, parts = {}, {}
     for name, sampling in (("greedy", GREEDY), ("drawn", DRAWN)):
@@ -70,7 +70,7 @@ def overhead(seconds: float) -> list[Bar]:
 
 
 def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """The median of a decode step, and the means of its parts."""
+    """Return the median of a decode step, and the means of its parts."""
     sizes = SHAPES["135M"].sizes
     shape = StepShape(
         layers=1, query_heads=1, kv_heads=1, head_dim=64, vocab_size=sizes["vocab_size"], max_positions=4096
@@ -95,7 +95,7 @@ def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> tuple[floa
 
 
 def prefix(seconds: float) -> list[Bar]:
-    """The time until each of 32 prompts is read, all submitted at once, with and without the prefix cache."""
+    """Measure the time to read 32 prompts, submitted at once, with and without the prefix cache."""
     folder = infer_step.prepare(SHAPES["135M"], "8 bit head", torch.get_num_threads())
     step = infer_step.Ours(folder, length=32)
     tokens = SHAPES["135M"].tokens.tolist()
@@ -114,7 +114,7 @@ def prefix(seconds: float) -> list[Bar]:
 def _read(
     step: StepRunner, shape: StepShape, tokens: Sequence[int], *, cached: bool
 ) -> tuple[float, dict[str, tuple[int, ...]]]:
-    """Seconds, and the first token of each request."""
+    """Return the seconds, and the first token of each request."""
     limits = EngineLimits(prefix_cache=cached)
     engine = Engine(step, shape, tokenizer=None, eos_ids=(), kv_bytes=KV_BYTES, limits=limits)
     for index in range(SEQUENCES):

@@ -35,7 +35,7 @@ _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm
 
 
 def write_gguf(checkpoint: Path, path: Path) -> None:
-    """A Hugging Face folder of a Llama as one file, one tensor in memory at a time.
+    """Write a Hugging Face Llama folder as one file, one tensor in memory at a time.
 
     Raises `ValueError` for another architecture, scaled rope, biases or a tensor that has no place in the file.
     """
@@ -62,7 +62,7 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
 
 
 def tensor_bytes(path: Path) -> int:
-    """Bytes of the weights in a GGUF file: the file without its header."""
+    """Return the bytes of the weights in a GGUF file: the file without its header."""
     with path.open("rb") as file:
         magic, _, tensors, values = struct.unpack("<4sIQQ", file.read(24))
         if magic != b"GGUF":
@@ -104,7 +104,7 @@ def _metadata(config: dict[str, Any]) -> dict[str, tuple[int, Any]]:
 
 
 def _name(name: str) -> str:
-    """`model.layers.3.mlp.up_proj.weight` → `blk.3.ffn_up.weight`."""
+    """Rename a tensor: `model.layers.3.mlp.up_proj.weight` → `blk.3.ffn_up.weight`."""
     stem, _, kind = name.rpartition(".")
     if kind == "weight" and stem in _OUTSIDE:
         return f"{_OUTSIDE[stem]}.weight"

@@ -1,4 +1,4 @@
-"""The step of a language model as `infer optimize` makes it, and calls of it that are timed.
+"""Language model step as `infer optimize` makes it, and timed calls of it.
 
 Random weights can't pass the fidelity gate and have no float form worth compiling, so the street is walked by its
 own functions up to the lowered step; the bench compares its logits with transformers' itself.
@@ -34,7 +34,7 @@ MAKERS = (attention, kernels, quant, backends, step, capture, pipeline)
 
 
 def prepare(shape: Shape, head: str, threads: int) -> Path:
-    """The folder of the lowered step, made anew when the sources that make it, torch or the machine changed."""
+    """Return the folder of the lowered step, made anew when its sources, torch or the machine changed."""
     folder = shape.folder / f"{head.replace(' ', '-')}-{digest()}"
     for old in shape.folder.glob(f"{head.replace(' ', '-')}-*"):
         if old != folder:
@@ -51,7 +51,7 @@ def prepare(shape: Shape, head: str, threads: int) -> Path:
 
 
 def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
-    """float32 [vocab]: the logits of the last token by the slow, portable operators, kept; they take a minute."""
+    """Return logits float32 [vocab] of the last token by the slow, portable operators; cached, they take a minute."""
 
     def make(path: Path) -> None:
         shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
@@ -68,7 +68,7 @@ def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
 
 
 def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", **options: Any) -> None:
-    """Load, decide on formats, shrink, capture and lower into `place`; `options` are those of the plan."""
+    """Load, assign formats, quantize, capture and lower into `place`; `options` are those of the plan."""
     plan = Plan(source=source, backend=backend, device="cpu", threads=threads, **options)
     street = pipeline.Street(plan, pipeline.Watch())
     pipeline.resolve(street)
@@ -104,11 +104,11 @@ class Ours:
         self.cache = new_cache(self.shape, sequences * blocks)
 
     def kv_bytes(self, context: int) -> int:
-        """What a decode step after `context` tokens of one sequence reads of the cache."""
+        """Return the cache bytes that a decode step after `context` tokens of one sequence reads."""
         return self.shape.layers * self.shape.page_bytes * (context + 1) // self.shape.page
 
     def call(self, tokens: Sequence[int], done: Sequence[int], new: Sequence[int]) -> Callable[[], Tensor]:
-        """A step in which sequence i, with `done[i]` tokens in the cache, gets the next `new[i]` of `tokens`.
+        """Build a step in which sequence i, with `done[i]` cached tokens, gets the next `new[i]` of `tokens`.
 
         It gives the logits of the last token of each. Its inputs are arranged once, before.
         """
@@ -126,7 +126,7 @@ class Ours:
         return self.call(tokens, [0], [len(tokens)])
 
     def restore(self, cache: Tensor) -> None:
-        """The cache of one sequence, pages in order, in the place of each."""
+        """Copy the cache of one sequence, pages in order, to every sequence."""
         pages = cache.shape[1]
         for row in self.table.long():
             self.cache[:, row[:pages]] = cache[:, : len(row)]
@@ -136,7 +136,7 @@ class Ours:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of the tensors in `folder`/weights, without headers."""
+    """Return the bytes of the tensors in `folder`/weights, without headers."""
     return sum(
         path.stat().st_size - 8 - int.from_bytes(path.open("rb").read(8), "little")
         for path in (folder / "weights").rglob("*.safetensors")

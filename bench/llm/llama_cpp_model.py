@@ -20,14 +20,14 @@ FORMATS = {"q4_0": 2, "q8_0": 7, "q4_K_M": 15, "iq4_nl": 25}  # of enum llama_ft
 
 
 def missing() -> str | None:
-    """Why llama.cpp can't be measured, or None."""
+    """Return the reason why llama.cpp cannot be measured, or None."""
     if importlib.util.find_spec("llama_cpp") is None:
         return "llama-cpp-python is not installed (pip install 'infer[bench]'; it compiles for ten minutes)"
     return None
 
 
 def versions() -> dict[str, str]:
-    """Of the package and of the library in it."""
+    """Return the versions of the package and of the library in it."""
     if missing() is not None:
         return {}
     said = _library().llama_version().decode()
@@ -45,11 +45,11 @@ def _library() -> Any:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def _quiet(level: int, text: bytes, data: int) -> None:
-    """It tells of every tensor."""
+    """Drop llama.cpp's log, a line for every tensor."""
 
 
 def quantize(source: Path, path: Path, format: str, threads: int) -> None:
-    """As `llama-quantize SOURCE PATH FORMAT`, without an importance matrix."""
+    """Quantize as `llama-quantize SOURCE PATH FORMAT`, without an importance matrix."""
     library = _library()
     params = library.llama_model_quantize_default_params()
     params.ftype, params.nthread = FORMATS[format], threads
@@ -71,12 +71,12 @@ class Model:
         self.vocab = self.library.llama_vocab_n_tokens(self.library.llama_model_get_vocab(self.pointer))
 
     def close(self) -> None:
-        """After its contexts."""
+        """Free the model, after its contexts."""
         self.library.llama_model_free(self.pointer)
 
 
 class Context:
-    """A cache of `sequences` × `length` tokens in float16, each sequence apart, and the threads that compute."""
+    """Cache of `sequences` × `length` tokens in float16, each sequence apart, and the threads that compute."""
 
     def __init__(
         self, model: Model, *, length: int, threads: int, sequences: int = 1, flash: bool = True
@@ -95,7 +95,7 @@ class Context:
         self._batches: list[Any] = []
 
     def batch(self, tokens: Sequence[tuple[int, int, int]], logits: Sequence[int]) -> Any:
-        """A batch of (token, position, sequence); of those at the indices `logits` the logits are computed."""
+        """Build a batch of (token, position, sequence); logits are computed at the indices `logits`."""
         made = self._lib.llama_batch_init(len(tokens), 0, 1)
         self._batches.append(made)
         made.n_tokens = len(tokens)
@@ -114,7 +114,7 @@ class Context:
         self._lib.llama_synchronize(self._context)
 
     def logits(self, indices: Sequence[int]) -> Tensor:
-        """float32 [len(indices), vocab], of the tokens at those indices of the last batch."""
+        """Return float32 [len(indices), vocab] of the tokens at those indices of the last batch."""
         kind = ctypes.c_float * self.vocab
         rows = [self._lib.llama_get_logits_ith(self._context, index).contents for index in indices]
         found = [
@@ -123,7 +123,7 @@ class Context:
         return torch.stack(found)
 
     def prompt(self, tokens: Sequence[int]) -> Any:
-        """A batch of the first sequence from its start, with logits of the last token."""
+        """Build the batch of the first sequence from its start, with logits of the last token."""
         return self.batch([(token, index, 0) for index, token in enumerate(tokens)], [len(tokens) - 1])
 
     def forget(self, start: int = 0) -> None:
@@ -131,21 +131,21 @@ class Context:
         self._lib.llama_memory_seq_rm(self._memory, -1, start, -1)
 
     def save(self, path: Path) -> None:
-        """The cache of the first sequence."""
+        """Save the cache of the first sequence."""
         size = self._lib.llama_state_seq_get_size(self._context, 0)
         data = (ctypes.c_uint8 * size)()
         self._lib.llama_state_seq_get_data(self._context, data, size, 0)
         path.write_bytes(bytes(data))
 
     def restore(self, path: Path) -> None:
-        """What `save` wrote with a context of one sequence, in one of one sequence."""
+        """Load what `save` wrote with a context of one sequence into one of one sequence."""
         data = path.read_bytes()
         held = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         if not self._lib.llama_state_seq_set_data(self._context, held, len(data), 0):
             raise RuntimeError(f"llama.cpp can't restore {path}")
 
     def copy(self, sequence: int) -> None:
-        """What the first sequence has in the cache, to another."""
+        """Copy the cache of the first sequence to another."""
         self._lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ EQUAL = 0.002  # of float: relative difference of the perplexities of llama.cpp 
 
 
 def measure() -> list[Bar]:
-    """A bar for each rival, held by the best of ours that is smaller than it; all figures in the details."""
+    """Return a bar for each rival, against the best of ours that is smaller than it; all figures in the details."""
     rows = windows()
     ours = {n: (infer_step.weight_bytes(_folder(n)), engine_perplexity(_folder(n), rows)) for n in OURS}
     details = {"ours": ours, "windows": list(rows.shape), "transformers": transformers_perplexity(rows)}
@@ -84,7 +84,7 @@ def prepare() -> None:
 
 
 def windows() -> Tensor:
-    """int64 [rows, 128]: those of the samples that `infer optimize` judges by."""
+    """Return int64 [rows, 128]: those of the samples that `infer optimize` judges by."""
     plan = Plan(source=str(SOURCE), quant="nf4", backend="eager", device="cpu")
     street = pipeline.Street(plan, pipeline.Watch())
     pipeline.resolve(street)
@@ -101,7 +101,7 @@ def gguf(format: str) -> Path:
 
 
 def engine_perplexity(folder: Path, rows: Tensor) -> float:
-    """Through the engine: paged cache, pieces of prompts, mixed batches."""
+    """Measure perplexity through the engine: paged cache, pieces of prompts, mixed batches."""
     shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
     runner = plugins.get("backends", BACKEND).open(folder, "cpu")
     engine = Engine(runner, shape, tokenizer=None, eos_ids=(), kv_bytes=KV_BYTES)
@@ -143,13 +143,13 @@ def transformers_perplexity(rows: Tensor) -> float:
 
 
 def _perplexity(rows: Tensor, logits: Callable[[Tensor], Tensor]) -> float:
-    """Every token of a row but its first."""
+    """Return the perplexity of every token of a row but its first."""
     losses = [F.cross_entropy(logits(row)[:-1].float(), row[1:], reduction="sum").item() for row in rows]
     return math.exp(math.fsum(losses) / (rows.shape[0] * (rows.shape[1] - 1)))
 
 
 def _folder(name: str) -> Path:
-    """The step in plain torch: the numbers of the compiled form, without compiling."""
+    """Return the step in plain torch: the numbers of the compiled form, without compiling."""
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -165,7 +165,7 @@ def _bar(rival: str, **values: object) -> Bar:
 
 
 def table(bar: Bar) -> str:
-    """Markdown: bytes and perplexity of every file."""
+    """Return Markdown: bytes and perplexity of every file."""
     float_ = bar.details["transformers"]
     lines = ["| file | bytes of weights | perplexity | change |", "|---|---|---|---|"]
     lines.append(f"| transformers, float32 | | {float_:.3f} | |")

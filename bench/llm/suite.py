@@ -1,4 +1,4 @@
-"""The bars of language models, one table: our step and engine against llama.cpp, transformers and torch's attention.
+"""Bars of language models in one table: our step and engine against llama.cpp, transformers and torch's attention.
 
     python -m bench.llm.suite [--only 'decode 135M*,prefill*'] [--seconds 30] [--prepare | --render]
 
@@ -45,7 +45,7 @@ Measure = Callable[[float], list[Bar]]
 
 
 def works() -> Iterator[tuple[str, Measure]]:
-    """Every piece of work by name, in the order of the table."""
+    """Yield every piece of work by name, in the order of the table."""
     for case in decode_prefill.cases():
         yield case.name, lambda seconds, case=case: decode_prefill.measure(case, seconds)
     yield transformers_decode.NAME, transformers_decode.measure
@@ -57,7 +57,7 @@ def works() -> Iterator[tuple[str, Measure]]:
 
 
 def prepare(names: list[str]) -> None:
-    """All that takes minutes and is kept: files, compiled steps, filled caches."""
+    """Make all that takes minutes and is kept: files, compiled steps, filled caches."""
     for shape in decoder_shapes.SHAPES.values():
         if any(shape.name in name for name in names):
             print(shape.name, flush=True)
@@ -68,7 +68,7 @@ def prepare(names: list[str]) -> None:
 
 
 def tables(bars: list[Bar]) -> str:
-    """What stands under the bars: tokens per second of every engine, bytes and perplexity of every file."""
+    """Return the tables under the bars: tokens per second of every engine, bytes and perplexity of every file."""
     parts = [decode_prefill.table([bar for bar in bars if "tokens" in bar.details])]
     parts += [perplexity.table(bar) for bar in bars if "ours" in bar.details][:1]
     return "".join(f"\n{part}" for part in parts)

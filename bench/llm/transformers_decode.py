@@ -67,7 +67,7 @@ def _eager(model: nn.Module, tokens: Tensor) -> Callable[[], Tensor]:
 
 
 def _compiled(model: nn.Module, tokens: Tensor) -> Callable[[], Tensor]:
-    """The decode step as `generate` compiles it: a static cache of the context and a bit, one graph."""
+    """Return the decode step as `generate` compiles it: a static cache of the context and a bit, one graph."""
     from transformers import StaticCache
 
     cache = StaticCache(config=model.config, max_cache_len=CONTEXT + 32)

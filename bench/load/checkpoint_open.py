@@ -120,7 +120,7 @@ def kept_at(*, small: bool) -> Path:
 
 
 def merged(rows: list[dict[str, Any]], num_weights: int, *, small: bool) -> list[dict[str, Any]]:
-    """The rows measured now in place of today's earlier ones: the weights are seeded, so they are the same."""
+    """Return the rows measured now in place of today's earlier ones; the seeded weights are equal."""
     path = kept_at(small=small)
     earlier = json.loads(path.read_text()) if path.is_file() else {"num_weights": num_weights, "rows": []}
     if earlier["num_weights"] != num_weights:

@@ -16,7 +16,7 @@ PACKED = "packed.safetensors"
 
 
 def write_pt(folder: Path) -> Path:
-    """The same weights as a `.pt`, written from mapped tensors."""
+    """Write the same weights as a `.pt`, from mapped tensors."""
     import torch
 
     loaded = open_folder(folder / "model", "meta")
@@ -26,7 +26,7 @@ def write_pt(folder: Path) -> Path:
 
 
 def status(field: str) -> float:
-    """A line of /proc/self/status in GB."""
+    """Return one line of /proc/self/status in GB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e9
@@ -34,7 +34,7 @@ def status(field: str) -> float:
 
 
 class Anonymous:
-    """The largest anonymous resident part while the block runs."""
+    """Largest anonymous resident memory while the block runs."""
 
     def __enter__(self) -> Anonymous:
         self.gb, self._stop = status("RssAnon"), threading.Event()
@@ -62,7 +62,7 @@ def open_folder(folder: Path, strategy: str) -> Any:
 
 
 def import_all() -> None:
-    """What every row needs, so that importing is in no row's time and in every row's memory."""
+    """Import what every row needs, so that imports are in no row's time and in every row's memory."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import infer.quant.cluster
@@ -89,7 +89,7 @@ def child_strategy(strategy: str) -> Callable[[Path], dict[str, Any]]:
 
 
 def child_torch(folder: Path) -> dict[str, Any]:
-    """What a tutorial does: build the model, torch.load, load_state_dict."""
+    """Load as tutorials do: build the model, torch.load, load_state_dict."""
     import torch
     from transformers import AutoConfig, LlamaForCausalLM
 
@@ -104,7 +104,7 @@ def child_torch(folder: Path) -> dict[str, Any]:
 
 
 def measured(model: Any, own: float, seconds: float) -> dict[str, Any]:
-    """Memory right after loading, then the checksum, then one forward of 16 tokens."""
+    """Measure memory right after loading, then the checksum, then one forward of 16 tokens."""
     import torch
 
     found: dict[str, Any] = {"peak_gb": status("VmHWM"), "own_gb": own, "load_s": seconds}
@@ -117,7 +117,7 @@ def measured(model: Any, own: float, seconds: float) -> dict[str, Any]:
 
 
 def checksum(model: Any) -> str:
-    """Columns of some layers, through the layers themselves: unit vectors in, exact weights out."""
+    """Hash columns of some layers, through the layers themselves: unit vectors in, exact weights out."""
     import torch
 
     digest = hashlib.sha256()
@@ -166,7 +166,7 @@ def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
 
 
 def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
-    """The file holds what the model holds, and layers decode near the original: relative rms."""
+    """Compare the file with the model, and decoded layers with the original (relative rms)."""
     import torch
 
     from infer import quant as formats

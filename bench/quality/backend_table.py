@@ -1,4 +1,4 @@
-"""The backend × quant table: error, speed against float, size, on digits, MiniLM and pydoc_lm.
+"""Backend × format table: error, speed against float and size of digits, MiniLM and pydoc_lm.
 
     python -m bench.quality.backend_table [--only 'minilm,*,int8*;digits,ort,*'] [--resume | --render]
 
@@ -79,7 +79,7 @@ class Cell(msgspec.Struct, kw_only=True):
 
 
 def plans() -> dict[str, tuple[Plan, str]]:
-    """Model → its plan and the finding that says best what was lost."""
+    """Return for each model its plan and the metric that says best what was lost."""
     import minilm
 
     digits = Plan(
@@ -97,7 +97,7 @@ def plans() -> dict[str, tuple[Plan, str]]:
 
 
 def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[Cell]:
-    """The wanted cells of one model, quantizer by quantizer: a quantized model is made once for all backends."""
+    """Yield the wanted cells of one model, format by format: a quantized model is made once for all backends."""
     with tempfile.TemporaryDirectory() as work:
         street = Street(plan.with_(allow_slower=True), Watch())
         pipeline.resolve(street)
@@ -164,7 +164,7 @@ def _value(metrics: list[Metric], label: str) -> float | None:
 
 
 def markdown(cells: list[Cell]) -> str:
-    """A row per cell; a backend that this machine can't run at all takes one row a model."""
+    """Return a row per cell; a backend that this machine cannot run at all takes one row a model."""
     head = "| model | quant | backend | result | quality | relative error | time ÷ float (batch) | MB |"
     lines = [head, "|" + "---|" * 8]
     seen: set[tuple[str, str]] = set()
@@ -189,7 +189,7 @@ def _line(cell: Cell, quant: str) -> str:
 
 
 def kept(path: Path) -> dict[Key, Cell]:
-    """The cells of today's file, when it comes from a machine like this one."""
+    """Return the cells of today's file when it comes from a machine like this one."""
     if not path.exists():
         return {}
     before = json.loads(path.read_text())
@@ -199,7 +199,7 @@ def kept(path: Path) -> dict[Key, Cell]:
 
 
 def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
-    """The files of results, in the order of `every`; the table of README.md when no cell is absent."""
+    """Write the result files in the order of `every`, and README's table when no cell is absent."""
     head, known = (
         machine_header(threads=torch.get_num_threads()),
         [cells[key] for key in every if key in cells],
@@ -219,7 +219,7 @@ def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
 
 
 def matches(key: Key, only: str) -> bool:
-    """Whether one of the patterns `MODEL,BACKEND,QUANT;…` fits; what is left out fits everything."""
+    """Return True if one of the patterns `MODEL,BACKEND,QUANT;…` fits; what is left out fits everything."""
     patterns = [[*part.split(","), "*", "*"][:3] for part in only.split(";")]
     return any(all(map(fnmatch.fnmatch, key, pattern)) for pattern in patterns)
 

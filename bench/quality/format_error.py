@@ -1,4 +1,4 @@
-"""How close quantized weights and models stay: error of the weights against published formats, fidelity of real models.
+"""Error of quantized weights against published formats, and fidelity of real models in each format.
 
     python -m bench.quality.format_error [--parts weights,models] [--models digits,minilm,pydoc_lm] [--quants …]
 
@@ -54,7 +54,7 @@ SAID = {
 
 
 class Weights(msgspec.Struct):
-    """The relative rms error of one format over the matrices of a checkpoint."""
+    """Relative rms error of one format over the matrices of a checkpoint."""
 
     checkpoint: str
     format: str
@@ -64,7 +64,7 @@ class Weights(msgspec.Struct):
 
 
 class Judged(msgspec.Struct):
-    """What one format of one model gives, on rows that did not calibrate it."""
+    """Fidelity of one model in one format, on rows that did not calibrate it."""
 
     model: str
     quant: str
@@ -75,7 +75,7 @@ class Judged(msgspec.Struct):
 
 
 def checkpoints() -> Iterator[tuple[str, Callable[[], Iterator[Tensor]]]]:
-    """Name and float matrices [N, K] of each checkpoint, K a multiple of 64."""
+    """Yield the name and float matrices [N, K] of each checkpoint, K a multiple of 64."""
     import minilm
     import pydoc_lm
 
@@ -94,7 +94,7 @@ def matrices(path: Path) -> Iterator[Tensor]:
 
 
 def formats() -> dict[str, Callable[[Tensor], tuple[Tensor, float]]]:
-    """Format → weight [N, K] → what it becomes, and its bits per weight."""
+    """Return format → weight [N, K] → what it becomes, and its bits per weight."""
 
     def ours(name: str) -> Callable[[Tensor], tuple[Tensor, float]]:
         plan = Plan(source="", quant=name)
@@ -144,7 +144,7 @@ def measure_weights(say: Callable[[str], None]) -> list[Weights]:
 def measure_model(
     model: str, plan: Plan, metric: str, quants: list[str], say: Callable[[str], None]
 ) -> Iterator[Judged]:
-    """Every format of one model after every kind of calibration; the same rows judge all."""
+    """Measure every format of one model after every kind of calibration; equal rows judge all."""
     loaded = sources.load(plan.with_(quant="int8"))
     sources.fill(loaded)
     if loaded.module is None:
@@ -192,7 +192,7 @@ def _run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def verdicts(weights: list[Weights], judged: list[Judged]) -> list[tuple[bool, str]]:
-    """The bars, one line each."""
+    """Return the bars, one line each."""
     lines = []
     errors = {(row.checkpoint, row.format): row for row in weights}
     for checkpoint in dict.fromkeys(row.checkpoint for row in weights):
@@ -244,7 +244,7 @@ def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[boo
 
 
 def write(weights: list[Weights], judged: list[Judged]) -> bool:
-    """Put what was measured now in the place of the same of today; say whether every bar is met."""
+    """Replace today's earlier figures by those measured now; return True if every bar is met."""
     path = result_path("quality")
     held = json.loads(path.read_text()) if path.exists() else {"weights": [], "models": []}
     if not weights:

@@ -144,7 +144,7 @@ class Bench:
             return digits.evaluate(digits.predictor(self.mix.model))["accuracy"]
 
     def uniform(self, format: str) -> budget.Assignment:
-        """Every layer that accepts it in one format, the others in float; the sum of effects where it is known."""
+        """Assign one format to every layer that accepts it, float to the others; sum the known effects."""
         weights = {weight.name: weight for weight in self.mix.candidates.weights}
         names, size, cost = {}, 0, 0.0
         for layer in self.layers:
@@ -179,7 +179,7 @@ def run(bench: Bench, budgets: list[float]) -> list[Row]:
 
 
 def missed(rows: list[Row]) -> list[str]:
-    """What the front promises and did not keep."""
+    """Return the promises of the front that are not kept."""
     found = []
     for row in (r for r in rows if r.kind == "mixed"):
         if row.bits > float(row.name.split()[0]):
@@ -242,7 +242,7 @@ def write(rows: list[Row], layers: list[LayerRow], notes: dict[str, str]) -> Pat
 
 
 def held(models: list[str]) -> tuple[list[Row], list[LayerRow], dict[str, str]]:
-    """What today's file has of models other than these."""
+    """Return the rows that today's file has of models other than these."""
     path = result_path("mixed")
     if not path.exists():
         return [], [], {}

@@ -25,7 +25,7 @@ class Point:
 
 
 class Axes:
-    """Bits linear, quality logarithmic above `reference` when there is one: what is lost, not what was there."""
+    """Axes of the plot: bits linear, quality logarithmic above `reference` when there is one."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         bits, values = [p.bits for p in points], [math.log10(p.value) for p in points]
@@ -41,7 +41,7 @@ class Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def ticks(self) -> list[float]:
-        """Round values: 1, 2, 5 times powers of ten, or only the powers; evenly spread ones where few are round."""
+        """Return round values: 1, 2, 5 times powers of ten, or only the powers; evenly spread where few are round."""
         powers = range(math.floor(self.bottom), math.ceil(self.top) + 1)
         for digits in ((1, 2, 5), (1,), (1.0, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)):
             found = [
@@ -54,8 +54,11 @@ class Axes:
 
 
 def front_svg(points: Sequence[Point], *, title: str, label: str, reference: float | None = None) -> str:
-    """The whole file. Values are above zero; one of zero or less (nothing lost) is left out. Of formats that lose far
-    more than any mixed assignment only the figure is given: they would press all others together."""
+    """Return the whole SVG file.
+
+    Values are above zero; one of zero or less (nothing lost) is left out. Of formats that lose far
+    more than any mixed assignment only the figure is given: they would press all others together.
+    """
     shown = [p for p in points if p.value > 0 and math.isfinite(p.value)]
     ceiling = max((p.value for p in shown if p.kind == "mixed"), default=math.inf) * (
         FAR if reference else 1e9
@@ -117,8 +120,10 @@ def _dot(axes: Axes, point: Point, colour: str, radius: float) -> str:
 
 
 def _labels(axes: Axes, points: Sequence[Point], mixed: Sequence[Point]) -> list[str]:
-    """Beside each point, right or left, where no other label, dot or piece of the front is in the way; a line leads to
-    those that lie further off."""
+    """Place a label beside each point, right or left, clear of other labels, dots and the front.
+
+    A line leads to labels that lie further off.
+    """
     dots = [(axes.x(p.bits), axes.y(p.value)) for p in [*points, *mixed]]
     taken = [_box(x - RADIUS, y, 2 * RADIUS, 2 * RADIUS) for x, y in dots]
     for (x, y), (right, end) in pairwise(dots[len(points) :]):

@@ -1,4 +1,4 @@
-"""Weight formats of others, re-implemented from what they publish; all take float32 [N, K] and give what it becomes.
+"""Published weight formats of other projects, re-implemented; each maps float32 [N, K] to its dequantized form.
 
 `absmax` is bitsandbytes' nf4: blocks of 64, float32 scale, the largest magnitude. `iq4_nl` is GGUF's: blocks of 32, a
 float16 scale found by 15 tries around the largest value, errors weighed by the weight squared, then least squares.
@@ -33,7 +33,7 @@ def iq4_nl(weight: Tensor) -> Tensor:
 
 
 def searched(weight: Tensor, table: Tensor, block: int) -> Tensor:
-    """Our search with a float16 scale: shares of the largest magnitude, both signs, least squares."""
+    """Quantize by our search with a float16 scale: shares of the largest magnitude, both signs, least squares."""
     blocks = weight.reshape(-1, block)
     largest = blocks.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     shares = torch.linspace(0.5, 1.3, 33)
@@ -43,7 +43,7 @@ def searched(weight: Tensor, table: Tensor, block: int) -> Tensor:
 
 
 def _best_scale(blocks: Tensor, inverses: list[Tensor], table: Tensor, importance: Tensor) -> Tensor:
-    """The least-squares scale of the codes, of those that each inverse gives, that leave the smallest error."""
+    """Return the least-squares scale of the codes of the inverse that leaves the smallest error."""
     best = saved = torch.zeros((len(blocks), 1))
     for inverse in inverses:
         fitted = nearest(blocks * inverse, table)

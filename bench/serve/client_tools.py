@@ -40,7 +40,7 @@ LINES = 14  # of what a tool printed that are kept
 
 
 def run(tool: Tool, place: Place) -> dict[str, Any]:
-    """One tool: its version, exit status, and the lines it printed that say something."""
+    """Run one tool: its version, exit status, and the lines of its output that matter."""
     reason = tool.missing(place)
     if reason:
         return {"tool": tool.name, "version": "", "status": "not run", "said": [reason]}
@@ -66,7 +66,7 @@ def run(tool: Tool, place: Place) -> dict[str, Any]:
 
 
 def serving(stack: ExitStack, artifacts: list[str]) -> str:
-    """The address of a server of all of them."""
+    """Return the address of a server of all models."""
     command = [sys.executable, "serve.py", *artifacts, "--port", "0"]
     running = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
     stack.callback(running.terminate)

@@ -15,8 +15,11 @@ Done = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class Place:
-    """`address`: host:port; `text`, `embedding`: names of the models; `artifact`: of the first; `tools`, `comply`:
-    environments; `work`: an empty folder."""
+    """Where the tools run.
+
+    `address`: host:port; `text`, `embedding`: names of the models; `artifact`: of the first; `tools`, `comply`:
+    environments; `work`: an empty folder.
+    """
 
     address: str
     text: str
@@ -28,13 +31,13 @@ class Place:
 
 
 def _error(done: Done) -> str:
-    """The last line that it printed, if it failed."""
+    """Return the last line that the tool printed, if it failed."""
     return (done.stderr.strip() or "no reason").splitlines()[-1] if done.returncode else ""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """`needs`: what must exist, with the command that makes it; `fault`: what was wrong with a run, or nothing."""
+    """One tool. `needs`: what must exist, with the command that makes it; `fault`: what was wrong, or nothing."""
 
     name: str
     needs: Callable[[Place], tuple[Path, str]]
@@ -68,7 +71,7 @@ def _tools(place: Place) -> Path:
 
 
 def _with(*words: str) -> Callable[[str], list[str]]:
-    """The lines that hold one of these words."""
+    """Return the lines that hold one of these words."""
     return lambda text: [line for line in text.splitlines() if any(word in line for word in words)]
 
 
@@ -193,8 +196,11 @@ PERF_OPENAI = _perf_tool("perf_analyzer, openai", _perf_chat)
 
 
 def _comply_fault(done: Done) -> str:
-    """It ends with 1 when anything fails; pictures are refused, as they should be, and so small a model never ends its
-    turn (a scripted engine does in tests/test_serve_conformance.py)."""
+    """Return the fault of a run of llm-comply, which exits with 1 when anything fails.
+
+    Pictures are refused, as they should be, and so small a model never ends its turn (a scripted engine does in
+    tests/test_serve_conformance.py).
+    """
     if not done.stdout:
         return _error(done)
     failed = [one for one in json.loads(done.stdout)["results"] if one["status"] == "failed"]

@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
 
 
 async def drive(port: int, requests: list[bytes], clients: int, count: int) -> list[float]:
-    """Seconds of each request; `clients` ask one after another, `count` in all. Every answer must be a 200."""
+    """Return the seconds of each of `count` requests from `clients` connections. Every status must be 200."""
     loop, seconds, left = asyncio.get_running_loop(), list[float](), iter(range(min(count, HIGHEST)))
 
     async def client() -> None:
@@ -80,7 +80,7 @@ def run(port: int, requests: list[bytes], clients: int, count: int) -> dict[str,
 def timed(
     server: tuple[int, subprocess.Popen[str]], requests: list[bytes], clients: int, count: int
 ) -> dict[str, float]:
-    """One run, with the milliseconds of CPU that the server itself spent per request, whoever else is busy."""
+    """Time one run, with the milliseconds of CPU that the server itself spent per request."""
     process = psutil.Process(server[1].pid)
     processes = [process, *process.children(recursive=True)]
     before = sum(sum(one.cpu_times()[:2]) for one in processes)
@@ -95,7 +95,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 def encode(name: str, arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
-    """One request in every form: KServe JSON, KServe binary, the naive endpoint's JSON."""
+    """Encode one request in every form: KServe JSON, KServe binary, the plain endpoint's JSON."""
     from infer.serve.tensors import DATATYPES
 
     path, media = f"/v2/models/{name}/infer", "Content-Type: application/json"
@@ -118,7 +118,7 @@ def encode(name: str, arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
 
 
 def outputs_of(form: str, head: bytes, body: bytes) -> np.ndarray:
-    """The first output of an answer, flat."""
+    """Return the first output of an answer, flat."""
     if form == "naive":
         return np.array(next(iter(json.loads(body).values())), np.float32).ravel()
     if form == "json":
@@ -129,7 +129,7 @@ def outputs_of(form: str, head: bytes, body: bytes) -> np.ndarray:
 
 
 async def answers(port: int, form: str, requests: list[bytes]) -> list[np.ndarray]:
-    """Several together, so that batching is checked too; no more than a server takes in at a slow moment."""
+    """Send several requests together, so that batching is checked too, but not enough to be refused."""
     loop, together = asyncio.get_running_loop(), asyncio.Semaphore(TOGETHER)
 
     async def one(request: bytes) -> np.ndarray:
@@ -143,7 +143,7 @@ async def answers(port: int, form: str, requests: list[bytes]) -> list[np.ndarra
 
 
 def check(port: int, form: str, requests: list[bytes], expected: np.ndarray) -> None:
-    """Refuses to time a server whose answers are not the model's."""
+    """Refuse to time a server whose answers differ from the model's."""
     for got, want in zip(asyncio.run(answers(port, form, requests)), expected, strict=True):
         error = np.linalg.norm(got - want.ravel()) / max(float(np.linalg.norm(want)), 1e-9)
         if got.size != want.size or not error < 1e-3:

@@ -83,7 +83,7 @@ class Leaks:
         self.done += streams
 
     async def read(self) -> None:
-        """Once nothing runs, or after ten seconds whatever is left."""
+        """Read the figures once nothing runs, or after ten seconds whatever is left."""
         until = time.monotonic() + 10
         while True:
             await asyncio.sleep(1.0)
@@ -99,7 +99,7 @@ class Leaks:
         progress(str({name: round(value, 3) for name, value in self.readings[-1].items()}))
 
     async def check(self) -> list[str]:
-        """The sentences of wrong answers to each opening."""
+        """Return a sentence for each opening whose answer is wrong."""
         wrong = []
         for opening, text in self.known.texts.items():
             answer = await self.client.ask(completion(opening, TOKENS, stream=True))
@@ -183,7 +183,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
 
 
 def leaking_worker(path: str, **options: Any) -> Any:
-    """A language model that keeps 2 KB of each request."""
+    """Open a language model that keeps 2 KB of each request."""
     from infer.generate.in_flight import InFlight
     from infer.predict import Predictor
 
@@ -198,7 +198,7 @@ def leaking_worker(path: str, **options: Any) -> Any:
 
 
 def leaking_pages(path: str, **options: Any) -> Any:
-    """A language model that forgets the last page of each 50th sequence."""
+    """Open a language model that forgets the last page of each 50th sequence."""
     from infer.generate.pages import PagePool
     from infer.predict import Predictor
 

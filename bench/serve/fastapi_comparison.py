@@ -30,7 +30,7 @@ from bench.serve.server_processes import NOOP, ask, make_minilm, samples, starte
 
 
 def measure(artifact: str, arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Medians and round-by-round ratios of one model at each number of clients."""
+    """Measure medians and round-by-round ratios of one model at each number of clients."""
     name = NOOP if artifact == NOOP else json.loads((Path(artifact) / "manifest.json").read_text())["name"]
     encoded = [encode(name, one) for one in samples(artifact, 64)]
     forms = {form: [one[form] for one in encoded] for form in ("json", "binary", "naive")}

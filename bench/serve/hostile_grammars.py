@@ -1,4 +1,4 @@
-"""A canary among hostile grammars: how long a good, new JSON schema takes while a client sends a hundred bad ones.
+"""Compile time of a new JSON schema while another client sends a hundred hostile ones.
 
     python -m bench.serve.hostile_grammars ARTIFACT.infer [--hostile 100] [--canaries 30] [--same-client]
 
@@ -34,7 +34,7 @@ def canary(number: int) -> dict[str, Any]:
 
 
 def hostile(number: int) -> dict[str, Any]:
-    """Of four kinds, none like another: long to compile, large, and wide."""
+    """Return hostile schemas of four kinds, each different: long to compile, large, and wide."""
     kind = number % 4
     if kind == 0:
         return {"type": "integer", "multipleOf": 1_000_003 + 2 * number}
@@ -50,7 +50,7 @@ def hostile(number: int) -> dict[str, Any]:
 
 @contextmanager
 def server(artifact: str) -> Iterator[tuple[str, int]]:
-    """Its address and process id."""
+    """Yield the server's address and process id."""
     keys = ["--api-key", CANARY, "--api-key", HOSTILE]
     command = [sys.executable, "-m", "infer", "serve", artifact, "--port", "0", *keys]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -64,7 +64,7 @@ def server(artifact: str) -> Iterator[tuple[str, int]]:
 
 
 def ask(url: str, key: str, model: str, schema: dict[str, Any]) -> tuple[int, float]:
-    """Status and seconds of one request of eight tokens."""
+    """Return the status and seconds of one request of eight tokens."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     body = {"model": model, "prompt": "x", "max_tokens": 8, "response_format": form}
     began = time.monotonic()
@@ -74,7 +74,7 @@ def ask(url: str, key: str, model: str, schema: dict[str, Any]) -> tuple[int, fl
 
 
 def watch(pid: int, over: threading.Event, largest: dict[str, int]) -> None:
-    """The largest resident memory, in MiB, of the worker and of all processes together."""
+    """Track the largest resident memory, in MiB, of the worker and of all processes together."""
     while not over.wait(0.1):
         sizes: dict[int, int] = {}
         workers = 0

@@ -1,4 +1,4 @@
-"""`load_generator.cpp` from Python: compiled once per text of it, then run as the client of one measurement."""
+"""Python side of `load_generator.cpp`: compiled once per version of its text, then run for one measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def program() -> str:
-    """The compiled client; raises `SystemExit` where there is no compiler."""
+    """Return the compiled client; raises `SystemExit` where there is no compiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise SystemExit("the load client needs a C++ compiler (c++ or g++, or $CXX)")
@@ -34,8 +34,11 @@ def program() -> str:
 def load(
     port: int, requests: list[bytes], clients: int, *, seconds: float, warm: float = 0.5, pid: int = 0
 ) -> dict[str, Any]:
-    """Closed loop: `rate` of 200s per second, `p50_ms`, `p99_ms`, `statuses`; with `pid`, `cpu_ms` per request of that
-    process and its children, warming included."""
+    """Run a closed loop of requests.
+
+    Returns `rate` of 200s per second, `p50_ms`, `p99_ms`, `statuses`; with `pid`, `cpu_ms` per request of that
+    process and its children, warming included.
+    """
     with tempfile.NamedTemporaryFile(suffix=".requests") as file:
         for request in requests:
             file.write(len(request).to_bytes(4, "little") + request)
@@ -52,14 +55,14 @@ def load(
 
 
 def idle(pid: int, seconds: float = 1.0) -> float:
-    """Share of a core that it and its children take while nobody asks them anything."""
+    """Return the share of a core that the process and its children take without requests."""
     before = _cpu(pid)
     time.sleep(seconds)
     return (_cpu(pid) - before) / seconds
 
 
 def _cpu(pid: int) -> float:
-    """Seconds that it and its children have spent."""
+    """Return the seconds that the process and its children have spent."""
     if not pid:
         return 0.0
     process = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""Clients of every sort for the long runs (`soak.py`, `disconnect_leaks.py`): one connection a request, raw sockets.
+"""Clients of every kind for the long runs (`soak.py`, `disconnect_leaks.py`): one connection a request, raw sockets.
 
 Every answer is compared: digits' logits and pydoc_lm's greedy text are known before the server is started.
 """
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass
 class Known:
-    """What the served models must answer: `images` and `logits` of digits, `texts` by opening of pydoc_lm."""
+    """Expected answers: `images` and `logits` of digits, `texts` by opening of pydoc_lm."""
 
     images: np.ndarray
     logits: np.ndarray
@@ -52,7 +52,7 @@ class Known:
 
 
 def make_artifacts(folder: Path) -> tuple[str, str]:
-    """digits and pydoc_lm in int8, as `infer optimize` makes them; found again where they are."""
+    """Make digits and pydoc_lm in int8 as `infer optimize` does, unless they are there."""
     from infer import Plan, optimize
 
     models = ROOT / "models"
@@ -70,7 +70,7 @@ def make_artifacts(folder: Path) -> tuple[str, str]:
 
 
 def known_answers(digits: str, pydoc: str) -> Known:
-    """By the Predictor, in a process of its own, which leaves no torch in this one."""
+    """Compute the answers by the Predictor in its own process, which keeps torch out of this one."""
     code = (
         "import sys, json, numpy as np\n"
         "from infer import Predictor\n"
@@ -88,7 +88,7 @@ def known_answers(digits: str, pydoc: str) -> Known:
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """What the long runs share; see `prepared` and `concluded`."""
+    """Return the parser that the long runs share; see `prepared` and `concluded`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,7 +99,7 @@ def command_line(description: str | None) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def prepared(kept: Path | None) -> Iterator[tuple[Path, str, str, Known]]:
-    """The log of a server, digits, pydoc_lm, and what they must answer; artifacts in `kept`, or gone at the end."""
+    """Yield the log of a server, digits, pydoc_lm and the expected answers; artifacts stay in `kept`."""
     with tempfile.TemporaryDirectory() as folder:
         place = kept or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def prepared(kept: Path | None) -> Iterator[tuple[Path, str, str, Known]]:
 
 
 def concluded(name: str, found: dict[str, Any], table: str, *, short: bool) -> int:
-    """Show or keep what was found; the exit code."""
+    """Print or write the results and return the exit code."""
     if short:
         print(table)
     else:
@@ -118,7 +118,7 @@ def concluded(name: str, found: dict[str, Any], table: str, *, short: bool) -> i
 
 @contextlib.contextmanager
 def served(command: list[str], log: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A server process that answers; its port. What it says on stderr goes to `log`."""
+    """Start a server process and yield its port when it answers. Its stderr goes to `log`."""
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -146,7 +146,7 @@ def served(command: list[str], log: Path) -> Iterator[tuple[int, subprocess.Pope
 
 
 class Client:
-    """Asks the server at `port` of 127.0.0.1. Raises `OSError` or `TimeoutError` where there is no answer."""
+    """Client of the server at `port` of 127.0.0.1. Raises `OSError` or `TimeoutError` where there is no answer."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -170,7 +170,7 @@ class Client:
         return await self.ask(post(path, body))
 
     async def abort(self, request: bytes, rng: random.Random) -> str:
-        """Hang up with a reset at a random point: while asking, right after, or after some events; says which."""
+        """Reset the connection at a random point (while asking, right after, or after some events); return which."""
         reader, writer = await self.connect()
         try:
             point = rng.random()
@@ -215,7 +215,7 @@ def parse(data: bytes) -> Answer:
 
 
 def dechunk(data: bytes) -> bytes:
-    """Raises `ConnectionError` where the last chunk is missing."""
+    """Join the chunks of a body. Raises `ConnectionError` where the last chunk is missing."""
     out = bytearray()
     while data:
         size, _, data = data.partition(b"\r\n")
@@ -227,7 +227,7 @@ def dechunk(data: bytes) -> bytes:
 
 
 def tensors(known: Known, rows: int, first: int, *, binary: bool) -> bytes:
-    """`rows` images, beginning with number `first`."""
+    """Return `rows` images, beginning with number `first`."""
     images = np.take(known.images, range(first, first + rows), axis=0, mode="wrap")
     described: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": list(images.shape)}
     path = "/v2/models/digits/infer"
@@ -250,7 +250,7 @@ def completion(opening: str, tokens: int, *, stream: bool, **more: Any) -> bytes
 
 
 def streamed_text(body: bytes) -> tuple[str, str]:
-    """The text, and how it ended: "done", an error's code, or "cut"."""
+    """Return the text, and how it ended: "done", an error's code, or "cut"."""
     text, end = "", "cut"
     for event in body.decode().split("\n\n"):
         data = event.removeprefix("data: ")
@@ -265,6 +265,6 @@ def streamed_text(body: bytes) -> tuple[str, str]:
 
 
 def samples(exposition: bytes) -> dict[str, float]:
-    """Every sample of a scrape by its name and labels."""
+    """Return every sample of a scrape by its name and labels."""
     lines = (line.rpartition(" ") for line in exposition.decode().splitlines() if line[:1] != "#")
     return {name: float(value) for name, _, value in lines}

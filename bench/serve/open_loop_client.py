@@ -1,4 +1,4 @@
-"""An open-loop client in a process of its own: requests leave when a Poisson process says so, answered or not.
+"""Open-loop client in a process of its own: requests leave at the times of a Poisson process, answered or not.
 
     python -m bench.serve.open_loop_client PORT REQUESTS.npz        (started by bench/serve/overload.py)
 
@@ -42,7 +42,7 @@ class Shot:
 
 
 class Line(asyncio.Protocol):
-    """A keep-alive connection with at most one request under way."""
+    """Keep-alive connection with at most one outstanding request."""
 
     def __init__(self, owner: Run) -> None:
         self.owner, self.buffer, self.first = owner, b"", 0.0
@@ -70,7 +70,7 @@ class Line(asyncio.Protocol):
             self.owner.answered(self, shot, int(self.buffer[9:12]), self.buffer[head + 4 :])
 
     def hear(self) -> None:
-        """Events."""
+        """Note the first token and the end of a stream of server-sent events."""
         if not self.first and b'"text"' in self.buffer:
             self.first = self.owner.loop.time()
         if self.buffer.endswith(b"0\r\n\r\n"):
@@ -83,7 +83,7 @@ class Line(asyncio.Protocol):
 
 
 class Run:
-    """One command."""
+    """One command and its state."""
 
     def __init__(self, port: int, requests: list[bytes], given: Any, asked: dict[str, Any]) -> None:
         self.port, self.expected, self.retries = port, given["expected"], asked["retries"]
@@ -126,7 +126,7 @@ class Run:
         self.free(line)
 
     def fire(self) -> None:
-        """All that is due."""
+        """Send all requests that are due."""
         now = self.loop.time() - self.began
         while self.next < len(self.due) and self.due[self.next] <= now:
             shot = Shot(self.next, int(self.number[self.next]), self.retries)
@@ -152,7 +152,7 @@ class Run:
             self.idle.append(line)
 
     def answered(self, line: Line, shot: Shot, status: int, body: bytes, first: float = 0.0) -> None:
-        """`first`: when its first token came."""
+        """Record an answer; `first`: when its first token came."""
         now, row = (first or self.loop.time()) - self.began, self.rows[shot.index]
         if status in (429, 503):
             if np.isnan(row[5]):
@@ -182,7 +182,7 @@ class Run:
 
 
 def schedule(phases: list[list[float]], random: np.random.Generator) -> np.ndarray:
-    """Times of arrival, seconds."""
+    """Return times of arrival in seconds."""
     start, parts = 0.0, []
     for seconds, rate in phases:
         count = int(seconds * rate + 6 * (seconds * rate) ** 0.5 + 10)
@@ -198,7 +198,7 @@ def timed(request: bytes, seconds: float) -> bytes:
 
 
 def right(body: bytes, expected: np.ndarray) -> bool:
-    """Whether the raw output that ends the body is the model's."""
+    """Return True if the raw output that ends the body is the model's."""
     got = np.frombuffer(body[len(body) - expected.nbytes :], "<f4")
     return bool(np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected))
 

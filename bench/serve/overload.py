@@ -51,7 +51,7 @@ FLOOD = 1.0, 3000.0  # seconds, requests a second: how many are answered in one 
 
 
 class Client:
-    """The process that sends."""
+    """Process that sends the requests."""
 
     def __init__(self, running: subprocess.Popen[str], folder: Path, *, streams: bool = False) -> None:
         self.running, self.path, self.streams = running, folder / "rows.npy", streams
@@ -59,7 +59,7 @@ class Client:
     def fire(
         self, phases: list[list[float]], *, seed: int, timeout: float = 0.0, retries: int = 0
     ) -> np.ndarray:
-        """Rows as `open_loop_client` says."""
+        """Send the load; returns rows as `open_loop_client` describes them."""
         command = {"phases": phases, "timeout": timeout, "retries": retries, "seed": seed}
         command |= {"patience": (timeout or 60.0) + GRACE, "save": str(self.path), "streams": self.streams}
         assert self.running.stdin is not None
@@ -75,8 +75,11 @@ class Client:
 def client(
     port: int, requests: list[bytes], expected: np.ndarray | None, costs: np.ndarray, folder: Path
 ) -> Iterator[Client]:
-    """`expected`: answers as rows of float32; None: the requests are for streams of text. `costs`: of each request, in
-    any unit."""
+    """Start the client process.
+
+    `expected`: answers as rows of float32; None: the requests are for streams of text. `costs`: of each request, in
+    any unit.
+    """
     path = folder / "requests.npz"
     data, right = np.frombuffer(b"".join(requests), np.uint8), np.zeros(0) if expected is None else expected
     sizes, costs = [len(one) for one in requests], costs / costs.mean()
@@ -95,7 +98,7 @@ def client(
 
 
 def capacity(alone: Alone, low: float, high: float, seconds: float) -> tuple[float, float]:
-    """C, by bisection, and the SLO."""
+    """Find C by bisection, and the SLO."""
     for around in range(2):  # the SLO depends on C, and C on the SLO
         rate = low if not around else low * 0.7
         slo = 3 * p99(took(alone.fire([[2 * seconds, rate]], seed=100 + around)))
@@ -114,7 +117,7 @@ def capacity(alone: Alone, low: float, high: float, seconds: float) -> tuple[flo
 
 
 def guess(alone: Alone, seconds: float, rate: float) -> float:
-    """Answers a second to at least twice what it can do."""
+    """Return answers a second at a load of at least twice the capacity."""
     while True:
         rows = alone.fire([[seconds, rate]], seed=9)
         good = rows[rows[:, 3] == 200]
@@ -128,7 +131,7 @@ def guess(alone: Alone, seconds: float, rate: float) -> float:
 def ladder(
     alone: Alone, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
-    """Figures by rung; `told`: what clients say."""
+    """Measure figures by rung; `told`: the deadline that clients send."""
     seconds, random = arguments.seconds, np.random.default_rng(arguments.seed)
     rungs = {f"{times:g} C": (times * c, told) for times in arguments.rungs}
     steady = list(rungs)
@@ -152,7 +155,7 @@ def ladder(
 def insist(
     alone: Alone, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
-    """Figures of clients that ask again at once, of a step and of a wave."""
+    """Measure clients that retry at once, a step and a wave."""
     seconds, found, seed = INSIST, dict[str, Any](), arguments.seed
     progress(f"3 C, 3 retries at once: {3 * c:.0f}/s")
     rows = alone.fire([[seconds, 3 * c]], seed=seed, **told, retries=3)

@@ -1,4 +1,4 @@
-"""What `overload.py` and `overload_llm.py` make of the rows of their client: figures, bars, a table."""
+"""Figures, bars and a table of `overload.py` and `overload_llm.py`, from the rows of their client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def p99(values: np.ndarray) -> float:
 
 
 def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
-    """Of all that was due in `seconds`. Times in ms; accepted: answered with anything but a refusal. Offered and
-    goodput are in requests of average cost."""
+    """Summarize all requests that were due in `seconds`.
+
+    Times in ms; accepted: answered with anything but a refusal. Offered and goodput are in requests of average cost.
+    """
     due, sent, finished, status, right, refusal, cost = rows.T
     took, refused = finished - due, np.isin(status, (429, 503))
     accepted = np.isin(status, (200, 504))
@@ -43,7 +45,7 @@ def figures(rows: np.ndarray, seconds: float, slo: float) -> dict[str, float]:
 
 
 def together(runs: list[np.ndarray], seconds: float, slo: float) -> dict[str, Any]:
-    """Figures of all rounds of one rung, of so many seconds each, as of one run; `goodputs` and `offereds`: of each."""
+    """Merge all rounds of one rung, each of so many seconds, into one run; `goodputs` and `offereds`: of each."""
     found: dict[str, Any] = {**figures(np.concatenate(runs), seconds * len(runs), slo)}
     parts = [figures(rows, seconds, slo) for rows in runs]
     found |= {f"{what}s": [part[what] for part in parts] for what in ("goodput", "offered")}
@@ -55,8 +57,11 @@ def rounded(value: Any) -> Any:
 
 
 def share(found: dict[str, Any], steady: list[str]) -> None:
-    """Add each rung's share of the goodput of the best of `steady`, or of what was offered where that is less, and its
-    interval by a bootstrap over rounds (Efron, 1979); what ran once has none."""
+    """Add to each rung its share of the best goodput of `steady`, with an interval.
+
+    Of what was offered where that is less. The interval is a bootstrap over rounds (Efron, 1979); what ran once has
+    none.
+    """
     rounds = len(found[steady[0]]["goodputs"])
     drawn = np.random.default_rng(0).integers(0, rounds, (DRAWS, rounds))
     drawn[0] = range(rounds)
@@ -72,19 +77,19 @@ def share(found: dict[str, Any], steady: list[str]) -> None:
 
 
 def holds(rows: np.ndarray, slo: float) -> bool:
-    """Whether the server can do that much: at most 1 % late, refused or lost."""
+    """Return True if the server holds this rate: at most 1 % late, refused or lost."""
     due, _, finished, status = rows.T[:4]
     return bool(((status == 200) & (finished - due <= slo)).mean() >= 0.99)
 
 
 def took(rows: np.ndarray) -> np.ndarray:
-    """Seconds from when they were due, of those that were answered."""
+    """Return seconds from the due time to the answer, of requests that were answered."""
     good = rows[rows[:, 3] == 200]
     return good[:, 2] - good[:, 0]
 
 
 def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> float:
-    """Seconds from `begin` until `WINDOW` requests in a row, but one, are answered as quickly as `before`."""
+    """Return seconds from `begin` until `WINDOW` requests in a row, but one, are answered as fast as `before`."""
     chosen = rows[(rows[:, 0] >= begin) & (rows[:, 0] < end)]
     fine = (chosen[:, 3] == 200) & (chosen[:, 2] - chosen[:, 0] <= TOLERATED * before)
     for first in range(len(chosen) - WINDOW + 1):
@@ -94,7 +99,7 @@ def back_after(rows: np.ndarray, begin: float, end: float, before: float) -> flo
 
 
 def missed(found: dict[str, Any], slo: float) -> list[str]:
-    """The bars that are not reached, in words."""
+    """Return a sentence for each bar that is missed."""
     words = []
     for name, row in found.items():
         times = times_of(name)
@@ -114,7 +119,7 @@ def missed(found: dict[str, Any], slo: float) -> list[str]:
 
 
 def times_of(name: str) -> float:
-    """2 of "2 C", 0 of what is no rung."""
+    """Return 2 for "2 C", 0 for what is no rung."""
     return float(name.split(" ")[0]) if name.endswith(" C") and name[0].isdigit() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The overload ladder of a language model: time to the first token, 0.5 to 10 times what it can do.
+"""Goodput of a language model at 0.5 to 10 times its capacity, by time to the first token.
 
     python -m bench.serve.overload_llm [ARTIFACT.infer] [--seconds 2.5] [--rounds 9] [--rungs 0.5,1,2,5,10]
 
@@ -44,7 +44,7 @@ def make(folder: str) -> str:
 
 
 def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
-    """Requests, each with random words, and what they cost."""
+    """Return requests, each with random words, and their costs."""
     random = np.random.default_rng(7)
     words = np.array(["the", "a", "of", "return", "value", "list", "object", "string", "number", "None"])
     requests, counts = [], random.integers(20, 300, PROMPTS)
@@ -57,7 +57,7 @@ def prompts(name: str) -> tuple[list[bytes], np.ndarray]:
 
 @contextmanager
 def limited(artifact: str, folder: Path, *limits: str) -> Iterator[int]:
-    """The port of a server of its own."""
+    """Yield the port of a server with its own limits."""
     words = [word for limit in limits for word in ("--limit", limit)]
     with served(["serve.py", artifact, "--port", "0", *words], folder / "server.log") as (port, _):
         yield port

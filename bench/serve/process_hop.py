@@ -1,4 +1,4 @@
-"""What a process of its own costs a model: our server with a worker process against our server with the model in it.
+"""Cost of a worker process: our server with the model in a worker against our server with the model in it.
 
     python -m bench.serve.process_hop [ARTIFACT.infer] [--clients 1,32] [--requests 300] [--rounds 7]
 
@@ -77,7 +77,7 @@ def summary(taken: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def cold(artifact: str, rounds: int) -> dict[str, Any]:
-    """Seconds from the start of the process to its first answer, and the line of phases of the median round."""
+    """Return seconds from process start to first answer, and the line of phases of the median round."""
     name = json.loads((Path(artifact) / "manifest.json").read_text())["name"]
     request = [encode(name, one)["binary"] for one in samples(artifact, 1)]
     taken = []
@@ -117,7 +117,7 @@ def markdown(tables: list[dict[str, Any]], start: dict[str, Any]) -> str:
 
 
 def cold_table(start: dict[str, Any]) -> list[str]:
-    """From the start of the process to its first answer: what the server says of itself, phase by phase."""
+    """Return the table of process start to first answer, phase by phase as the server reports them."""
     first, ready = start["first_answer_seconds"], re.search(r"after ([\d.]+) s", start["phases"])
     rows = re.findall(r"([\w-]+) ([\d.]+)(?=[,) ]|$)", start["phases"].partition(":")[2])
     outer = "of which server", "of which models"

@@ -23,7 +23,7 @@ START_SECONDS = 30.0
 
 
 class Noop:
-    """A model that costs nothing: what is left is the server."""
+    """Model without computation, so that only the server is measured."""
 
     name, version, task, max_batch = NOOP, "1", "tensors", 64
     sizes, padding, report = {"batch": (1, 64)}, dict[str, int](), dict[str, Any]()
@@ -68,7 +68,7 @@ def make_minilm(
 
 
 def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
-    """`count` one-row requests: sentences of many lengths for a model with a tokenizer, else its golden inputs."""
+    """Return `count` one-row requests: sentences of many lengths with a tokenizer, else golden inputs."""
     if artifact == NOOP:
         rows = np.random.default_rng(0).standard_normal((count, 1, 16)).astype(np.float32)
         return [{"x": row} for row in rows]
@@ -86,7 +86,7 @@ def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def role_infer(artifact: str, *, in_process: bool = False) -> int:
-    """Our server, its model in a worker process."""
+    """Serve with our server, the model in a worker process."""
     from infer import serve
     from infer.serve import port, server
     from infer.serve.service import Service
@@ -103,7 +103,7 @@ def role_infer(artifact: str, *, in_process: bool = False) -> int:
 
 
 def role_embedded(artifact: str) -> int:
-    """Our server, its model in the server's own process."""
+    """Serve with our server, the model in the server's own process."""
     return role_infer(artifact, in_process=True)
 
 
@@ -134,7 +134,7 @@ def role_naive(artifact: str) -> int:
 
 
 def role_bare(artifact: str) -> int:
-    """uvicorn with an app that reads the body and sends it back: the floor of anything over HTTP."""
+    """Serve an app that sends the body back under uvicorn: the floor of anything over HTTP."""
     import uvicorn
 
     from infer.serve.port import listen
@@ -153,7 +153,7 @@ def role_bare(artifact: str) -> int:
 
 
 def role_text(artifact: str) -> int:
-    """Answers each line on stdin: prompts a second of a language model, one after another, asked for `seconds`."""
+    """Read `seconds` from each line on stdin and print the rate of prompts of a language model, one by one."""
     predictor, random = load(artifact), np.random.default_rng(0)
     predictor.generate("a", max_tokens=2)
     print("text at http://127.0.0.1:0", flush=True)
@@ -168,7 +168,7 @@ def role_text(artifact: str) -> int:
 
 
 def alone(predictor: Any, requests: list[dict[str, np.ndarray]]) -> list[float]:
-    """The least of `TIMES` times of each request, in turns."""
+    """Return the least of `TIMES` times of each request, in turns."""
     taken = np.full((TIMES, len(requests)), np.inf)
     for row in taken:
         for number, one in enumerate(requests):
@@ -179,8 +179,10 @@ def alone(predictor: Any, requests: list[dict[str, np.ndarray]]) -> list[float]:
 
 
 def role_model(artifact: str) -> int:
-    """Answers commands on stdin, one JSON line each: expected outputs and seconds of each request alone, or rows per
-    second at a batch size."""
+    """Run the model alone on commands from stdin, one JSON line each.
+
+    A command asks for the expected outputs and seconds of each request, or for rows per second at a batch size.
+    """
     predictor = load(artifact)
     predictor.warmup()
     from infer.serve.layout import Layout
@@ -229,7 +231,7 @@ def _wait_for_listener(role: str, port: int) -> None:
 
 @contextmanager
 def started(role: str, artifact: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """The role in its own process, ready; its port."""
+    """Start the role in its own process and yield its port and the process."""
     command = module_command("bench.serve.server_processes", role, artifact)
     # Threads that spin at OpenMP's barriers starve everybody else on a shared machine: the same for all roles.
     env = child_environment(OMP_WAIT_POLICY="passive")

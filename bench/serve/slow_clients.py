@@ -1,4 +1,4 @@
-"""A thousand clients that send one byte of their head a second: what the others notice, and how long it is borne.
+"""Good requests beside a thousand clients that send one byte of their head a second.
 
     python -m bench.serve.slow_clients [--slow 1000] [--rate 150] [--seconds 15] [--rounds 3] [--artifacts FOLDER]
 
@@ -45,8 +45,11 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\nX-Slow: " + b"a" * 200
 
 
 class Slow:
-    """Connections that send one byte a second until they are closed. One thread and one epoll, so that the attack takes
-    as little as it can of the cores that server and good clients share with it."""
+    """Connections that send one byte a second until they are closed.
+
+    One thread and one epoll, so that the attack takes as little as it can of the cores that server and good clients
+    share with it.
+    """
 
     def __init__(self, port: int, count: int) -> None:
         self.address, self.lasted = ("127.0.0.1", port), [-1.0] * count
@@ -55,7 +58,7 @@ class Slow:
         self.due = [(time.monotonic() + 2 * number / count, number, 0) for number in range(count)]
 
     def run(self) -> list[float]:
-        """Seconds that each connection lasted; -1 where none was made."""
+        """Return the seconds that each connection lasted; -1 where none was made."""
         heapq.heapify(self.due)
         while self.due or self.open:
             left = self.due[0][0] - time.monotonic() if self.due else 1.0
@@ -98,7 +101,7 @@ class Slow:
 
 
 def swallow(connection_seconds: float) -> None:
-    """A server that reads and says nothing, and closes what has lasted that long: company that costs the same cores."""
+    """Serve connections without an answer and close them after the time limit: load that costs the same cores."""
 
     class Mouth(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -113,7 +116,7 @@ def swallow(connection_seconds: float) -> None:
 
 
 async def good(port: int, known: Known, rate: float, seconds: float, rng: random.Random) -> dict[str, Any]:
-    """p50 and p99 of the good requests, in ms, and how many did not get their answer."""
+    """Return p50 and p99 of the good requests, in ms, and how many got no answer."""
     client, took, bad = Client(port), list[float](), list[str]()
 
     async def one() -> None:
@@ -141,7 +144,7 @@ async def good(port: int, known: Known, rate: float, seconds: float, rng: random
 async def beside(
     attacked: int, port: int, known: Known, arguments: argparse.Namespace, rng: random.Random
 ) -> Any:
-    """Good requests to `port` while `attacked` has slow ones; and how long those lasted."""
+    """Send good requests to `port` while `attacked` has slow ones; return also how long those lasted."""
     command = module_command("bench.serve.slow_clients", "attack", str(attacked), str(arguments.slow))
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=child_environment())
     await asyncio.sleep(3.0)  # until all of them are there

@@ -1,4 +1,4 @@
-"""A soak: one server, many kinds of clients, a worker killed now and then, and whether anything grows.
+"""Soak test: one server, many kinds of clients, workers killed now and then, growth measured.
 
     nice python -m bench.serve.soak [--minutes 30] [--rate 8] [--kill 10] [--artifacts FOLDER]
 
@@ -97,7 +97,7 @@ class Soak:
         return "right" if right_logits(self.known, answer, rows, first) else "wrong"
 
     def refused(self, answer: Answer) -> str:
-        """An overloaded server says so and when to come again: on a machine whose cores somebody else takes, it is."""
+        """Return "turned away" for a refusal that names a time to retry, else the answer as text of an error."""
         said = (
             answer.status in (429, 503)
             and b"retry-after" in answer.head.lower()
@@ -151,7 +151,7 @@ class Soak:
             progress(f"{name}: {outcome[:300]}")
 
     async def warm(self) -> None:
-        """Batches of every size, for the first of a size takes memory that stays."""
+        """Send batches of every size, because the first of a size takes memory that stays."""
         for _ in range(12):
             for size in range(1, 9):
                 await asyncio.gather(*(self.tensors(1, binary=True) for _ in range(size)))

@@ -1,4 +1,4 @@
-"""What `soak.py` sees of the server's processes: memory every 5 s, and what is left when nobody asks."""
+"""Monitor of the server's processes for `soak.py`: memory every 5 s, and what is left at rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT = ("infer_requests_running", "infer_requests_waiting", "infer_kv_cache_usag
 
 @dataclass
 class Life:
-    """One process from its start to its end. `role`: what it is in every life."""
+    """One process from its start to its end; `role` is equal in every life."""
 
     role: str
     process: psutil.Process
@@ -34,8 +34,11 @@ class Life:
 
 
 class Watcher:
-    """`resting`: clients are to pause. The first child processes are digits' workers, the last is pydoc_lm's; one that
-    comes later takes the place of the one that is gone."""
+    """Reader and killer of the server's processes; `resting` tells clients to pause.
+
+    The first child processes are digits' workers, the last is pydoc_lm's; one that comes later takes the place of the
+    one that is gone.
+    """
 
     def __init__(
         self, pid: int, client: Client, *, minutes: float, kill_minutes: float, say: Callable[[str], None]
@@ -57,7 +60,7 @@ class Watcher:
 
     @property
     def recovering(self) -> bool:
-        """A worker was killed and its model is not ready again, or was not a moment ago."""
+        """True while a killed worker's model is not ready again, or was not a moment ago."""
         return self._recovering is not None and not self._recovering.done()
 
     async def _recover(self) -> None:
@@ -89,7 +92,7 @@ class Watcher:
                 life.points.append((second, life.process.memory_info().rss / MB))
 
     def _replace(self) -> None:
-        """New processes take the roles of those that are gone."""
+        """Give the roles of processes that are gone to the new ones."""
         gone = [role for role, life in self.living.items() if not life.process.is_running()]
         known = {life.process.pid for life in self.living.values()}
         new = [child for child in self._front.children() if child.pid not in known] if gone else []
@@ -132,7 +135,7 @@ class Watcher:
         return total
 
     def found(self) -> dict[str, Any]:
-        """Figures, and the sentences of what is `broken`."""
+        """Return figures, and the sentences of what is `broken`."""
         memory = {role: self._memory(role) for role in self.living}
         broken = [
             f"{role} grows by {row['slope']:.2f} MB/h ({row['low']:.2f} to {row['high']:.2f})"
@@ -162,12 +165,12 @@ class Watcher:
         }
 
     def _first_half(self) -> dict[str, float]:
-        """The most there was at rest in the first half of the rests: pools have their threads then."""
+        """Return the maximum at rest in the first half of the rests: pools have their threads then."""
         half = [found for _, found in self.rests[: max(len(self.rests) // 2, 1)]]
         return {name: max(found.get(name, 0) for found in half) for name in half[-1]}
 
     def _memory(self, role: str) -> dict[str, Any]:
-        """Of every life the part after its own warm-up."""
+        """Return memory figures of the part of every life after its own warm-up."""
         lives = []
         for life in (life for life in self.lives if life.role == role and life.points):
             begin = life.points[0][0] + self.warm

@@ -1,4 +1,4 @@
-"""What one streamed token costs the event loop: fan-out, waking the reader, the event's bytes, the write.
+"""Event loop time of one streamed token: fan-out, waking the reader, the event's bytes, the write.
 
     python -m bench.serve.stream_cost [STREAMS] [STEPS]
 
@@ -34,7 +34,7 @@ PATHS = {
 
 
 class Sink(asyncio.Transport):
-    """A socket that takes everything at once."""
+    """Transport that takes everything at once."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -59,7 +59,7 @@ class Sink(asyncio.Transport):
 
 
 class Held:
-    """A driver whose steps are made by the benchmark."""
+    """Driver whose steps are made by the benchmark."""
 
     def __init__(self, driver: Any) -> None:
         self.failure, self.stats, self.close = None, driver.stats, driver.close
@@ -76,7 +76,7 @@ class Held:
 
 
 async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
-    """Microseconds of the loop per event, and bytes per event."""
+    """Return microseconds of the loop per event, and bytes per event."""
     speaker = Speaker(Path(tempfile.mkdtemp()))
     speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
     service = Service([speaker])
@@ -124,7 +124,7 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
 
 
 def plain(steps: int) -> float:
-    """Microseconds of json.dumps of one event."""
+    """Return microseconds of json.dumps of one event."""
     event = {
         **{"id": "cmpl-0123456789abcdef01234567", "object": "text_completion", "created": 1790000000},
         **{"model": "speaker", "system_fingerprint": "infer-0123456789ab"},

@@ -1,4 +1,4 @@
-"""Whether a number grows: slopes that outliers don't move, with an interval that says how sure they are."""
+"""Growth of a number: Theil-Sen slopes, which outliers do not move, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Point = tuple[float, float]  # seconds, value
 
 
 def theil_sen(lives: Sequence[Sequence[Point]], sure: float = 0.95) -> tuple[float, float, float] | None:
-    """The median slope per second over all pairs of points within a life, and the ends of its interval.
+    """Return the median slope per second over all pairs of points within a life, and the ends of its interval.
 
     The interval is Sen's (1968): the slopes whose rank differs from the middle by the normal quantile times Kendall's
     standard deviation, which for lives that are compared only within themselves adds up. None of fewer than 3 points.
@@ -32,7 +32,7 @@ def theil_sen(lives: Sequence[Sequence[Point]], sure: float = 0.95) -> tuple[flo
 
 
 def per_minute(points: Iterable[Point]) -> list[Point]:
-    """The median of each minute: values seconds apart are not independent, as the interval supposes."""
+    """Return the median of each minute: values seconds apart are not independent, as the interval supposes."""
     minutes: dict[int, list[float]] = {}
     for second, value in points:
         minutes.setdefault(int(second // 60), []).append(value)
@@ -40,6 +40,6 @@ def per_minute(points: Iterable[Point]) -> list[Point]:
 
 
 def above_mean(points: Sequence[Point]) -> float:
-    """The largest value of the second half minus that half's mean."""
+    """Return the largest value of the second half minus that half's mean."""
     half = [value for _, value in points[len(points) // 2 :]]
     return max(half) - statistics.fmean(half) if half else 0.0

@@ -1,4 +1,4 @@
-"""Runs of a client on a machine that is shared: one that others disturbed is made again.
+"""Client runs on a shared machine, repeated when other processes disturbed them.
 
 Programs that are not ours, or the hypervisor, may take more than a tenth of a core: then the run is made again, at most
 `AGAIN` times, `MOST_AGAIN` in all, whatever came of it. What this can't see is a machine that is slower for a second or
@@ -24,7 +24,7 @@ class Fire(Protocol):
 
 
 class Others:
-    """Cores that were taken by whatever is not this process or of it, since `begin`."""
+    """Cores taken by processes other than this one and its children, since `begin`."""
 
     def __init__(self) -> None:
         self._root = psutil.Process()
@@ -34,7 +34,7 @@ class Others:
         self._when, self._all, self._own = time.monotonic(), self._busy(), self._ours()
 
     def cores(self) -> float:
-        """Its grain is 0.01 s for each of our processes."""
+        """Return the cores taken; the resolution is 0.01 s for each of our processes."""
         seconds = time.monotonic() - self._when
         return (self._busy() - self._all - (self._ours() - self._own)) / seconds
 
@@ -49,14 +49,14 @@ class Others:
 
 
 class Alone:
-    """`fire`, left alone by others as far as that can be had."""
+    """Runs of `fire` that other processes left undisturbed, as far as that can be had."""
 
     def __init__(self, fire: Fire) -> None:
         self._fire, self._others = fire, Others()
         self.runs = self.again = self.unfair = 0
 
     def fire(self, phases: list[list[float]], **how: Any) -> np.ndarray:
-        """Rows as `open_loop_client` says; phases of seconds and requests a second."""
+        """Return rows as `open_loop_client` describes them; phases of seconds and requests a second."""
         self.runs += 1
         for attempt in range(AGAIN + 1):
             self._others.begin()

@@ -1,4 +1,4 @@
-"""The bars as rows of one table: what is kept, how runs merge, how they print."""
+"""Bars as rows of one table: storage, merge of runs, rendering."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def keep(
 
 
 def _order(work: str, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """By kind; sizes as numbers."""
+    """Return the sort key: by kind, sizes as numbers."""
     kind = next((index for index, name in enumerate(kinds) if work.startswith(name)), len(kinds))
     digits = "".join(letter if letter.isdigit() else " " for letter in work.partition(" ")[2])
     return kind, tuple(map(int, digits.split()))
@@ -77,7 +77,7 @@ def _heading(head: dict[str, Any]) -> str:
 
 
 def table(bars: Iterable[Bar]) -> str:
-    """Markdown: a row per bar."""
+    """Return Markdown with a row per bar."""
     lines = ["| work | rival | ours | rival's | bar | got | |", "|" + "---|" * 7]
     for bar in bars:
         sign = "≤" if bar.below else "≥"
@@ -93,7 +93,7 @@ def table(bars: Iterable[Bar]) -> str:
 
 
 def _number(bar: Bar, value: float | None) -> str:
-    """Seconds as milliseconds; errors and perplexities as they are."""
+    """Format seconds as milliseconds; errors and perplexities as they are."""
     if value is None:
         return ""
     if "perplexity" in bar.unit:

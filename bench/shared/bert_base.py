@@ -30,7 +30,7 @@ WORDS = 30522
 
 
 class Encoder(nn.Module):
-    """transformers' BertModel, its last hidden states."""
+    """Last hidden states of transformers' BertModel."""
 
     def __init__(self, attention: str) -> None:
         from transformers import BertConfig, BertModel
@@ -40,19 +40,19 @@ class Encoder(nn.Module):
         self.bert = BertModel(config, add_pooling_layer=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """int64 [batch, tokens] twice -> float32 [batch, tokens, 768]."""
+        """Map int64 [batch, tokens] twice to float32 [batch, tokens, 768]."""
         return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
 def build(attention: str = "sdpa") -> nn.Module:
-    """In eval mode."""
+    """Build the encoder in eval mode."""
     encoder = Encoder(attention)
     encoder.bert.load_state_dict(_grown(encoder.bert.config))
     return encoder.eval()
 
 
 def _grown(config: BertConfig) -> dict[str, Tensor]:
-    """MiniLM's parameters at the sizes of `config`."""
+    """Return MiniLM's parameters at the sizes of `config`."""
     from transformers import AutoModel
 
     small = AutoModel.from_pretrained(minilm.checkpoint_folder(), add_pooling_layer=False)
@@ -88,7 +88,7 @@ def _grown(config: BertConfig) -> dict[str, Tensor]:
 
 
 def calibration_inputs() -> dict[str, Tensor]:
-    """English, int64 [32, 128] twice: paragraphs too short for a benchmark to judge with, four in a row."""
+    """Return English, int64 [32, 128] twice: paragraphs too short for a benchmark to judge with, four in a row."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(minilm.checkpoint_folder())
@@ -99,6 +99,6 @@ def calibration_inputs() -> dict[str, Tensor]:
 
 
 def example_inputs() -> dict[str, Tensor]:
-    """Random words, no padding: int64 [8, 128] twice."""
+    """Return random words without padding: int64 [8, 128] twice."""
     ids = torch.randint(WORDS, (8, 128), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -1,4 +1,4 @@
-"""A random Llama-shaped checkpoint, written without being in memory."""
+"""Random Llama-shaped checkpoint, written without being in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARD = 1 << 30
 def make_checkpoint(
     folder: Path, shape: dict[str, int], *, dtype: torch.dtype = torch.float32, positions: int = 2048
 ) -> int:
-    """A Hugging Face folder with shards of at most 1 GiB, the embedding tied; returns how many weights."""
+    """Write a Hugging Face folder with shards of at most 1 GiB, the embedding tied; return the number of weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from infer.sources.skeleton import build_skeleton
@@ -73,7 +73,7 @@ def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.
 
 
 def random_weight(name: str, shape: tuple[int, ...]) -> Any:
-    """Normal with deviation 0.02, seeded by the name; ones for norms."""
+    """Return a normal tensor with deviation 0.02, seeded by the name; ones for norms."""
     if len(shape) == 1:
         return torch.ones(shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

@@ -1,4 +1,4 @@
-"""Folders of the repository, and how a benchmark starts another module of `bench` as a process."""
+"""Folders of the repository, and the start of other modules of `bench` as processes."""
 
 from __future__ import annotations
 

@@ -52,14 +52,14 @@ class ResNet50(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        """float32 [batch, 3, 224, 224] -> logits float32 [batch, 1000]."""
+        """Map float32 [batch, 3, 224, 224] to logits float32 [batch, 1000]."""
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(image))), 3, 2, 1)
         x = F.adaptive_avg_pool2d(self.blocks(x), 1)
         return self.fc(x.flatten(1))
 
 
 def images(count: int, seed: int, size: int = 224) -> Tensor:
-    """Noise with the spectrum of photographs (amplitude 1/f): float32 [count, 3, size, size], normalised."""
+    """Return noise with the spectrum of photographs (amplitude 1/f): float32 [count, 3, size, size], normalised."""
     generator = torch.Generator().manual_seed(seed)
     spectrum = torch.fft.rfft2(torch.randn(count, 3, size, size, generator=generator))
     frequency = (torch.fft.fftfreq(size)[:, None].square() + torch.fft.rfftfreq(size).square()).sqrt()
@@ -69,7 +69,7 @@ def images(count: int, seed: int, size: int = 224) -> Tensor:
 
 @torch.no_grad()
 def build() -> nn.Module:
-    """Random weights of seed 0, batch norms calibrated on eight images; in eval mode."""
+    """Build with random weights of seed 0, batch norms calibrated on eight images; in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ResNet50()

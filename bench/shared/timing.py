@@ -148,7 +148,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def reader() -> Side:
-    """Reading `READ_BYTES` of memory with all of torch's threads, as a side: it takes its turns with the kernels.
+    """Return the read of `READ_BYTES` of memory by all of torch's threads, as a side that takes its turns.
 
     The faster here of a sum and a matrix-vector product over float32; the latter is MKL's, which is slow on AMD.
     """

@@ -44,7 +44,7 @@ KINDS = {"float": 1e-3, "same": 0.1}  # relative error against the float model t
 
 @dataclass
 class Server:
-    """`form`: how it is asked; `error`: the largest relative error of its answers."""
+    """One server. `form`: its request format; `error`: the largest relative error of its answers."""
 
     name: str
     port: int
@@ -88,7 +88,7 @@ def minilm(stack: ExitStack, python: str, artifact: str) -> tuple[list[Server], 
 
 
 def check(server: Server, expected: list[np.ndarray], limit: float) -> None:
-    """Refuses to time a server whose answers are not the model's; all requests come together, to be batched."""
+    """Refuse to time a server whose answers differ from the model's; requests come together, to be batched."""
 
     def ask(request: bytes) -> np.ndarray:
         head, _, body = request.partition(b"\r\n\r\n")
@@ -115,7 +115,7 @@ def check(server: Server, expected: list[np.ndarray], limit: float) -> None:
 def measure(
     name: str, start: Callable[[ExitStack], tuple[list[Server], list[np.ndarray]]], asked: argparse.Namespace
 ) -> dict[str, Any]:
-    """Medians of every server, and infer's rate over each rival's, round by round."""
+    """Measure medians of every server, and infer's rate over each rival's, round by round."""
     runs: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as stack:
         progress(f"{name}: starting")
@@ -156,7 +156,7 @@ def measure(
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians; `refused`: answers that were no 200, of all rounds."""
+    """Return medians; `refused`: answers of all rounds with a status other than 200."""
     found = {
         key: round(statistics.median(one[key] for one in runs), 4) for key in runs[0] if key != "statuses"
     }

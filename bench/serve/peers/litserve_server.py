@@ -1,4 +1,4 @@
-"""LitServe for `bench/serve/peers/comparison.py`: `python litserve_server.py PORT`, its fast queue and batches on."""
+"""LitServe server of the comparison: `python litserve_server.py PORT`, its fast queue and batches on."""
 
 import os
 import sys

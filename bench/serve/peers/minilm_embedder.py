@@ -1,4 +1,4 @@
-"""MiniLM as the rivals of `bench/serve/peers/comparison.py` serve it; $PEERS_KIND and $PEERS_ARTIFACT say which."""
+"""MiniLM for the rivals of `bench/serve/peers/comparison.py`, chosen by $PEERS_KIND and $PEERS_ARTIFACT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Embed = Callable[[list[str]], np.ndarray]
 
 
 def embedder() -> Embed:
-    """Texts → float32 [n, 384]: `float` in torch, padded to the longest text; `same` by the artifact infer serves."""
+    """Return texts → float32 [n, 384]: `float` in torch, padded to the longest text; `same` by infer's artifact."""
     if os.environ["PEERS_KIND"] == "float":
         import minilm
 

@@ -1,4 +1,4 @@
-"""mosec for `bench/serve/peers/comparison.py`: `python mosec_server.py --port PORT …`, batches after at most 1 ms."""
+"""mosec server of the comparison: `python mosec_server.py --port PORT …`, batches after at most 1 ms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.serve.peers.minilm_embedder import MOST, embedder
 
 
 class Quick(Worker):
-    """JSON by msgspec, which mosec brings along: its own way is an indented `json.dumps`."""
+    """JSON by msgspec, which mosec brings along; its own way is an indented `json.dumps`."""
 
     def deserialize(self, data: bytes) -> Any:
         return msgspec.json.decode(data)
@@ -29,7 +29,7 @@ class Echo(Quick):
 
 
 class Raw(Worker):
-    """Bytes of float32 in and out."""
+    """Worker with bytes of float32 in and out."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data, np.float32)

@@ -1,4 +1,4 @@
-"""Starts the rivals of `bench/serve/peers/comparison.py` in their own environment, and ends all that they started."""
+"""Start and stop of the rivals of `bench/serve/peers/comparison.py` in their own environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def peer(python: str, name: str, kind: str, artifact: str = "") -> Iterator[tuple[int, int]]:
-    """Port and process id of a rival that takes connections; it and its children end with the block."""
+    """Yield port and process id of a rival that takes connections; it and its children end with the block."""
     port = _free_port()
     where = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--timeout", "120000"]
     command = {
@@ -67,7 +67,7 @@ def _wait(name: str, port: int, running: subprocess.Popen[bytes]) -> None:
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
-    """It leads a session of its own, so its process group is what it started."""
+    """Stop the process group of a rival, which leads a session of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

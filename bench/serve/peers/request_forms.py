@@ -1,4 +1,4 @@
-"""How each server of `bench/serve/peers/comparison.py` is asked, and where the answer stands in what it says."""
+"""Request format of each server of `bench/serve/peers/comparison.py`, and the place of the result in its answer."""
 
 from __future__ import annotations
 
