@@ -74,10 +74,10 @@ def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
         return [{"x": row} for row in rows]
     if (Path(artifact) / "tokenizer.json").exists():
         import minilm
-        from infer.text import Tokenizer
+        from infer import Predictor
 
-        tokenizer = Tokenizer(Path(artifact) / "tokenizer.json", max_length=128)
-        return [tokenizer.batch([text]) for text in minilm.sentences()[:count]]
+        predictor = Predictor.load(artifact)
+        return [predictor.tokenize([text]) for text in minilm.sentences()[:count]]
     from safetensors.numpy import load_file
 
     golden = load_file(str(Path(artifact) / "golden/inputs.safetensors"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -20,11 +18,7 @@ def embedder() -> Embed:
 
         return minilm.float_embed(MOST)
     from infer import Predictor
-    from infer.text import Tokenizer
 
-    folder = Path(os.environ["PEERS_ARTIFACT"])
-    predictor = Predictor.load(folder)
+    predictor = Predictor.load(os.environ["PEERS_ARTIFACT"])
     predictor.warmup()
-    length = json.loads((folder / "manifest.json").read_text())["meta"]["max_length"]
-    tokenizer = Tokenizer(folder / "tokenizer.json", max_length=length)
-    return lambda texts: predictor.predict(tokenizer.batch(texts))[predictor.outputs[0].name]
+    return lambda texts: predictor.predict(predictor.tokenize(texts))[predictor.outputs[0].name]
