@@ -73,3 +73,16 @@ def test_random_buffers_in_no_checkpoint_are_repeated_or_refused(seeded: bool) -
     module, findings = build_skeleton(Features, "a factory")
     assert "random numbers may be in matrix" in findings[0].why
     torch.testing.assert_close(module.matrix, Features().matrix)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("ort could not lower this model: KeyError: 'x'. Try --backend eager.", "no sentence"),
+        ("this model has no ONNX form: 'int' object has no attribute 'name'", "no sentence"),
+        ("the float model itself fails on its inputs: IndexError: index out of range in self", ""),
+        ("no layer of this model can be int8 (refused stem: weight has 384 values)", ""),
+    ],
+)
+def test_a_refusal_in_words_of_python_is_a_finding(said: str, wrong: str) -> None:
+    assert fuzz_modules.refused(5, said, set()).wrong == wrong
