@@ -20,11 +20,24 @@ PROJECT = ("bench", "infer", "backends", "tests", "models", *(p.stem for p in (R
 
 # Runs alone, because benchmarks change sys.path and set threads. Prints a sentence for each module that fails.
 LOADER = """
-import contextlib, importlib, io, json, sys
+import ast, contextlib, importlib, importlib.util, io, json, sys
 project, failed = json.loads(sys.argv[1]), {}
+
+def late_imports(name):
+    'Names of this project that functions import and that are not there.'
+    with open(importlib.util.find_spec(name).origin) as file:
+        tree = ast.parse(file.read())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.col_offset and node.module.partition(".")[0] in project:
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
+
 for name in sys.argv[2:]:
     try:
         module = importlib.import_module(name)
+        late_imports(name)
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] in project:
             failed[name] = repr(error)
