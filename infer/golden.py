@@ -169,8 +169,7 @@ def data_held(folder: Path, manifest: Manifest) -> list[str]:
 def _source(manifest: Manifest) -> str:
     if manifest.plan.data == "random":
         return "--data random"
-    said = [f.value for f in manifest.findings if (f.stage, f.what) == ("load", "inputs from")]
-    return str(said[-1]) if said else "the data it was checked with"
+    return manifest.samples_from or "the data it was checked with"
 
 
 def _example_bytes(program: Path) -> int:

@@ -7,6 +7,7 @@ from .errors import NotUsableError, UsageError
 from .generate.step import StepShape
 from .option_values import parse_adapters
 from .plan import Plan
+from .results import ScoresOnly
 from .sources.wrappers import Decoder
 from .spec import Finding
 from .street import Street
@@ -68,5 +69,5 @@ def no_step(street: Street, reason: str) -> None:
     """Note that the artifact will score text only; raise instead where it must generate."""
     if street.plan.task == "generate":
         raise NotUsableError(f"this model can't generate: {reason}", hint=_ANOTHER)
-    street.step_shape, street.scores_only = None, reason
+    street.step_shape, street.scores_only = None, ScoresOnly(reason, by_model=True)
     street.found([Finding("capture", "generation", False, why=reason)])

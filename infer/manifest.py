@@ -13,10 +13,11 @@ import msgspec
 
 from . import folders
 from .errors import ArtifactError
+from .old_formats import upgrade_manifest, upgrade_report
 from .plan import Plan
 from .printable import plain_values
 from .regular_files import read_regular
-from .report_versions import upgrade
+from .results import ScoresOnly
 from .spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
 
 FORMAT = 1
@@ -49,6 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     verdict: tuple[str, ...]
     findings: tuple[Finding, ...]
     layers: tuple[LayerChoice, ...] = ()
+    samples_from: str = ""  # whose rows judged it, and are its golden inputs
+    scores_only: ScoresOnly | None = None  # of a language model that does not generate
     files: dict[str, str] = {}
     lengths: dict[str, int] = {}
 
@@ -70,7 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
                 where=str(path),
                 hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
             )
-        manifest = msgspec.convert(plain_values(head), Manifest)
+        manifest = msgspec.convert(plain_values(upgrade_manifest(head)), Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the manifest is damaged: {error}", where=str(path)) from error
     if wrong := _wrong(manifest):
@@ -82,7 +85,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     """Read report.json as far as a server shows it: an object whose findings are rows of `stage` and `what`."""
     path = folder / REPORT
     try:
-        found = plain_values(upgrade(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
+        found = plain_values(upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
         msgspec.convert(found.get("findings", []), list[Finding])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the report is damaged: {error}", where=str(path)) from error

@@ -54,8 +54,9 @@ def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: b
         mix = layer_mix(street, loaded, original)
         mixed.decide(mix)
         original, best = build(street, loaded, original, mix, folder)
-        street.found(roofline.probe(original, best.reads, street.plan, shape=best.shape))
-        return publish(street, loaded, original, best, mix, folder, output)
+        ceiling = roofline.probe(original, best.reads, street.plan, shape=best.shape)
+        street.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
+        return publish(street, loaded, original, best, mix, ceiling, folder, output)
 
 
 def prepare_kernels(street: Street) -> None:

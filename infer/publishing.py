@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from . import __version__, artifact, capture, golden, mixed, plugins, sources
 from . import device as hardware
-from .report import document, html, memory
+from .report import document, html, memory, roofline
 from .street import Street
 from .trial import Trial
 
@@ -31,6 +31,7 @@ def publish(
     original: capture.Graph,
     best: Trial,
     mix: mixed.Mix,
+    ceiling: roofline.Ceiling,
     folder: Path,
     output: Path,
 ) -> Outcome:
@@ -51,16 +52,24 @@ def publish(
     if plugins.get("backends", best.backend).PORTABLE:
         shutil.rmtree(folder / "weights", ignore_errors=True)
         (folder / capture.PROGRAM).unlink(missing_ok=True)
-    street.found(memory.probe(best.backend, folder, street.plan.device, shape=best.shape))
+    measured = memory.probe(best.backend, folder, street.plan.device, shape=best.shape)
+    street.found(measured.findings())
     manifest = _manifest(street, loaded, original, best, mix, output)
-    report = document.from_manifest(
-        manifest,
+    results = document.Results(
         fidelity=best.fidelity,
-        backends=street.backends,
         latency=best.latency,
         size=artifact.size(folder),
         baseline=best.baseline,
+        backends=street.backends,
+        original_size=loaded.weight_bytes,
+        ceiling=ceiling,
+        memory=measured,
+        steps=best.steps,
+        cache=None
+        if best.shape is None
+        else document.CacheSize(best.shape.kv_dtype, best.shape.bytes_per_token),
     )
+    report = document.from_manifest(manifest, results)
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, artifact.publish(folder, output, manifest), report)
@@ -108,4 +117,6 @@ def _manifest(
         verdict=(*best.verdicts(street.plan), *([share] if share else [])),
         findings=tuple(street.findings),
         layers=mix.layers,
+        samples_from=loaded.samples_from,
+        scores_only=best.scores_only,
     )

@@ -17,7 +17,7 @@ from .floats import EAGER, FloatForms
 from .generate.step import StepShape
 from .plan import Plan
 from .report import latency
-from .results import BackendResult
+from .results import BackendResult, ScoresOnly
 from .spec import Choice, Finding
 from .street import Street
 from .thresholds import coarser_cache
@@ -97,13 +97,13 @@ class _Tried:
             self.full = refusal if isinstance(refusal, ResourceError) else self.full
             self.errors.append(f"{name}: {refusal}")
 
-    def _form(self, name: str) -> tuple[capture.Graph, StepShape | None, Path, str]:
+    def _form(self, name: str) -> tuple[capture.Graph, StepShape | None, Path, ScoresOnly | None]:
         """The graph for a backend, its shape as a step, its folder, and why it only scores text."""
         shrunk = self.shrunk
         if shrunk.shape is None or plugins.get("backends", name).STEPS or shrunk.windows is None:
             return shrunk.graph, shrunk.shape, self.folder, self.street.scores_only
-        why = f"{name} has no attention over a paged KV cache"
-        self.street.found([Finding("lower", "generation", False, why=why)])
+        why = ScoresOnly(f"{name} has no attention over a paged KV cache", by_model=False)
+        self.street.found([Finding("lower", "generation", False, why=why.reason)])
         small, place = shrunk.windows(), self.folder / "trials" / f"windows-{name}"
         shutil.rmtree(place, ignore_errors=True)  # of a round before layers rose
         place.mkdir(parents=True)

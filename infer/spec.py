@@ -128,7 +128,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One measured or decided fact. `stage` is the arrow of the street that found it."""
+    """One measured or decided fact, for display only: code decides on typed results. `stage` is that of the run."""
 
     stage: str
     what: str

@@ -10,7 +10,7 @@ from .errors import NotUsableError, UsageError, unknown
 from .generate.step import StepShape
 from .option_values import TASKS
 from .plan import Plan
-from .results import BackendResult
+from .results import BackendResult, ScoresOnly
 from .spec import Choice, Finding
 from .thresholds import default_kv_dtype
 
@@ -42,7 +42,7 @@ class Street:
     findings: list[Finding] = field(default_factory=list)
     backends: list[BackendResult] = field(default_factory=list)
     step_shape: StepShape | None = None  # of a language model that will generate
-    scores_only: str = ""  # why a language model will not
+    scores_only: ScoresOnly | None = None  # of one that will not
 
     def found(self, findings: list[Finding]) -> None:
         for finding in findings:

@@ -106,8 +106,9 @@ def _time(
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
         trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device), rival.name))
-        if isinstance(trial.runner, Windows):
-            trial.findings += anatomy.decode_step(trial.runner.decoding(batch), batch)
+        is_step = isinstance(trial.runner, Windows)
+        if is_step and (parts := anatomy.of_call(trial.runner.decoding(batch), batch)):
+            trial.steps.append(parts)
     rival = rivals[plan.batches[0]].runner
     if isinstance(trial.runner, Windows) and isinstance(rival, Windows):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))

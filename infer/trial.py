@@ -20,8 +20,9 @@ from .generate.step import StepShape
 from .generate.windows import Windows
 from .plan import Plan
 from .report import latency, roofline, wording
+from .report.anatomy import StepBreakdown
 from .report.latency import Paired
-from .results import Metric
+from .results import Metric, ScoresOnly
 from .spec import Finding
 from .thresholds import limits, precision
 from .workload import WORKLOAD
@@ -54,11 +55,12 @@ class Trial:
     prompt: Paired | None = None  # of a language model: one step of the workload's prompt
     forms: dict[str, dict[int, float]] = field(default_factory=dict)  # float form → batch size → seconds
     findings: list[Finding] = field(default_factory=list)
+    steps: list[StepBreakdown] = field(default_factory=list)  # of a language model, by batch size
     quantized: str = ""  # see `Lowered`
     runner: Any = None
     task: str = "tensors"
     shape: StepShape | None = None  # of a language model lowered as a step, which can generate
-    scores_only: str = ""  # why a language model can't
+    scores_only: ScoresOnly | None = None  # of one that can't
 
     @property
     def seconds(self) -> float:
@@ -122,8 +124,8 @@ class Trial:
             else f"the limits of {precision(plan)}"
         )
         lines = [self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
-        if self.scores_only:
-            lines.insert(0, f"scores text only: {self.scores_only}")
+        if self.scores_only is not None:
+            lines.insert(0, f"scores text only: {self.scores_only.reason}")
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:

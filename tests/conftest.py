@@ -96,10 +96,10 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
     Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
     """
     from infer import publishing
-    from infer.spec import Finding
+    from infer.report.memory import Memory
 
-    def probe(*_: object, **__: object) -> list[Finding]:
-        return [Finding("memory", "peak", None, "B", "not measured in this test")]
+    def probe(*_: object, **__: object) -> Memory:
+        return Memory(failure="not measured in this test")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "memory", SimpleNamespace(probe=probe))

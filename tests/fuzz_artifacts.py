@@ -148,10 +148,10 @@ def bases(folder: Path, *, speaker: bool = True) -> None:
     import numpy as np
 
     from infer import Plan, optimize, publishing
-    from infer.spec import Finding
+    from infer.report.memory import Memory
     from tests.language_artifacts import tiny
 
-    publishing.memory.probe = lambda *_, **__: [Finding("memory", "peak", None, "B", "")]  # type: ignore[assignment]
+    publishing.memory.probe = lambda *_, **__: Memory()  # type: ignore[assignment]
     (folder / "net.py").write_text(
         "import torch\ndef build():\n    torch.manual_seed(0)\n    return torch.nn.Sequential("
         "torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))\n"

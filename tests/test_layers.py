@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
-    "errors", "printable", "quiet", "spec", "results", "report_versions", "options", "option_values",
+    "errors", "printable", "quiet", "spec", "results", "old_formats", "options", "option_values",
     "plan", "workload", "thresholds", "folders", "regular_files", "failures", "plugins", "device",
     "kernels", "weights", "quant", "attention", "sources", "in_place", "capture", "onnx", "fidelity",
     "artifact_files", "manifest", "artifact", "golden", "text", "generate", "report", "predict", "floats",

@@ -117,9 +117,9 @@ def test_a_published_artifact_is_accurate_and_smaller(
 @pytest.mark.usefixtures("measured_memory")
 def test_a_published_artifact_says_what_memory_it_takes(tmp_path: Path) -> None:
     made = pipeline.optimize(DIGITS.with_(backend="eager", quant="int8", batches=()), tmp_path / "d.infer")
-    memory = {f.what: f.value for f in made.manifest.findings if f.stage == "memory"}
-    assert 0 < memory["runtime"] < memory["peak"]
-    assert memory["open time"] > 0
+    memory = made.report.memory
+    assert 0 < memory.runtime < memory.peak
+    assert memory.open_seconds > 0
 
 
 def test_any_artifact_can_be_made_again_from_its_own_manifest(int8: pipeline.Outcome, tmp_path: Path) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from infer.artifact import Manifest
+from infer.old_formats import REPORT_FORMAT
 from infer.plan import Plan
 from infer.report import document, html, screen, terminal, wording
 from infer.report.latency import Latency, Paired, summarize
+from infer.report.memory import Memory
+from infer.report.roofline import Ceiling, Floor
 from infer.results import BackendResult, Metric
 from infer.spec import Choice, Finding, TensorSpec
 
@@ -38,22 +44,32 @@ def pair(ours: float, theirs: float, verdict: str) -> Paired:
 
 FINDINGS = (
     Finding("load", "kind", "huggingface", why="config.json names BertModel"),
-    Finding("load", "weights", 90.9, "MB", "stored as float32"),
     Finding("shrink", "layers", 36, why="int8, per output channel; pooler kept: 384 columns, used once"),
-    Finding("ceiling", "weight bytes", 23_400_000, "B", "read once a call"),
-    Finding("ceiling", "read bandwidth", 10.8e9, "B/s", "measured, all threads"),
-    Finding("ceiling", "multiply peak", 494e9, "FLOP/s", "4 x the measured float32 matmul, for int8"),
-    Finding("ceiling", "floor batch 1", 0.002167, "s", "memory-bound: 23.4 MB, 680.1 MFLOP"),
-    Finding("ceiling", "floor batch 8", 0.01101, "s", "compute-bound: 23.4 MB, 5440.8 MFLOP"),
-    Finding("memory", "weights", 23_400_000, "B", "int8 10.6 MB, float32 12.8 MB"),
-    Finding("memory", "runtime", 236_000_000, "B", "Python and torch, nothing opened"),
-    Finding("memory", "opened", 61_000_000, "B", "weights, compiled code, the backend's libraries"),
-    Finding("memory", "run", 14_000_000, "B", "activations and workspace of 2 rows, at their peak"),
-    Finding("memory", "steady", 305_000_000, "B", "anonymous 201 MB, file-backed 104 MB"),
-    Finding("memory", "peak", 311_000_000, "B", "high-water mark of the kernel (VmHWM)"),
-    Finding("memory", "open time", 0.84, "s", "in a fresh process"),
 )  # fmt: skip
 
+MEMORY = Memory(
+    weights=23_400_000,
+    weights_by_dtype={"int8": 10_600_000, "float32": 12_800_000},
+    runtime=236_000_000,
+    opened=61_000_000,
+    run=14_000_000,
+    steady=305_000_000,
+    peak=311_000_000,
+    open_seconds=0.84,
+    anonymous=201_000_000,
+    file_backed=104_000_000,
+    batch=2,
+    method="high-water mark of the kernel (VmHWM)",
+)
+SMALL = Floor(batch=1, seconds=0.002167, bound="memory", num_bytes=23_400_000, flops=680_100_000)
+LARGE = Floor(batch=8, seconds=0.01101, bound="compute", num_bytes=23_400_000, flops=5_440_800_000)
+CEILING = Ceiling(
+    weight_bytes=23_400_000,
+    read_bandwidth=10.8e9,
+    multiply_peak=494e9,
+    peak_source="4 x the measured float32 matmul, for int8",
+    floors=(SMALL, LARGE),
+)
 BACKENDS = (
     BackendResult("inductor", "chosen", 0.0389, "2.10x faster at batch 1, 1.34x faster at batch 8"),
     BackendResult("ort", "tried", 0.0512, "1.61x faster at batch 1, within noise at batch 8"),
@@ -108,10 +124,21 @@ def manifest(**changes: object) -> Manifest:
 TIMED = [Timed(1, pair(0.0061, 0.0128, "faster")), Timed(8, pair(0.0328, 0.0441, "faster"))]
 
 
-def sample(fidelity: tuple[Metric, ...] = METRICS, **changes: object) -> document.Report:
-    return document.from_manifest(
-        manifest(**changes), fidelity=fidelity, backends=BACKENDS, latency=TIMED, size=23_400_000
+def sample(
+    fidelity: tuple[Metric, ...] = METRICS, measured: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> document.Report:
+    """A report of the manifest with `changes`; `measured` replaces results."""
+    results = document.Results(
+        fidelity=fidelity,
+        backends=BACKENDS,
+        latency=TIMED,
+        size=23_400_000,
+        baseline="inductor float32",
+        original_size=90_900_000,
+        ceiling=CEILING,
+        memory=MEMORY,
     )
+    return document.from_manifest(manifest(**changes), replace(results, **measured))
 
 
 class Page(HTMLParser):
@@ -170,8 +197,8 @@ def test_report_survives_json() -> None:
 
 
 def test_unknown_is_null_and_a_dash_never_infinity() -> None:
-    unknown = Finding("memory", "peak", None, "B", "the probe failed: killed")
-    report = sample((Metric("logits", "relative_error", 0.01),), findings=(unknown,))
+    unknown = {"memory": Memory(failure="the probe failed: killed"), "original_size": None, "ceiling": None}
+    report = sample((Metric("logits", "relative_error", 0.01),), unknown)
     data = document.encode(report)
     assert b"Infinity" not in data
     assert b"NaN" not in data
@@ -230,10 +257,10 @@ def test_latency_rows_know_their_share_of_the_ceiling() -> None:
 def test_a_share_of_the_ceiling_never_reads_above_all_of_it() -> None:
     assert wording.of_ceiling(10.996) == "≥ 100 %"
     assert wording.of_ceiling(0.63, in_cache=True) == "63.0 % (in cache)"
-    why = "memory-bound: 23.4 MB in cache at 90.0 GB/s, 680.1 MFLOP"
-    found = tuple(msgspec.structs.replace(f, why=why) if f.what == "floor batch 1" else f for f in FINDINGS)
-    assert sample(findings=found).latency[0].in_cache
-    assert "a call at batch 1, memory-bound, in cache" in printed(sample(findings=found))
+    cached = msgspec.structs.replace(SMALL, in_cache=True)
+    report = sample(measured={"ceiling": msgspec.structs.replace(CEILING, floors=(cached,))})
+    assert report.latency[0].in_cache
+    assert "a call at batch 1, memory-bound, in cache" in printed(report)
 
 
 def test_chosen_tried_and_refused_backends_stand_in_that_order() -> None:
@@ -290,7 +317,6 @@ def test_names_are_escaped_everywhere() -> None:
         versions={evil: evil},
         findings=(
             Finding("shrink", f"refused {evil}", None, why=evil),
-            Finding("memory", evil, evil, why=evil),
             Finding("load", evil, evil, why=evil),
         ),
     )
@@ -401,7 +427,7 @@ def test_a_latency_survives_json() -> None:
 
 def test_a_report_of_an_earlier_version_opens_and_decides_the_same() -> None:
     old = document.decode((DATA / "report-format-1.json").read_bytes())
-    assert old.format == document.FORMAT
+    assert old.format == REPORT_FORMAT
     assert {row.metric for row in old.fidelity if row.limit is not None} == {
         "perplexity_change",
         "schedule_error",

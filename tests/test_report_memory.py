@@ -16,7 +16,7 @@ from infer import device as hardware
 from infer.errors import UsageError
 from infer.plan import Plan
 from infer.report import memory, profile, roofline
-from infer.spec import Finding, TensorSpec
+from infer.spec import TensorSpec
 
 
 class Tiny(nn.Module):
@@ -77,20 +77,22 @@ def test_peak_memory_sees_a_block_that_came_and_went(
 
 
 def test_probe_measures_a_fresh_process(tiny_artifact: Path) -> None:
-    found = {f.what: f for f in memory.probe("eager", tiny_artifact, "cpu")}
-    assert found["weights"].value == 16 * 4 * 4 + 4 * 4
-    assert found["weights"].why == "float32 0.0 MB"
-    parts = [found[name].value for name in ("runtime", "opened", "run")]
-    assert all(isinstance(part, int) and part >= 0 for part in parts)
-    assert found["peak"].value >= found["runtime"].value > 10_000_000
-    assert found["open time"].unit == "s"
-    assert "3 rows" in found["run"].why
+    found = memory.probe("eager", tiny_artifact, "cpu")
+    assert found.weights_by_dtype == {"float32": 16 * 4 * 4 + 4 * 4}
+    assert found.weights == 16 * 4 * 4 + 4 * 4
+    assert all(isinstance(part, int) and part >= 0 for part in (found.runtime, found.opened, found.run))
+    assert found.peak >= found.runtime > 10_000_000
+    assert found.open_seconds > 0
+    assert found.batch == 3
+    assert found.failure == ""
+    assert [f.what for f in found.findings()][:2] == ["weights", "runtime"]
 
 
 def test_a_probe_that_fails_says_its_last_words(tiny_artifact: Path) -> None:
     found = memory.probe("inducter", tiny_artifact)
-    assert found[-1].value is None
-    assert "no backend named 'inducter'" in found[-1].why
+    assert found.peak is None
+    assert "no backend named 'inducter'" in found.failure
+    assert found.findings()[-1].why == found.failure
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_probe_that_fails_says_its_last_words(tiny_artifact: Path) -> None:
 def test_floor_is_the_larger_of_reading_and_computing(
     num_bytes: int, flops: int | None, seconds: float, bound: str
 ) -> None:
-    assert roofline.floor(num_bytes, flops, bandwidth=100.0, peak=1000.0) == roofline.Floor(seconds, bound)
+    assert roofline.least_time(num_bytes, flops, bandwidth=100.0, peak=1000.0) == (seconds, bound)
 
 
 def test_flops_of_a_linear_are_two_per_multiply_add() -> None:
@@ -115,12 +117,11 @@ def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: p
     monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e6)
     plan = Plan(source="m", device="cpu", dtype="float32", batches=(1, 8))
     found = roofline.probe(tiny_graph(), 272, plan)
-    assert [f.what for f in found][:3] == ["weight bytes", "read bandwidth", "multiply peak"]
-    floors = roofline.floors(found)
-    assert floors[1].value == pytest.approx(128e-6)
-    assert floors[8].value == pytest.approx(8 * 128e-6)
-    assert floors[8].why.startswith("compute-bound")
-    assert roofline.floors([Finding("load", "floor batch 1", 3)]) == {}
+    assert (found.weight_bytes, found.read_bandwidth, found.multiply_peak) == (272, 1e9, 1e6)
+    assert found.floor(1).seconds == pytest.approx(128e-6)
+    assert found.floor(8).seconds == pytest.approx(8 * 128e-6)
+    assert found.floor(8).bound == "compute"
+    assert found.floor(3) is None
 
 
 class Looked(nn.Module):
@@ -148,13 +149,10 @@ def test_a_model_in_the_cache_is_judged_by_the_caches_bandwidth(monkeypatch: pyt
     monkeypatch.setattr(hardware, "bandwidth_for", lambda num_bytes, _: 8e9 if num_bytes < 1e6 else 1e9)
     monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e12)
     plan = Plan(source="m", device="cpu", dtype="float32", batches=(1,))
-    (small,), (large,) = (
-        [f for f in roofline.probe(tiny_graph(), size, plan) if f.what == "floor batch 1"]
-        for size in (800_000, 8_000_000)
-    )
-    assert (small.value, large.value) == (pytest.approx(1e-4), pytest.approx(8e-3))
-    assert "0.8 MB in cache at 8.0 GB/s" in small.why
-    assert "in cache" not in large.why
+    (small,), (large,) = (roofline.probe(tiny_graph(), size, plan).floors for size in (800_000, 8_000_000))
+    assert (small.seconds, large.seconds) == (pytest.approx(1e-4), pytest.approx(8e-3))
+    assert "0.8 MB in cache at 8.0 GB/s" in small.finding().why
+    assert (small.in_cache, large.in_cache) == (True, False)
 
 
 @pytest.mark.parametrize(("vnni", "factor"), [(True, 4.0), (False, 4 / 3)])

@@ -46,7 +46,7 @@ def test_manifest_keys() -> None:
     assert [f.name for f in msgspec.structs.fields(artifact.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
         "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
-        "files", "lengths",
+        "samples_from", "scores_only", "files", "lengths",
     ]  # fmt: skip
 
 

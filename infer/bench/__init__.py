@@ -89,7 +89,7 @@ def run(
             read_bandwidth=bandwidth,
             threads=torch.get_num_threads(),
             rows=rows,
-            memory=memory.probe(manifest.backend, path, manifest.device),
+            memory=memory.probe(manifest.backend, path, manifest.device).findings(),
             versions=hardware.versions(),
             machine=hardware.fingerprint(manifest.device),
         )

@@ -19,11 +19,10 @@ from ..errors import UsageError
 from ..generate import Engine, EngineLimits, Request, Sampling
 from ..golden import read_inputs
 from ..predict import Predictor
-from ..report import memory
+from ..report import anatomy, memory
 from ..report.latency import Latency, Paired, decide, summarize
 from ..spec import Finding
 from . import same_answers
-from .budget import StepBudget, measure
 
 CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
@@ -51,7 +50,7 @@ class Load(msgspec.Struct, kw_only=True):
     floor: float
     pair: Paired | None = None
     first_pair: Paired | None = None
-    budget: StepBudget | None = None
+    budget: anatomy.StepBreakdown | None = None
 
     @property
     def of_floor(self) -> float:
@@ -99,7 +98,7 @@ def run(
         _other(vs, ours, trust_code) as other,
     ):
         shape, manifest = ours.language.shape, ours.manifest
-        per_token = shape.layers * shape.page_bytes / shape.page
+        per_token = shape.bytes_per_token
         weights = sum(memory.stored_weights(path).values()) or artifact.size(path)
         bandwidth = hardware.read_bandwidth(manifest.device)
         rows = []
@@ -125,7 +124,7 @@ def run(
             read_bandwidth=bandwidth,
             threads=torch.get_num_threads(),
             rows=rows,
-            memory=memory.probe(manifest.backend, path, manifest.device, shape=shape),
+            memory=memory.probe(manifest.backend, path, manifest.device, shape=shape).findings(),
             versions=hardware.versions(),
             machine=hardware.fingerprint(manifest.device),
         )
@@ -183,7 +182,7 @@ def _row(
         decode_per_second=batch / steps[0].p50,
         kv_bytes=0,
         floor=0.0,
-        budget=measure(_engine(ours, batch, context + tokens + waits), batch, context, tokens),
+        budget=anatomy.of_engine(_engine(ours, batch, context + tokens + waits), batch, context, tokens),
     )
     if other is not None:
         row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)

@@ -57,10 +57,18 @@ class StepShape(msgspec.Struct, frozen=True):
         """Of one page in one layer."""
         return self.layout.num_bytes
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Of keys and values, all layers together."""
+        return self.layers * self.page_bytes / self.page
+
     def finding(self) -> Finding:
-        size = self.layers * self.page_bytes / self.page
         return Finding(
-            "capture", "KV cache", size, "bytes/token", f"{self.kv_dtype}, pages of {self.page} tokens"
+            "capture",
+            "KV cache",
+            self.bytes_per_token,
+            "bytes/token",
+            f"{self.kv_dtype}, pages of {self.page} tokens",
         )
 
     def new_cache(self, pages: int, device: str = "cpu") -> Tensor:

@@ -210,12 +210,16 @@ class Generation(Texts):
             return ("this Predictor is closed; open the artifact again with Predictor.load",)
         if self.task != "text-generation":
             return (f"{self.name} is a {self.task} model: it generates no text",)
-        said = [f for f in self.manifest.findings if f.what == "generation" and f.why]
+        only = self.manifest.scores_only
         if self.manifest.plan.task == "score":
             return (f"{self.name} can't generate: it was made with --task score; make it again without",)
-        if said and said[-1].stage == "capture":  # the model's own: no backend would change it
-            return (f"{self.name} scores text only, by infer predict: {said[-1].why}",)
-        why = said[-1].why if said else f"backend {self.manifest.backend} lowered whole windows of tokens"
+        if only is not None and only.by_model:
+            return (f"{self.name} scores text only, by infer predict: {only.reason}",)
+        why = (
+            only.reason
+            if only is not None
+            else f"backend {self.manifest.backend} lowered whole windows of tokens"
+        )
         return (f"{self.name} can't generate: {why}; make it again with --backend inductor",)
 
     def close(self) -> None:

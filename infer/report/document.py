@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -10,14 +11,17 @@ import msgspec
 from .. import device as hardware
 from ..artifact import Manifest
 from ..fidelity.gate import judge, limit
+from ..old_formats import REPORT_FORMAT, upgrade_report
 from ..plan import Plan
 from ..printable import plain_values
-from ..report_versions import FORMAT, upgrade
 from ..results import BackendResult, Metric
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from ..thresholds import Limits, limits, precision
-from . import roofline, wording
+from . import wording
+from .anatomy import StepBreakdown
 from .latency import Latency, Paired
+from .memory import Memory
+from .roofline import Ceiling
 
 MOST_PINS = 8  # on a command line that people read
 
@@ -70,10 +74,36 @@ class FidelityRow(msgspec.Struct, frozen=True):
     ok: bool | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """See the fields; sizes are bytes, times seconds. `headline` is read first, then `verdict`."""
+class CacheSize(msgspec.Struct, frozen=True):
+    """The KV cache of a language model that generates."""
 
-    format: int = FORMAT
+    dtype: str
+    bytes_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a run measured: what a report holds besides the manifest."""
+
+    fidelity: Sequence[Metric]
+    latency: Sequence[Timed]
+    size: int  # bytes of the artifact
+    baseline: str = ""  # what it was timed against
+    backends: Sequence[BackendResult] = ()
+    original_size: int | None = None  # bytes of the weights as the source stores them
+    ceiling: Ceiling | None = None
+    memory: Memory | None = None
+    steps: Sequence[StepBreakdown] = ()
+    cache: CacheSize | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """See the fields; sizes are bytes, times seconds. `headline` is read first, then `verdict`.
+
+    Code decides on everything but `headline`, `verdict` and `findings`, which are for display.
+    """
+
+    format: int = REPORT_FORMAT
     name: str
     made_with: str
     headline: str
@@ -97,13 +127,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     original_size: int | None
     decodes: bool = False  # what was timed is one decode step of `batch` sequences, not a batch of samples
+    ceiling: Ceiling | None = None
+    memory: Memory | None = None
+    steps: tuple[StepBreakdown, ...] = ()  # of a language model: where a decode step goes
+    cache: CacheSize | None = None
     findings: tuple[Finding, ...]
     versions: dict[str, str]
     machine: dict[str, str]
-
-    def stage(self, name: str) -> tuple[Finding, ...]:
-        """The findings of one stage: `memory`, `ceiling`, `load`, …"""
-        return tuple(f for f in self.findings if f.stage == name)
 
 
 def encode(report: Report) -> bytes:
@@ -115,30 +145,20 @@ def decode(data: bytes) -> Report:
     """The inverse of `encode`, with nothing in its texts that a terminal would obey; reads what earlier versions of
     `infer` wrote. Raises `msgspec.MsgspecError` for anything else."""
     found = msgspec.json.decode(data, type=dict[str, Any])
-    return msgspec.convert(plain_values(upgrade(found)), Report)
+    return msgspec.convert(plain_values(upgrade_report(found)), Report)
 
 
-def from_manifest(
-    manifest: Manifest,
-    *,
-    fidelity: Sequence[Metric],
-    backends: Sequence[BackendResult] = (),
-    latency: Sequence[Timed],
-    size: int,
-    baseline: str = "",
-    original_size: int | None = None,
-) -> Report:
-    """Gather the manifest and the timings; `original_size` defaults to the bytes of the weights loaded."""
-    plan, findings = manifest.plan, manifest.findings
+def from_manifest(manifest: Manifest, results: Results) -> Report:
+    """Gather what was asked and decided, and what was measured."""
+    plan = manifest.plan
     allowed = limits(plan, manifest.task)
-    rows = tuple(_latency_row(timed, findings) for timed in latency)
-    failure = judge(fidelity, allowed, plan.max_error) or ""
+    rows = tuple(_latency_row(timed, results.ceiling) for timed in results.latency)
+    failure = judge(results.fidelity, allowed, plan.max_error) or ""
     decodes = "generation" in manifest.meta
-    original = original_size if original_size is not None else _loaded_bytes(findings)
     return Report(
         name=manifest.name,
         made_with=manifest.made_with,
-        headline=_headline(rows, fidelity, original, size, passed=not failure, decodes=decodes),
+        headline=_headline(rows, results, passed=not failure, decodes=decodes),
         decodes=decodes,
         passed=not failure,
         failure=failure,
@@ -148,18 +168,22 @@ def from_manifest(
         device=manifest.device,
         task=manifest.task,
         precision=precision(plan),
-        baseline=baseline or _against(manifest.verdict),
+        baseline=results.baseline or "the unquantized model",
         plan=plan,
         choices=manifest.choices,
-        tried=_ranked(backends),
+        tried=_ranked(results.backends),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
-        fidelity=tuple(_fidelity_row(metric, plan, allowed, fidelity) for metric in fidelity),
+        fidelity=tuple(_fidelity_row(metric, plan, allowed, results.fidelity) for metric in results.fidelity),
         latency=rows,
         layers=manifest.layers,
-        size=size,
-        original_size=original,
-        findings=findings,
+        size=results.size,
+        original_size=results.original_size,
+        ceiling=results.ceiling,
+        memory=results.memory,
+        steps=tuple(results.steps),
+        cache=results.cache,
+        findings=manifest.findings,
         versions=manifest.versions,
         machine=hardware.fingerprint(manifest.device),
     )
@@ -179,34 +203,26 @@ def _command(manifest: Manifest) -> str:
     return wording.command(manifest.plan.with_(layers=pins), output)
 
 
-def _headline(
-    rows: Sequence[LatencyRow],
-    fidelity: Sequence[Metric],
-    original: int | None,
-    size: int,
-    *,
-    passed: bool,
-    decodes: bool = False,
-) -> str:
+def _headline(rows: Sequence[LatencyRow], results: Results, *, passed: bool, decodes: bool) -> str:
     speed = wording.speeds([(row.batch, row.pair) for row in rows]) if rows else None
     parts = [
         f"decoding {speed}" if speed and decodes else speed,
-        wording.smaller(original, size),
-        wording.faithful(fidelity),
+        wording.smaller(results.original_size, results.size),
+        wording.faithful(results.fidelity),
         "passed" if passed else "failed",
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _latency_row(timed: Timed, findings: Sequence[Finding]) -> LatencyRow:
-    per_second = timed.batch / max(timed.pair.a.p50, 1e-12)
-    least = roofline.floors(findings).get(timed.batch)
-    if least is None or not isinstance(least.value, int | float):
+def _latency_row(timed: Timed, ceiling: Ceiling | None) -> LatencyRow:
+    p50 = timed.pair.a.p50
+    per_second = timed.batch / max(p50, 1e-12)
+    least = ceiling.floor(timed.batch) if ceiling is not None else None
+    if least is None:
         return LatencyRow(timed.batch, timed.pair, per_second)
-    floor = float(least.value)
-    bound = least.why.partition("-bound")[0]
-    in_cache = bound == "memory" and roofline.IN_CACHE_WORDS in least.why
-    return LatencyRow(timed.batch, timed.pair, per_second, floor, floor / timed.pair.a.p50, bound, in_cache)
+    return LatencyRow(
+        timed.batch, timed.pair, per_second, least.seconds, least.seconds / p50, least.bound, least.in_cache
+    )
 
 
 def _fidelity_row(metric: Metric, plan: Plan, allowed: Limits, fidelity: Sequence[Metric]) -> FidelityRow:
@@ -231,17 +247,3 @@ def _ranked(backends: Sequence[BackendResult]) -> tuple[BackendResult, ...]:
     """The chosen one first, then those that ran by their time, then those that refused."""
     order = {"chosen": 0, "tried": 1, "refused": 2}
     return tuple(sorted(backends, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))
-
-
-def _loaded_bytes(findings: Sequence[Finding]) -> int | None:
-    """The weights as the source stored them, as the load stage found them."""
-    for finding in findings:
-        known = isinstance(finding.value, int | float) and finding.unit in ("MB", "B")
-        if finding.stage == "load" and finding.what == "weights" and known:
-            return int(float(finding.value or 0) * (1e6 if finding.unit == "MB" else 1))
-    return None
-
-
-def _against(verdict: Sequence[str]) -> str:
-    found = (line.rpartition(" against ")[2] for line in verdict if " against " in line)
-    return next(found, "the unquantized model")

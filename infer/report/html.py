@@ -91,15 +91,17 @@ def _layers(report: Report) -> str:
 
 
 def _memory(report: Report) -> str:
-    found = report.stage("memory")
-    if not found:
+    memory = report.memory
+    if memory is None:
         return ""
-    values = {f.what: f.value for f in found}
-    names = {"runtime": "runtime", "opened": "weights and code", "run": "activations and workspace"}
-    parts = [(words, values.get(what)) for what, words in names.items()]
-    known = [(words, float(value)) for words, value in parts if isinstance(value, int | float)]
+    parts = (
+        ("runtime", memory.runtime),
+        ("weights and code", memory.opened),
+        ("activations and workspace", memory.run),
+    )
+    known = [(words, float(value)) for words, value in parts if value is not None]
     chart = charts.stacked(known) if len(known) == len(parts) else ""
-    rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in found]
+    rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory.findings()]
     return _section(
         "Memory",
         chart + _table("A fresh process that opens and runs it", ("what", "value", "why"), rows, (1,)),

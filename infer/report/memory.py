@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import torch
@@ -63,6 +63,56 @@ def stored_weights(folder: Path) -> dict[str, int]:
                 start, stop = entry["data_offsets"]
                 total[_STORED.get(entry["dtype"], entry["dtype"].lower())] += stop - start
     return dict(total.most_common())
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fresh process needs to open and run an artifact, in bytes; None is unknown, and `failure` says why.
+
+    `runtime`: before opening; `opened`, `run`: growth by opening and by a call; `steady`, `peak`: resident in all.
+    """
+
+    weights: int | None = None  # None where the backend holds them
+    runtime: int | None = None
+    opened: int | None = None
+    run: int | None = None
+    steady: int | None = None
+    peak: int | None = None
+    gpu_steady: int | None = None
+    gpu_peak: int | None = None
+    gpu_reserved: int | None = None
+    open_seconds: float | None = None
+    weights_by_dtype: dict[str, int] = {}
+    anonymous: int = 0  # of `steady`; with `file_backed` 0 where the kernel does not tell
+    file_backed: int = 0
+    batch: int = 0  # rows of the call
+    method: str = ""  # how the peak was measured
+    failure: str = ""
+
+    def findings(self) -> list[Finding]:
+        """For display: what is known, with what it means."""
+        split = f"anonymous {self.anonymous / 1e6:.0f} MB, file-backed {self.file_backed / 1e6:.0f} MB"
+        rows = [
+            ("weights", self.weights, self._dtypes()),
+            ("runtime", self.runtime, "Python and torch, nothing opened"),
+            ("opened", self.opened, "weights, compiled code, the backend's libraries"),
+            ("run", self.run, f"activations and workspace of {self.batch} rows, at their peak"),
+            ("steady", self.steady, split if self.anonymous or self.file_backed else ""),
+            ("peak", self.peak, self.failure or self.method),
+            ("gpu steady", self.gpu_steady, "allocated before a call"),
+            ("gpu peak", self.gpu_peak, "torch.cuda allocator"),
+            ("gpu reserved", self.gpu_reserved, "held by the allocator"),
+        ]
+        shown = [
+            Finding("memory", what, value, "B", why)
+            for what, value, why in rows
+            if value is not None or (what == "peak" and self.failure)
+        ]
+        if self.open_seconds is not None:
+            shown.append(Finding("memory", "open time", self.open_seconds, "s", "in a fresh process"))
+        return shown
+
+    def _dtypes(self) -> str:
+        return ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in self.weights_by_dtype.items())
 
 
 class PeakMemory:
@@ -126,15 +176,13 @@ def probe(
     *,
     shape: StepShape | None = None,
     timeout: float = 300.0,
-) -> list[Finding]:
+) -> Memory:
     """Open the artifact in a fresh process, run its golden inputs, and say what that took.
 
-    In bytes: weights; runtime (before opening), opened and run (growth), steady, peak; on CUDA also gpu
-    weights, peak and reserved. A process that fails gives one finding without a value, and its last words.
+    Of a process that fails only the weights are known, and its last words.
     """
     stored = stored_weights(folder)
-    by_dtype = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in stored.items())
-    findings = [Finding("memory", "weights", sum(stored.values()), "B", by_dtype)] if stored else []
+    weights = Memory(weights=sum(stored.values()) if stored else None, weights_by_dtype=stored)
     command = [
         sys.executable,
         "-W",
@@ -150,18 +198,16 @@ def probe(
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return [
-            *findings,
-            Finding("memory", "peak", None, "B", f"the probe took longer than {timeout:.0f} s"),
-        ]
+        return msgspec.structs.replace(weights, failure=f"the probe took longer than {timeout:.0f} s")
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return [*findings, Finding("memory", "peak", None, "B", f"the probe failed: {last[:300]}")]
-    return findings + [Finding("memory", **row) for row in json.loads(done.stdout.splitlines()[-1])]
+        return msgspec.structs.replace(weights, failure=f"the probe failed: {last[:300]}")
+    measured = msgspec.json.decode(done.stdout.splitlines()[-1], type=Memory)
+    return msgspec.structs.replace(measured, weights=weights.weights, weights_by_dtype=stored)
 
 
 def _child() -> None:
-    """In the fresh process: measure, and print the rows as the last line."""
+    """In the fresh process: measure, and print it as the last line."""
     from safetensors.torch import load_file
 
     from .. import plugins
@@ -183,35 +229,23 @@ def _child() -> None:
     split = hardware.resident_split() or (0, 0)
     # Mapped weights become resident when a call first touches them; they belong to opening.
     touched = min(max(0, split[1] - mapped[1]), running.grown)
-    why = f"anonymous {split[0] / 1e6:.0f} MB, file-backed {split[1] / 1e6:.0f} MB" if any(split) else ""
-    batch = len(next(iter(inputs.values())))
-    rows = [
-        _row("runtime", opening.before, "Python and torch, nothing opened"),
-        _row(
-            "opened",
-            opening.after - opening.before + touched,
-            "weights, compiled code, the backend's libraries",
-        ),
-        _row("run", running.grown - touched, f"activations and workspace of {batch} rows, at their peak"),
-        _row("steady", running.after, why),
-        _row("peak", max(opening.peak, running.peak), running.method),
-        {"what": "open time", "value": seconds, "unit": "s", "why": "in a fresh process"},
-    ]
+    measured = Memory(
+        runtime=opening.before,
+        opened=max(0, opening.after - opening.before + touched),
+        run=max(0, running.grown - touched),
+        steady=running.after,
+        peak=max(opening.peak, running.peak),
+        open_seconds=seconds,
+        anonymous=split[0],
+        file_backed=split[1],
+        batch=len(next(iter(inputs.values()))),
+        method=running.method,
+    )
     if device.startswith("cuda"):
-        rows += _cuda_rows(device, runner, inputs)
+        with PeakMemory(device) as on_gpu:
+            runner.run(inputs)
+        measured = msgspec.structs.replace(
+            measured, gpu_steady=on_gpu.before, gpu_peak=on_gpu.peak, gpu_reserved=on_gpu.reserved
+        )
     runner.close()
-    print(json.dumps(rows))
-
-
-def _cuda_rows(device: str, runner: Any, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
-    with PeakMemory(device) as running:
-        runner.run(inputs)
-    return [
-        _row("gpu steady", running.before, "allocated before a call"),
-        _row("gpu peak", running.peak, running.method),
-        _row("gpu reserved", running.reserved, "held by the allocator"),
-    ]
-
-
-def _row(what: str, value: int | None, why: str) -> dict[str, Any]:
-    return {"what": what, "value": None if value is None else max(0, value), "unit": "B", "why": why}
+    print(msgspec.json.encode(measured).decode())

@@ -7,7 +7,8 @@ caches' for a model that stays in them from one call to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 import torch
@@ -23,21 +24,57 @@ from ..spec import Finding
 from ..thresholds import precision_class
 
 IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cache
-IN_CACHE_WORDS = "in cache"
+Bound = Literal["memory", "compute"]
 
 
-class Floor(msgspec.Struct, frozen=True):
-    """`seconds` is what `bound` ("memory" or "compute") allows at best."""
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """The least seconds of a call at a batch size; `bound` is what allows no less.
 
+    `in_cache`: what a call reads stays in the processor's caches, whose bandwidth is taken.
+    """
+
+    batch: int
     seconds: float
-    bound: str
+    bound: Bound
+    in_cache: bool = False
+    num_bytes: int | None = None  # read by a call
+    flops: int | None = None  # of a call
+    bandwidth: float | None = None  # bytes/s
+
+    def finding(self) -> Finding:
+        where = f" in cache at {(self.bandwidth or 0.0) / 1e9:.1f} GB/s" if self.in_cache else ""
+        work = "" if self.flops is None else f", {self.flops / 1e6:.1f} MFLOP"
+        why = f"{self.bound}-bound: {(self.num_bytes or 0) / 1e6:.1f} MB{where}{work}"
+        return Finding("ceiling", f"floor batch {self.batch}", self.seconds, "s", why)
 
 
-def floor(num_bytes: int, flops: int | None, bandwidth: float, peak: float) -> Floor:
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine allows at best: bytes/s, operations/s, and the floor at each batch size."""
+
+    weight_bytes: int
+    read_bandwidth: float
+    multiply_peak: float
+    peak_source: str  # how `multiply_peak` came about
+    floors: tuple[Floor, ...]
+
+    def floor(self, batch: int) -> Floor | None:
+        return next((floor for floor in self.floors if floor.batch == batch), None)
+
+    def findings(self) -> list[Finding]:
+        """For display."""
+        return [
+            Finding("ceiling", "weight bytes", self.weight_bytes, "B", "read once a call"),
+            Finding("ceiling", "read bandwidth", self.read_bandwidth, "B/s", "measured, all threads"),
+            Finding("ceiling", "multiply peak", self.multiply_peak, "FLOP/s", self.peak_source),
+            *(floor.finding() for floor in self.floors),
+        ]
+
+
+def least_time(num_bytes: int, flops: int | None, bandwidth: float, peak: float) -> tuple[float, Bound]:
     """max(bytes / bandwidth, flops / peak); bytes/s and operations/s. Unknown operations leave the bytes."""
     reading = num_bytes / bandwidth
     computing = (flops or 0) / peak
-    return Floor(max(reading, computing), "memory" if reading >= computing else "compute")
+    return max(reading, computing), "memory" if reading >= computing else "compute"
 
 
 def bytes_read(program: ExportedProgram) -> int:
@@ -93,37 +130,39 @@ def probe(
     *,
     batches: Sequence[int] | None = None,
     shape: StepShape | None = None,
-) -> list[Finding]:
-    """The ceiling of an artifact: weight bytes, bandwidth, peak, and the floor at each batch size.
+) -> Ceiling:
+    """The ceiling of an artifact that reads `weight_bytes` a call, with the floor at each batch size.
 
     `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
     what counts is a decode step: the operations of one token of each sequence, and its cache read besides.
     """
     memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
-    findings = [
-        Finding("ceiling", "weight bytes", weight_bytes, "B", "read once a call"),
-        Finding("ceiling", "read bandwidth", memory_speed, "B/s", "measured, all threads"),
-        Finding("ceiling", "multiply peak", peak, "FLOP/s", how),
-    ]
     once = _one_call(graph)
     if shape is not None and once is not None:
         once //= next(iter(graph.samples.values())).shape[1]
     kv_bytes = 0 if shape is None else CONTEXT * shape.layers * shape.page_bytes // shape.page
+    floors = []
     for batch in batches or plan.batches:
         flops = None if once is None else once * (batch if _batched(graph) else 1)
         reads = weight_bytes + batch * kv_bytes
         bandwidth = hardware.bandwidth_for(reads, plan.device)
-        least = floor(reads, flops, bandwidth, peak)
-        work = "" if flops is None else f", {flops / 1e6:.1f} MFLOP"
-        cached = bandwidth > IN_CACHE * memory_speed
-        where = f" {IN_CACHE_WORDS} at {bandwidth / 1e9:.1f} GB/s" if cached else ""
-        why = f"{least.bound}-bound: {reads / 1e6:.1f} MB{where}{work}"
-        findings.append(Finding("ceiling", f"floor batch {batch}", least.seconds, "s", why))
-    return findings
-
-
-def floors(findings: Sequence[Finding]) -> Mapping[int, Finding]:
-    """Batch size → the finding of its floor."""
-    found = (f for f in findings if f.stage == "ceiling" and f.what.startswith("floor batch "))
-    return {int(f.what.rpartition(" ")[2]): f for f in found}
+        seconds, bound = least_time(reads, flops, bandwidth, peak)
+        floors.append(
+            Floor(
+                batch=batch,
+                seconds=seconds,
+                bound=bound,
+                in_cache=bound == "memory" and bandwidth > IN_CACHE * memory_speed,
+                num_bytes=reads,
+                flops=flops,
+                bandwidth=bandwidth,
+            )
+        )
+    return Ceiling(
+        weight_bytes=weight_bytes,
+        read_bandwidth=memory_speed,
+        multiply_peak=peak,
+        peak_source=how,
+        floors=tuple(floors),
+    )

@@ -125,17 +125,15 @@ def _took(seconds: float | None) -> str:
 
 
 def _memory(report: Report) -> str:
-    found = {f.what: f for f in report.stage("memory")}
-    parts = [
-        f"{name} {wording.number(found[what].value, found[what].unit)}"
-        for what, name in (
-            ("weights", "weights"),
-            ("peak", "peak of a fresh process"),
-            ("open time", "opens in"),
-        )
-        if what in found and found[what].value is not None
-    ]
-    return ", ".join(parts)
+    memory = report.memory
+    if memory is None:
+        return ""
+    parts = (
+        ("weights", None if memory.weights is None else wording.size(memory.weights)),
+        ("peak of a fresh process", None if memory.peak is None else wording.size(memory.peak)),
+        ("opens in", None if memory.open_seconds is None else wording.seconds(memory.open_seconds)),
+    )
+    return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 
 
 def _wrapped(label: str, text: str, width: int, *, most: int = MOST) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from rich.console import Console
@@ -68,8 +68,8 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
         rows = [layers.cells(layer, effects=False) for layer in shown]
         title = f"Layers: {layers.counts(report.layers)}{rest}"
         yield _table(title, layers.HEADS, rows, right=(2, 3, 4))
-    if memory := report.stage("memory"):
-        rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory]
+    if report.memory is not None:
+        rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in report.memory.findings()]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
     found = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in others(report)]
     if rows := [*found, *([] if layers.decided(report) else worst_weights(report))]:
@@ -97,29 +97,34 @@ def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]
 
 def card(report: Report) -> list[tuple[str, str]]:
     """What to know before any number: sizes, bandwidth, ceiling."""
-    ceiling = {f.what: f for f in report.stage("ceiling")}
-    weights = next((f for f in report.stage("memory") if f.what == "weights"), ceiling.get("weight bytes"))
+    memory, ceiling = report.memory, report.ceiling
     before = f", from {wording.size(report.original_size)}" if report.original_size else ""
     rows = [("artifact", f"{wording.size(report.size)}{before}")]
-    if weights is not None:
-        why = f" ({weights.why})" if weights.stage == "memory" and weights.why else ""
-        rows.append(("weights", f"{wording.number(weights.value, 'B')}{why}"))
-    for what, name in (("read bandwidth", "bandwidth"), ("multiply peak", "peak")):
-        if what in ceiling:
-            found = ceiling[what]
-            rows.append((name, f"{wording.number(found.value, found.unit)} ({found.why})"))
-    for found in report.stage("capture"):
-        if found.what == "KV cache" and isinstance(found.value, int | float):
-            rows.append(("KV cache", f"{wording.size(found.value)} a token ({found.why})"))
+    if memory is not None and memory.weights is not None:
+        rows.append(("weights", wording.size(memory.weights) + _dtypes(memory.weights_by_dtype)))
+    elif ceiling is not None:
+        rows.append(("weights", wording.size(ceiling.weight_bytes)))
+    if ceiling is not None:
+        bandwidth = wording.number(ceiling.read_bandwidth, "B/s")
+        rows.append(("bandwidth", f"{bandwidth} (measured, all threads)"))
+        rows.append(("peak", f"{wording.number(ceiling.multiply_peak, 'FLOP/s')} ({ceiling.peak_source})"))
+    if report.cache is not None:
+        per_token = wording.size(report.cache.bytes_per_token)
+        rows.append(("KV cache", f"{per_token} a token ({report.cache.dtype})"))
     for row in report.latency:
         if row.floor is not None:
             what = "decode step" if report.decodes else "call"
             text = f"{wording.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
             text += ", in cache" if row.in_cache else ""
             rows.append(("ceiling", text))
-    for batch, text in anatomy.shares(report.findings).items():
-        rows.append(("goes into", f"{text} of a {anatomy.STAGE} at batch {batch}"))
+    for step in report.steps:
+        rows.append(("goes into", f"{step.shares} of a {anatomy.STAGE} at batch {step.batch}"))
     return rows
+
+
+def _dtypes(sizes: Mapping[str, int]) -> str:
+    each = ", ".join(f"{name} {wording.size(size)}" for name, size in sizes.items())
+    return f" ({each})" if each else ""
 
 
 def latency_cells(row: LatencyRow) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from .exposition import Count, Family, reading
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-KINDS = {"weights": "weights", "run": "scratch"}  # what the report calls it → kind
+KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory → kind
 
 
 class Processes:
@@ -73,11 +73,10 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
 
 def measured_bytes(predictor: Any) -> dict[str, int]:
     """By kind, as the artifact's report has it."""
-    findings = (getattr(predictor, "report", None) or {}).get("findings", ())
+    memory = (getattr(predictor, "report", None) or {}).get("memory")
+    known = memory if isinstance(memory, dict) else {}
     return {
-        KINDS[f["what"]]: int(f["value"])
-        for f in findings
-        if f["stage"] == "memory" and f["what"] in KINDS and f["value"] is not None
+        kind: int(known[name]) for name, kind in KINDS.items() if isinstance(known.get(name), int | float)
     }
 
 

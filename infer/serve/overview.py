@@ -17,9 +17,8 @@ from .texts import takes_text
 
 REPORTED = (
     *("headline", "passed", "failure", "verdict", "backend", "device", "precision", "baseline", "decodes"),
-    *("fidelity", "latency", "size", "original_size", "made_with", "machine", "command"),
+    *("fidelity", "latency", "size", "original_size", "memory", "made_with", "machine", "command"),
 )
-MEMORY_STAGES = ("memory", "load")
 
 
 class Tensor(msgspec.Struct):
@@ -122,10 +121,7 @@ def _tensor(spec: TensorSpec) -> Tensor:
 def _report(predictor: Any) -> dict[str, Any]:
     """What people look at; nothing where a predictor has no artifact behind it."""
     whole: Mapping[str, Any] = getattr(predictor, "report", None) or {}
-    chosen = {name: whole[name] for name in REPORTED if name in whole}
-    if whole:
-        chosen["memory"] = [f for f in whole.get("findings", ()) if f.get("stage") in MEMORY_STAGES]
-    return chosen
+    return {name: whole[name] for name in REPORTED if name in whole}
 
 
 def example_file(predictor: Any) -> Any:

@@ -77,6 +77,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
         meta=_meta(plan, config, folder, pooling),
+        weight_bytes=num_bytes(reader),
         findings=findings,
     )
 

@@ -32,6 +32,7 @@ class LoadedModel:
     )  # real inputs kept for calibration, or none
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     onnx: Path | None = None
+    weight_bytes: int | None = None  # as the source stores them, where it has them on disk
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     findings: list[Finding] = field(default_factory=list)

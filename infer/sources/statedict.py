@@ -42,6 +42,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
         outputs=recipe.outputs,
         task=recipe.task,
         renames=fit.renames,
+        weight_bytes=num_bytes(reader),
         findings=findings,
     )
     return loaded, recipe

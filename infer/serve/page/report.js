@@ -3,6 +3,19 @@
 import { card, h } from "./dom.js";
 import { bytes, count, entry, seconds, share } from "./numbers.js";
 
+// Fields of the report's memory, as people read them.
+const MEMORY = [
+  ["weights", "weights", ""],
+  ["runtime", "runtime", "Python and torch, nothing opened"],
+  ["opened", "opened", "weights, compiled code, the backend's libraries"],
+  ["run", "run", "activations and workspace, at their peak"],
+  ["steady", "steady", "resident after calls"],
+  ["peak", "peak", "resident at most"],
+  ["gpu_steady", "GPU steady", "allocated before a call"],
+  ["gpu_peak", "GPU peak", "allocated at most"],
+  ["gpu_reserved", "GPU reserved", "held by the allocator"],
+];
+
 export function reportCard(model) {
   const report = model.report;
   if (!report.headline) return null;
@@ -37,14 +50,14 @@ function latency(report) {
 
 function size(report) {
   const most = Math.max(report.original_size ?? 0, report.size ?? 0);
-  const memory = (report.memory ?? []).filter((finding) => finding.stage === "memory" && finding.unit === "B" && finding.value);
+  const memory = MEMORY.filter(([name]) => report.memory?.[name]);
   return h("div", {}, h("h3", {}, "Size and memory"),
     h("div", { class: "measured" },
       h("p", {}, "On disk"),
       bar("this artifact", report.size, most, bytes(report.size), "ours"),
       report.original_size ? bar("the original", report.original_size, most, bytes(report.original_size), "base") : null),
-    memory.length ? h("dl", { class: "pairs" }, memory.map((finding) => [
-      h("dt", {}, finding.what), h("dd", {}, bytes(finding.value), finding.why ? h("span", { class: "hint" }, ` ${finding.why}`) : null)])) : null);
+    memory.length ? h("dl", { class: "pairs" }, memory.map(([name, label, hint]) => [
+      h("dt", {}, label), h("dd", {}, bytes(report.memory[name]), h("span", { class: "hint" }, ` ${hint}`))])) : null);
 }
 
 function fidelity(report) {
