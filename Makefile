@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check docs-reference table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -18,6 +18,10 @@ lint: $(STAMP)
 
 check: lint
 	$(RUN) -m pytest -q tests/test_layers.py tests/test_surface.py
+
+# docs/cli.md, docs/api.md, docs/limits.md and docs/errors.md from the code.
+docs-reference: $(STAMP)
+	$(RUN) -m tests.docs_pages
 
 table: $(STAMP)
 	$(RUN) -m bench.quality.backend_table

@@ -29,7 +29,11 @@ from collections.abc import Iterable
 
 
 class InferError(Exception):
-    """What was wrong; `where` says at which file, tensor or field; `hint` says what to do."""
+    """Base class of all errors of `infer`.
+
+    `message` says what was expected and what came, `where` in which file, tensor or field, `hint` what to do.
+    `exit_code`: of the command line; `status` and `code`: over HTTP (see docs/errors.md).
+    """
 
     exit_code = 1
     status = 500

@@ -15,7 +15,11 @@ GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --hel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Every option of one `optimize`; "auto" is resolved once, into a new plan plus a `Choice`."""
+    """Every option of one `optimize`; a frozen struct.
+
+    "auto" is resolved once, into a new plan plus a `Choice` that says why. The manifest of an artifact keeps the
+    resolved plan, so that any artifact can be made again.
+    """
 
     source: Annotated[
         str,

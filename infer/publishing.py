@@ -18,7 +18,7 @@ from .trial import Trial
 
 @dataclass
 class Outcome:
-    """What `optimize` leaves: the artifact's path, its manifest and the report."""
+    """Result of `optimize`: the path of the artifact, its manifest and the report."""
 
     path: Path
     manifest: artifact.Manifest

@@ -28,7 +28,11 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Name, dtype and shape of one input or output; a `str` size is symbolic and shared by name."""
+    """Name, dtype and shape of one input or output of a model.
+
+    `dtype` is a name such as "float32" or "int64". A size in `shape` is a number, or the name of a symbolic size, which
+    has one value in all inputs and outputs of a call. The symbolic size of rows is called "batch".
+    """
 
     name: str
     dtype: str
@@ -45,7 +49,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """`ids=int64[batch,seq]`; raises `UsageError` with the form that was expected."""
+        """Make a spec from text such as `ids=int64[batch,seq]`; raise `UsageError` for any other form."""
         match = _INPUT.match(text.replace(" ", ""))
         if match is None:
             raise UsageError(f"expected NAME=DTYPE[DIMS], got {text!r}", hint="Example: ids=int64[batch,seq]")
@@ -57,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         )
 
     def format(self) -> str:
-        """The inverse of `parse`."""
+        """Return the text that `parse` takes, such as `ids=int64[batch,seq]`."""
         return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]"
 
     @property
@@ -65,7 +69,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return bool(self.shape) and self.shape[0] == "batch"
 
     def with_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        """Exactly `rows` rows of a batched tensor, repeating what is there; an unbatched one as it is."""
+        """Repeat or cut the rows of a batched tensor to exactly `rows`; return an unbatched one unchanged."""
         if not self.batched:
             return tensor
         return tensor.repeat(-(-rows // len(tensor)), *[1] * (tensor.dim() - 1))[:rows].contiguous()
@@ -105,7 +109,7 @@ def _size(part: str, text: str) -> int | str:
 
 
 def parse_size(text: str | int | None, where: str) -> int | None:
-    """`2GiB`, `500MB`, `1048576` → bytes."""
+    """Convert `2GiB`, `500MB` or `1048576` to bytes; raise `UsageError` for anything else."""
     if text is None or isinstance(text, int):
         return text
     match = _SIZE.fullmatch(text)
@@ -119,7 +123,7 @@ def parse_size(text: str | int | None, where: str) -> int | None:
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One decision: what was asked, what was taken, and why."""
+    """One resolved option: what was asked, the value taken, and the reason."""
 
     what: str
     asked: str
@@ -128,7 +132,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One measured or decided fact, for display only: code decides on typed results. `stage` is that of the run."""
+    """One measured or decided fact, for display only: code decides on typed results.
+
+    `stage` names the step that found it (load, shrink, capture, lower, compare, time, memory, ...), `what` the fact,
+    `value` and `unit` its amount, `why` the explanation.
+    """
 
     stage: str
     what: str

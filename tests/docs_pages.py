@@ -13,6 +13,7 @@ import infer.serve
 from infer.errors import InferError, OverloadedError
 from infer.serve import limits
 from infer.serve.openai_dialect import DIALECT
+from tests.support import reference_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELD = re.compile(r"^    (\w+): [^=]+ = .+?(?:  # (.*))?$", re.MULTILINE)
@@ -142,7 +143,12 @@ def _what(kind: type[InferError]) -> str:
     return SAID.get(kind.__name__) or TREE.get(kind.__name__) or (doc[0] if doc else "")
 
 
-PAGES = {"docs/limits.md": limits_page, "docs/errors.md": errors_page}
+PAGES = {
+    "docs/limits.md": limits_page,
+    "docs/errors.md": errors_page,
+    "docs/cli.md": reference_pages.cli_page,
+    "docs/api.md": reference_pages.api_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

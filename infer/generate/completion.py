@@ -14,7 +14,12 @@ from .tool_reader import Call
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """One answer. `logprobs` where they were asked for; times in seconds since the request was submitted."""
+    """One generated text, and what it took.
+
+    `finish_reason`: "stop", "length", ...; `stopped_by`: the stop text or token id. `logprobs` and `prompt_logprobs`
+    are there where they were asked for, `tool_calls` of a chat with tools. `cached_tokens` of the prompt came from
+    the prefix cache. Times are in seconds since the request was submitted.
+    """
 
     text: str = ""
     token_ids: list[int] = []
@@ -30,7 +35,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """After the first token; None for fewer than two."""
+        """Tokens per second after the first token; None for fewer than two tokens."""
         count = len(self.token_ids) - 1
         if self.first_token_seconds is None or count < 1 or self.seconds <= self.first_token_seconds:
             return None
@@ -41,7 +46,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step added to a completion; `finish_reason` is set on the last. `print(piece, end="")` prints it."""
+    """Part of a completion, from one step; the last one has a `finish_reason`. `print(piece, end="")` prints it."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -55,8 +60,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """Of a given text: `logprobs[i]` is the natural logarithm of token i after those before it, of the first None.
+    """Log probabilities of a text: `logprobs[i]` is the natural logarithm for token i given those before it.
 
+    The first is None.
     A text longer than the context is read in `windows` that overlap by half: each token counts once, with at least
     half a context before it (but at the beginning of the text).
     """
@@ -68,18 +74,18 @@ class Score(msgspec.Struct, kw_only=True):
 
     @property
     def total(self) -> float:
-        """The logarithm of the whole, given its first token."""
+        """Log probability of the whole text, given its first token."""
         return math.fsum(value for value in self.logprobs if value is not None)
 
     @property
     def perplexity(self) -> float:
-        """NaN for fewer than two tokens."""
+        """Perplexity of the text; NaN for fewer than two tokens."""
         count = len(self.token_ids) - 1
         return math.exp(-self.total / count) if count > 0 else math.nan
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Free of the tokenizer; None for token ids."""
+        """Bits per byte of the text, which does not depend on the tokenizer; None for token ids."""
         return -self.total / math.log(2) / self.text_bytes if self.text_bytes else None
 
 

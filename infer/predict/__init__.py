@@ -28,11 +28,18 @@ QUICK = 0.25  # seconds; what takes longer is warmed up once
 
 
 class Predictor(Generation):
-    """`with Predictor.load("model.infer") as p: p.predict({"image": array})`.
+    """An opened artifact, safe to call from many threads.
 
-    `inputs`, `outputs`: tuples of `TensorSpec`; `sizes`: symbolic size → (smallest, largest); `report`: the dict of
-    report.json; `notes`: what was noticed while opening (lowered again for this machine, …); `phases`: seconds that
-    parts of `load` took.
+        with Predictor.load("model.infer") as predictor:
+            outputs = predictor.predict({"image": array})
+
+    Attributes:
+
+    - `inputs`, `outputs`: tuples of `TensorSpec`.
+    - `sizes`: symbolic size → (smallest, largest); `max_batch`: the largest batch of one run.
+    - `name`, `version`, `task`: of the manifest; `manifest`: all of it; `path`: the folder.
+    - `notes`: findings made while opening, such as that it was lowered again for this machine.
+    - `phases`: seconds of each part of `load`.
     """
 
     phases: dict[str, float]
@@ -51,17 +58,21 @@ class Predictor(Generation):
         batch_invariant: bool = False,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> Self:
-        """Verify hashes and trust, open (lowering again where the machine differs), run the golden inputs.
+        """Open an artifact: verify hashes and trust, lower again where this machine differs, run the golden inputs.
 
-        Of a language model, `kv_memory` is for its KV cache ("2GiB" or bytes; default: a share of what is free), and
-        `max_tokens_per_step` bounds how long others wait for a prompt that is read (default 512).
-        With `speculation` it drafts text that repeats itself and checks several tokens in one step, where that pays.
-        `batch_invariant`: what a request gets depends on no other that runs, to the last bit; slower, for nothing is
-        batched or drafted.
-        `adapters`: LoRA adapters of PEFT's format to load, folders by name (see `Language.load_adapter`).
+        - `device`: auto (the one it was made for), cpu, cuda or cuda:N. `threads`: CPU threads, by default all.
+        - `trust_code`: open a backend's compiled code that was not made by this user.
 
-        Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code nobody trusts),
-        `NotUsableError` (its backend can't run here).
+        Of a language model:
+
+        - `kv_memory`: memory of the KV cache, "2GiB" or bytes; by default a share of what is free.
+        - `max_tokens_per_step`: tokens of one step, by default 512; fewer shorten the wait behind a long prompt.
+        - `speculation`: draft text that repeats itself and check several tokens in one step, where that is faster.
+        - `batch_invariant`: bit-identical answers whatever else runs; slower, because nothing is batched or drafted.
+        - `adapters`: folders of LoRA adapters in PEFT's format, by name.
+
+        Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code without trust),
+        `NotUsableError` (its backend can't run here) and `ResourceError` (memory).
         """
         parse_size(kv_memory, "kv_memory")
         folder, began = Path(path), time.perf_counter()
@@ -103,12 +114,13 @@ class Predictor(Generation):
 
     @property
     def report(self) -> dict[str, Any]:
+        """The content of report.json: what was tried, chosen, measured and refused."""
         return read_report(self.path)
 
     def warmup(self) -> list[tuple[int, float]]:
-        """Run the golden inputs at batch 1 and at the largest batch, so that the first request pays for nothing.
+        """Run the golden inputs at batch 1 and at the largest batch, so that no request pays for a first run.
 
-        Of each: elements of the largest input, and seconds, of a second run where the first was quick.
+        Returns (elements of the largest input, seconds) of each run.
         """
         kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[int, float]]()
         row_bytes = sum(v.nbytes // len(v) if v.dim() else v.nbytes for v in kept.values())
@@ -126,7 +138,10 @@ class Predictor(Generation):
         return time.perf_counter() - began
 
     def self_test(self, *, exact: bool = True) -> None:
-        """Golden inputs through the runner: equal to what it gave when it was made, and near the float original."""
+        """Run the golden inputs and compare with the stored outputs; raise `ArtifactError` where they differ.
+
+        `exact` allows rounding only; otherwise the limits of the artifact's precision class hold.
+        """
         outputs = self._run(golden.read_inputs(self.path, self.inputs))
         made = golden.read_outputs(self.path, outputs)
         plan = self.manifest.plan

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
 import msgspec
 from torch import Tensor
@@ -28,37 +28,46 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Options(TypedDict, total=False):
-    """How to generate. What is left out, or None, is as the model's makers recommend (generation_config.json), else as
-    `Sampling` has it: the model's own distribution. `max_tokens`: 256, or as many as fit.
+    """Keyword arguments of every method that generates text.
 
-    At most one of `json_schema` (a schema), `regex` and `choice` (strings) constrains the output.
+    What is left out, or None, is as the model's generation_config.json recommends; without one, tokens are drawn from
+    the model's own distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
     """
 
-    max_tokens: int | None
-    min_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    include_stop: bool | None
-    skip_special_tokens: bool | None
-    ignore_eos: bool | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    n: int | None
-    priority: int
-    adapter: str | None
-    json_schema: Mapping[str, Any] | None
-    json_object: bool | None
-    regex: str | None
-    choice: Sequence[str] | None
+    max_tokens: Annotated[int | None, "most tokens of the completion; default: 256, or as many as fit"]
+    min_tokens: Annotated[int | None, "tokens before which the completion can't end by a stop token"]
+    temperature: Annotated[float | None, "randomness; 0 always takes the most likely token"]
+    top_k: Annotated[int | None, "sample among this many of the most likely tokens"]
+    top_p: Annotated[float | None, "sample among the most likely tokens that together have this probability"]
+    min_p: Annotated[float | None, "leave out tokens less likely than this share of the most likely one"]
+    repetition_penalty: Annotated[
+        float | None,
+        "above 1: make tokens of the prompt and the completion less likely (Keskar et al., 2019)",
+    ]
+    presence_penalty: Annotated[
+        float | None, "subtracted from the logit of each token that the completion holds"
+    ]
+    frequency_penalty: Annotated[
+        float | None, "subtracted from a token's logit once for each time that the completion holds it"
+    ]
+    logit_bias: Annotated[Mapping[int, float] | None, "added to the logits of these token ids"]
+    seed: Annotated[int | None, "seed; the same one gives the same text"]
+    stop: Annotated[str | Sequence[str] | None, "end before these texts"]
+    stop_token_ids: Annotated[Sequence[int] | None, "end at these token ids"]
+    include_stop: Annotated[bool | None, "keep the stop text in the completion"]
+    skip_special_tokens: Annotated[bool | None, "leave special tokens out of the text; default: true"]
+    ignore_eos: Annotated[bool | None, "go on after the model ends its text"]
+    logprobs: Annotated[int | None, "log probability of each token, and of this many alternatives"]
+    prompt_logprobs: Annotated[
+        int | None, "log probability of each prompt token, and of this many alternatives"
+    ]
+    n: Annotated[int | None, "completions of each prompt"]
+    priority: Annotated[int, "order among waiting requests; smaller goes first"]
+    adapter: Annotated[str | None, "name of the LoRA adapter to use"]
+    json_schema: Annotated[Mapping[str, Any] | None, "JSON schema that the output must match"]
+    json_object: Annotated[bool | None, "make the output a JSON object"]
+    regex: Annotated[str | None, "regular expression that the output must match"]
+    choice: Annotated[Sequence[str] | None, "texts of which the output must be one"]
 
 
 _CONSTRAINTS = ("json_schema", "json_object", "regex", "choice")
@@ -74,7 +83,7 @@ class Generation(Texts):
 
     @property
     def language(self) -> Language:
-        """The model's text side and engine; raises `UsageError` for an artifact that can't generate, saying why."""
+        """Tokenizer, chat template and engine of a language model; raises `UsageError` for any other."""
         if self._language is None:
             runner = self._runner
             if not isinstance(runner, Windows):
@@ -96,30 +105,32 @@ class Generation(Texts):
         return self.language.driver
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
-        """Complete one prompt (text or token ids) → `Completion`; a list of prompts → a list of them.
+        """Complete a prompt (text or token ids): returns a `Completion`, for a list of prompts a list of them.
 
-        With `n` above 1 each is a list of `n`. Raises `InputError` for a prompt that does not fit the context, or a
-        parameter out of its range; `OverloadedError` when too many requests wait.
+        With `n` above 1 each result is a list of `n` completions. Raises `InputError` for a prompt longer than the
+        context or an option out of its range, `OverloadedError` when too many requests wait, and `UsageError` for a
+        model that can't generate.
         """
         rows, many = _split(prompts)
         requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
         return _shaped(complete(self.driver, requests), many)
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
-        """`generate` for asyncio; cancelling the task cancels the requests."""
+        """Complete prompts as `generate` does, for asyncio; cancelling the task cancels the requests."""
         rows, many = _split(prompts)
         requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
         return _shaped(await acomplete(self.driver, requests), many)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """An iterator of pieces, each with `.text`; `close()`, leaving its `with` or dropping it cancels the request.
+        """Complete a prompt piece by piece: returns an iterator of `Piece`.
 
-        `.completion` is what has come so far.
+        Its `.completion` is the `Completion` so far. `close()`, the end of its `with` block and garbage collection
+        cancel the request.
         """
         return Stream(self.driver, self._request(self.language.prompt_ids(prompt), options))
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-        """`stream` for `async for`."""
+        """Stream as `stream` does, for `async for`."""
         return AsyncStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
 
     def chat(
@@ -130,10 +141,11 @@ class Generation(Texts):
         template: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Any:
-        """Answer a conversation ([{"role": "user", "content": "…"}]) by the artifact's own chat template.
+        """Answer a conversation such as [{"role": "user", "content": "..."}]; returns a `Completion`.
 
-        With `tools` (functions, as OpenAI has them) calls are read into `.tool_calls`, the rest is `.text`.
-        `template`: variables for it. Raises `UsageError` for a model without one.
+        The prompt is made by the artifact's chat template, with `template` as further variables. With `tools`
+        (functions in OpenAI's format) calls come as `.tool_calls`, other text as `.text`. Raises as `generate` does,
+        and `UsageError` for a model without a chat template.
         """
         checked = check_tools(tools) if tools else []
         ids = self.language.chat_ids(messages, tools, **dict(template or {}))
@@ -153,15 +165,16 @@ class Generation(Texts):
         template: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """`chat`, piece by piece."""
+        """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls."""
         ids = self.language.chat_ids(messages, tools, **dict(template or {}))
         return Stream(self.driver, self._request(ids, options))
 
     def score(self, texts: Prompt | Sequence[Prompt], *, special: bool = True) -> Any:
-        """Logprob of each token of a text (or token ids) after those before it → `Score`; a list for a list.
+        """Score a text (or token ids): log probability of each token given those before it, and perplexity.
 
-        `special` puts the begin token before a text, if the tokenizer has one. A text longer than the context is read
-        in windows that overlap by half, so that each token has at least half a context before it.
+        Returns a `Score`, for a list a list of them. `special` puts the begin token before a text, if the tokenizer
+        has one. A text longer than the context is read in windows that overlap by half, so that each token has at
+        least half a context before it.
         """
         language = self.language
         rows, many = _split(texts)

@@ -36,11 +36,14 @@ class Calls:
         self._runner, self._lock = runner, threading.Lock()
 
     def predict(self, inputs: Any) -> Any:
-        """Run one batch; more rows than `max_batch` run in pieces.
+        """Run one batch; more than `max_batch` rows run in several pieces.
 
-        A mapping of arrays gives a mapping; a bare array, for a model of one input, a bare array when there is one
-        output; a list of such requests the list of their answers, batched together where shapes allow.
-        Raises `InputError` naming the input, what was expected and what came.
+        - A mapping of arrays by input name returns a mapping of arrays by output name.
+        - A bare array, for a model of one input, returns a bare array where there is one output.
+        - A list of such requests returns the list of their results, batched together where shapes allow.
+
+        Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
+        CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
         """
         if type(inputs) is dict and (fitting := self._fitting.tensors(inputs)) is not None:
             outputs = self._run(fitting)
@@ -127,6 +130,7 @@ class Calls:
         return {name: _at_hand(value) for name, value in outputs.items()}
 
     def close(self) -> None:
+        """Free the model; calls after this raise `UsageError`."""
         with self._lock:
             if self._runner is not None:
                 self._runner.close()

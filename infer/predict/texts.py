@@ -23,7 +23,7 @@ class Texts(Tensors):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The artifact's tokenizer; raises `UsageError` when it carries none."""
+        """The tokenizer of the artifact; raises `UsageError` when it has none."""
         if self._tokenizer is None:
             path = self.path / "tokenizer.json"
             if not path.exists():
@@ -35,15 +35,19 @@ class Texts(Tensors):
         return self._tokenizer
 
     def tokenize(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
-        """`input_ids`, `attention_mask`, `token_type_ids`: int64 [len(texts), longest], only those the model takes.
+        """Convert texts to inputs: `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
 
-        A row may be a pair of texts: question and passage, premise and hypothesis.
+        Each is int64 [len(texts), longest], padded. A row may be a pair of texts, such as question and passage. Raises
+        `UsageError` for an artifact without a tokenizer.
         """
         wanted = {spec.name for spec in self.inputs}
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 
     def embed(self, texts: list[str]) -> np.ndarray:
-        """float32 [len(texts), dim]; texts of similar length run together, at most `max_batch` at a time."""
+        """Embed texts: float32 [len(texts), dim]. Texts of similar length run together, `max_batch` at a time.
+
+        Raises `UsageError` for a model that is no embedding model.
+        """
         if self.task != "embedding":
             raise UsageError(f"{self.name} is a {self.task} model, not an embedding model")
         rows = self.tokenizer.encode(texts)

@@ -24,7 +24,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request, connection and queue may take. Times in seconds unless the name says otherwise."""
+    """Limits of one request, connection and queue; times in seconds unless the name says otherwise."""
 
     max_body_bytes: int = 64 << 20  # of one request, before and after inflating
     max_json_bytes: int = 16 << 20  # of a body, or the part of it, that is JSON
