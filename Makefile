@@ -21,7 +21,7 @@ check: lint
 
 # docs/cli.md, docs/api.md, docs/limits.md and docs/errors.md from the code.
 docs-reference: $(STAMP)
-	$(RUN) -m tests.docs_pages
+	$(RUN) -m tests.support.docs_pages
 
 table: $(STAMP)
 	$(RUN) -m bench.quality.backend_table
@@ -78,12 +78,12 @@ WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps
 conformance: $(STAMP)
 	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
-	$(RUN) -m pytest tests/test_serve_conformance.py
+	$(RUN) -m pytest tests/serve/test_conformance.py
 
 # Ray brings 36 packages, so only who asks for a cluster gets them.
 ray: $(STAMP)
 	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	$(RUN) -m pytest tests/test_serve_ray.py
+	$(RUN) -m pytest tests/serve/test_ray.py
 
 # What the suite kills, stops, starves and fills, alone and one after another.
 chaos: $(STAMP)
@@ -101,10 +101,10 @@ endure: $(STAMP)
 # Long runs of what the suite does for a few seconds: schemathesis over every route, mutations over every parser and
 # over the files of artifacts.
 fuzz: $(STAMP)
-	$(RUN) -m tests.schema_run 500
-	$(RUN) -m tests.fuzz_bodies 600
-	$(RUN) -m tests.fuzz_modules 1000
-	$(RUN) -m tests.fuzz_artifacts 100000 600
+	$(RUN) -m tests.fuzz.openapi_schema 500
+	$(RUN) -m tests.fuzz.bodies 600
+	$(RUN) -m tests.fuzz.modules 1000
+	$(RUN) -m tests.fuzz.artifacts 100000 600
 
 bench-stream: $(STAMP)
 	$(RUN) -m bench.serve.stream_cost

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from infer.capture import Graph
+from infer.graph.capture import Graph
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import TensorSpec
@@ -34,9 +34,7 @@ class Runner(Protocol):
 class Backend(Protocol):
     EXECUTES_CODE: bool  # True when opening what `lower` wrote runs code: the artifact must then be trusted
     PORTABLE: bool  # True when that runs on any machine as it is: the artifact then leaves graph.pt2 and weights/ out
-    STEPS: (
-        bool  # True when it runs the step of a language model (`infer.generate.step`), cache written in place
-    )
+    STEPS: bool  # True when it runs the step of a language model (`infer.llm.step.paged_step`), cache written in place
 
     def missing(self) -> str | None:
         """Why this machine can't run the backend at all, or None: `no CUDA device`."""
@@ -51,7 +49,7 @@ class Backend(Protocol):
         ...
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:
-        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `infer.capture.save`)."""
+        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `infer.graph.capture.save`)."""
         ...
 
     def open(self, folder: Path, device: str) -> Runner:

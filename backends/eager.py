@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from infer import capture
-from infer.kernels import prepack
+from infer.graph import capture
+from infer.kernels.passes import prepack
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding

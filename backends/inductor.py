@@ -17,13 +17,16 @@ import torch._inductor
 from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
-from infer import capture, folders, kernels
 from infer import device as hardware
+from infer import kernels, paths
 from infer.errors import ArtifactError, NotUsableError
-from infer.kernels import native, packed, prepack
+from infer.graph import capture
+from infer.kernels import cpu
+from infer.kernels.cpu import weight_layout
+from infer.kernels.passes import prepack
 from infer.plan import Plan
-from infer.quiet import quiet
 from infer.results import Lowered
+from infer.silence_logs import quiet
 from infer.spec import Finding
 
 EXECUTES_CODE = True
@@ -50,7 +53,7 @@ def refuses(graph: capture.Graph, plan: Plan) -> str | None:
 
 def target(device: str) -> dict[str, str]:
     """The library is built for one torch, one instruction set, one kind of GPU and these kernels."""
-    own = {"kernels": native.fingerprint()} if device == "cpu" else {}
+    own = {"kernels": cpu.fingerprint()} if device == "cpu" else {}
     return {"torch": str(torch.__version__), **hardware.fingerprint(device), **own}
 
 
@@ -69,7 +72,7 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
         if prepack.usable(program):
             program, packings = prepack.plan_packing(program)
             (folder / PACKINGS).write_bytes(msgspec.json.encode(packings))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.cache("inductor")))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.cache("inductor")))
     try:
         with quiet():
             on_gpu = plan.device.startswith("cuda")
@@ -92,9 +95,11 @@ class Runner:
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
         self._weights = capture.load_weights(folder, device)
         if (folder / PACKINGS).exists():
-            native.load()  # before the package, which calls it
-            packings = msgspec.json.decode((folder / PACKINGS).read_bytes(), type=list[packed.AnyPacking])
-            self._weights |= packed.pack(packings, self._weights)
+            cpu.load()  # before the package, which calls it
+            packings = msgspec.json.decode(
+                (folder / PACKINGS).read_bytes(), type=list[weight_layout.AnyPacking]
+            )
+            self._weights |= weight_layout.pack(packings, self._weights)
         with quiet():
             # One thread at a time calls it (the lock below); the events by which it would tell threads apart can't
             # be asked while a CUDA graph is recorded.

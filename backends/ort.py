@@ -1,6 +1,6 @@
 """ONNX Runtime: the program exported to ONNX, int8 layers written for the instructions at hand.
 
-The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged`.
+The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_attention`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ from pathlib import Path
 
 import torch
 
-from infer import capture
 from infer import device as hardware
-from infer.capture import Graph
+from infer import latency
+from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
-from infer.generate import is_step
+from infer.graph import capture
+from infer.graph.capture import Graph
+from infer.llm import is_step
 from infer.onnx import export as exporter
-from infer.onnx import paged, session, signs, source, steps, tables
-from infer.onnx.int8 import Rewritten
-from infer.onnx.operands import Target
+from infer.onnx import (
+    int8_signedness as signs,
+)
+from infer.onnx import (
+    onnx_source,
+    paged_attention,
+    session,
+    step_runner,
+    table_layers,
+)
+from infer.onnx.int8_layers import Rewritten
+from infer.onnx.int8_operands import Target
 from infer.plan import Plan
-from infer.quant import enforce
-from infer.report import latency
 from infer.results import Lowered
 from infer.spec import Finding
 
@@ -49,7 +58,9 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """bfloat16 on CPU, a CUDA device without CUDA kernels, and quantizers that an ONNX source can't take."""
-    if (kind := paged.kv_dtype(graph.program)) is not None and (reason := _step_refused(graph, plan, kind)):
+    if (kind := paged_attention.kv_dtype(graph.program)) is not None and (
+        reason := _step_refused(graph, plan, kind)
+    ):
         return reason
     if plan.device.startswith("cuda"):
         import onnxruntime
@@ -76,7 +87,7 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
         return "ONNX Runtime generates on CPUs only here; use --backend inductor"
     if kind == "int8":
         return "no operator of ONNX Runtime reads a paged int8 cache; ask for a float16 cache"
-    if any(node.args[8] is not None for node in paged.calls(graph.program)):
+    if any(node.args[8] is not None for node in paged_attention.calls(graph.program)):
         return "attention sinks have no ONNX form here; use --backend inductor"
     return None
 
@@ -94,18 +105,18 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     if graph.onnx is None:
         done, chosen = _exported(graph, plan, path, target)
     elif plan.quant == "int8":
-        done, coverage = source.quantize(graph.onnx, path, target)
+        done, coverage = onnx_source.quantize(graph.onnx, path, target)
         enforce(coverage, plan)
         chosen, quantized = coverage.findings(), coverage.verdict()
     else:
-        source.copy(graph.onnx, path)
+        onnx_source.copy(graph.onnx, path)
         done = Rewritten()
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
     nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
     seconds = time.perf_counter() - start
     findings = [
-        _found("opset", source.opset(path)),
+        _found("opset", onnx_source.opset(path)),
         _found("model", exporter.folder_bytes(path), "B"),
         _found("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
         _found("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
@@ -116,13 +127,13 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     return Lowered(findings, quantized)
 
 
-def open(folder: Path, device: str) -> session.OrtRunner | steps.StepRunner:
+def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
     path = signs.adapted(folder / MODEL, _form(device))
     try:
         if is_step(signature.inputs):
-            return steps.StepRunner(path, signature.inputs, signature.outputs)
+            return step_runner.StepRunner(path, signature.inputs, signature.outputs)
         return session.OrtRunner(path, signature.inputs, signature.outputs, device)
     except NotUsableError as error:
         if not session.is_damaged(error):
@@ -148,7 +159,7 @@ def _uses(graph: Graph, dtype: torch.dtype) -> bool:
 def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rewritten, list[Finding]]:
     """Write the program. Table layers that have two forms take the one that is faster here and close enough."""
     model = exporter.to_ir(graph, target)
-    if not tables.has_choice(model):
+    if not table_layers.has_choice(model):
         return exporter.write(model, target, path).rewritten, []
     if is_step(graph.inputs):
         why = "a decode step reads each weight once: a quarter of the bytes of float32"

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from infer import capture, folders
 from infer import device as hardware
-from infer.capture import Graph
+from infer import paths
 from infer.errors import NotUsableError
-from infer.onnx import calibrate, casts, engine, source
+from infer.graph import capture
+from infer.graph.capture import Graph
+from infer.onnx import calibrate, onnx_source, precision_casts, trt_engine
 from infer.onnx import export as exporter
-from infer.onnx.int8 import Rewritten, rewrite
+from infer.onnx.int8_layers import Rewritten, rewrite
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -70,11 +71,11 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     path = folder / MODEL
     done, wanted = write_model(graph, plan, path)
     usual = {"batch": max(plan.batches)} | _sample_sizes(graph)
-    profile = engine.profiles(graph.inputs, graph.sizes, usual)
+    profile = trt_engine.profiles(graph.inputs, graph.sizes, usual)
     tied = ties(plan.device)
-    cache = folders.cache("tensorrt") / f"{tied['tensorrt']}-sm{tied['sm']}.timing"
+    cache = paths.cache("tensorrt") / f"{tied['tensorrt']}-sm{tied['sm']}.timing"
     with torch.cuda.device(plan.device):
-        blob, found = engine.build(path, profile, plan.device, cache, wanted)
+        blob, found = trt_engine.build(path, profile, plan.device, cache, wanted)
     (folder / ENGINE).write_bytes(blob)
     (folder / TIES).write_text(json.dumps(tied, indent=1, sort_keys=True))
     if graph.onnx is None:
@@ -92,7 +93,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     return Lowered(findings)
 
 
-def open(folder: Path, device: str) -> engine.TrtRunner:
+def open(folder: Path, device: str) -> trt_engine.TrtRunner:
     """Open the engine. Raises `NotUsableError` when it was built for another TensorRT or another kind of GPU."""
     made, here = json.loads((folder / TIES).read_text()), ties(device)
     differs = [f"{key} {made.get(key)}, here {here[key]}" for key in here if made.get(key) != here[key]]
@@ -101,7 +102,7 @@ def open(folder: Path, device: str) -> engine.TrtRunner:
             f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"
         )
     signature = capture.load_signature(folder)
-    return engine.TrtRunner((folder / ENGINE).read_bytes(), signature.inputs, signature.outputs, device)
+    return trt_engine.TrtRunner((folder / ENGINE).read_bytes(), signature.inputs, signature.outputs, device)
 
 
 def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[str]]:
@@ -119,8 +120,8 @@ def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[st
         if calibrate.needs_scales(model):
             calibrate.make_static(model, calibrate.activation_scales(graph))
         done = rewrite(model, "trt")
-    if low is not None and source.is_float32(model):
-        casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")
+    if low is not None and onnx_source.is_float32(model):
+        precision_casts.lower_precision(model, "float16" if low == "float16" else "bfloat16")
     exporter.save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
     wanted = {low} if low is not None else set()
@@ -154,7 +155,7 @@ def _sample_sizes(graph: Graph) -> dict[str, int]:
     return sizes
 
 
-def _profile_findings(profile: engine.Profile) -> list[Finding]:
+def _profile_findings(profile: trt_engine.Profile) -> list[Finding]:
     return [
         Finding("lower", f"trt sizes of {name}", "x".join(map(str, middle)), why=f"from {low} to {high}")
         for name, (low, middle, high) in profile.items()

@@ -17,7 +17,7 @@ _HOMES = {
     "Plan": "plan",
     "Predictor": "predict",
     "TensorSpec": "spec",
-    "optimize": "pipeline",
+    "optimize": "pipeline.stages",
 }
 
 

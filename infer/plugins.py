@@ -1,6 +1,6 @@
 """A file is a plug-in: its name is its name, and the module itself satisfies the folder's contract.
 
-Four folders share this shape (`backends`, `infer.quant`, `infer.attention`, `infer.serve.protocols`); third
+Four folders share this shape (`backends`, `infer.compress`, `infer.attention`, `infer.serve.protocols`); third
 parties add names through entry points of the group `infer.<folder>`.
 """
 
@@ -17,7 +17,7 @@ from .errors import InferError, unknown
 
 KINDS = {
     "backends": "backend",
-    "infer.quant": "quantizer",
+    "infer.compress.formats": "quantizer",
     "infer.attention": "attention kernel",
     "infer.serve.protocols": "protocol",
 }

@@ -71,7 +71,7 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
 
     The native library, named by its sources, is kept from one run to the next.
     """
-    from infer import folders
+    from infer import paths
 
     folder = tmp_path_factory.mktemp("user")
     kept = ROOT / ".pytest_cache" / "kernels"
@@ -85,7 +85,7 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
         patch.setenv("HF_HUB_OFFLINE", "1")
         with alone(of_the_run, "config") as config:
             patch.setenv("INFER_CONFIG", str(config))
-            folders.signing_key()
+            paths.signing_key()
         yield folder
 
 
@@ -95,30 +95,30 @@ def unmeasured_memory(private_folders: Path) -> Iterator[None]:
 
     Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
     """
-    from infer import publishing
+    from infer.pipeline import publish
     from infer.report.memory import Memory
 
     def probe(*_: object, **__: object) -> Memory:
         return Memory(failure="not measured in this test")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing, "memory", SimpleNamespace(probe=probe))
+        patch.setattr(publish, "memory", SimpleNamespace(probe=probe))
         yield
 
 
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infer import publishing
+    from infer.pipeline import publish
     from infer.report import memory
 
-    monkeypatch.setattr(publishing, "memory", memory)
+    monkeypatch.setattr(publish, "memory", memory)
 
 
 @pytest.fixture(scope="session")
 def pydoc_artifact(of_the_run: Path) -> Path:
     """The trained language model of models/pydoc_lm, made once; for tests that filter the exporter's warnings."""
     pytest.importorskip("transformers")
-    from tests.language_artifacts import pydoc
+    from tests.support.llm_artifacts import pydoc
 
     with alone(of_the_run, "pydoc") as folder:
         made = folder / "pydoc.infer"
@@ -129,7 +129,7 @@ def pydoc_artifact(of_the_run: Path) -> Path:
 def tiny_artifact(of_the_run: Path) -> Path:
     """The random llama of `language_artifacts.tiny`, without text, made once; its source lies beside it."""
     pytest.importorskip("transformers")
-    from tests.language_artifacts import tiny
+    from tests.support.llm_artifacts import tiny
 
     with alone(of_the_run, "bare") as folder:
         made = folder / "tiny.infer"

@@ -17,11 +17,11 @@ from infer.errors import UsageError
 from infer.options import Option, command_line, fields, from_values, to_toml
 from infer.plan import Plan
 from infer.predict import Predictor
-from infer.report import wording
+from infer.report import formatting
 from infer.serve import ray_app, server
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
-from infer.serve.worker.messages import Source
+from infer.serve.workers.messages import Source
 
 # One value for each field of Plan that is not its default; a new field needs one too.
 OTHER: dict[str, Any] = {
@@ -68,7 +68,7 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
         seen.append(plan)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("infer.pipeline.optimize", stop)
+    monkeypatch.setattr("infer.pipeline.stages.optimize", stop)
     assert main(words) == 2
     return seen[0]
 
@@ -80,7 +80,7 @@ def test_every_field_of_the_plan_is_tried() -> None:
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: shlex.join(command_line(plan))[:60])
 def test_the_make_it_again_line_gives_an_equal_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = shlex.split(wording.command(plan, "m.infer"))
+    words = shlex.split(formatting.command(plan, "m.infer"))
     assert words[:2] == ["infer", "optimize"]
     assert asked(words[1:], monkeypatch) == plan
 
@@ -113,7 +113,7 @@ def test_a_plan_file_never_brings_trust(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text("trust_code = true\n")
     assert not asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch).trust_code
     assert asked(["optimize", "m.pt", "--plan", str(file), "--trust-code"], monkeypatch).trust_code
-    assert "--trust-code" in wording.again(PLANS[1], "m.infer")
+    assert "--trust-code" in formatting.again(PLANS[1], "m.infer")
 
 
 @pytest.mark.parametrize(

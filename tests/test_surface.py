@@ -6,7 +6,8 @@ import msgspec
 import typer
 
 import infer
-from infer import artifact, errors, plugins
+from infer import errors, plugins
+from infer.artifact import store
 from infer.cli import app
 from infer.plan import Plan
 
@@ -43,7 +44,7 @@ def test_flags_of_optimize() -> None:
 
 
 def test_manifest_keys() -> None:
-    assert [f.name for f in msgspec.structs.fields(artifact.Manifest)] == [
+    assert [f.name for f in msgspec.structs.fields(store.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",
         "sizes", "target", "versions", "meta", "verdict", "findings", "layers",
         "samples_from", "scores_only", "files", "lengths",
@@ -75,4 +76,4 @@ def _subclasses(cls: type) -> list[type]:
 
 def test_backends_and_quantizers() -> None:
     assert plugins.names("backends") == ["eager", "inductor", "ort", "trt"]
-    assert plugins.names("infer.quant") == ["cluster", "fp4", "fp8", "int4", "int8", "nf4"]
+    assert plugins.names("infer.compress.formats") == ["cluster", "fp4", "fp8", "int4", "int8", "nf4"]

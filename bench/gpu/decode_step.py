@@ -39,9 +39,10 @@ from dataclasses import replace
 from bench.gpu.copy_bandwidth import copy_bandwidth
 from infer.attention import KV_DTYPES, Args, PageLayout, reference
 from infer.attention import triton as ours
-from infer.capture import flatten
-from infer.generate import StepShape, Windows, capture_step, cuda_graphs, probe
+from infer.graph.capture import flatten
 from infer.kernels.gpu.crossover import graph_seconds
+from infer.llm import StepShape, Windows, capture_step, probe
+from infer.llm.step import cuda_graphs
 
 # layers, hidden, intermediate, query heads, key heads, numbers of a head, vocabulary
 SHAPES = {

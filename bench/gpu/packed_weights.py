@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer.kernels import linear_int8, packing
 from infer.kernels.gpu import crossover, int8, int8_rows, int8_tiles, lut, lut4_int8, lut_rows, lut_tiles
-from infer.kernels.linear_fp8 import to_float8
+from infer.kernels.ops import bitpack, linear_int8
+from infer.kernels.ops.linear_fp8 import to_float8
 
 OPS = torch.ops.infer
 # [out_features, in_features] of Llama 3.2 1B, Llama 3.1 8B and 70B
@@ -52,14 +52,14 @@ class Weight:
 
 
 def _lut(bits: int, n: int, k: int) -> Weight:
-    tables = -(-n // packing.TABLE_ROWS) if bits != 4 else 1
+    tables = -(-n // bitpack.TABLE_ROWS) if bits != 4 else 1
     codes = torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8, device="cuda")
     table = torch.rand(tables, 2**bits, device="cuda").mul(2).sub(1).sort(1).values
     scale = torch.randint(-127, 128, (n, k // 64), dtype=torch.int8, device="cuda")
     tensors = codes, table, scale, torch.rand(n, device="cuda") + 0.1
 
     def exact(x: Tensor) -> Tensor:
-        return x @ packing.decode(*tensors, packing.tables_of_rows(n, table)).double().t()
+        return x @ bitpack.decode(*tensors, bitpack.tables_of_rows(n, table)).double().t()
 
     return Weight(OPS.linear_lut, tensors, exact)
 

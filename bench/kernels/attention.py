@@ -28,7 +28,7 @@ from bench.shared.results import result_path
 from bench.shared.timing import READ_BYTES, Side, interleaved, reader
 from infer import device as hardware
 from infer.attention import KV_DTYPES, Args, PageLayout, native
-from infer.kernels import native as library
+from infer.kernels import cpu as library
 
 PAGE = 32
 ROTATED = 96 << 20  # bytes of keys and values that one turn reads at least: more than the last cache holds

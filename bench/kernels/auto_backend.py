@@ -6,7 +6,7 @@ Each model of auto_backend_models.py is optimized by the command line, unquantiz
 called through `Predictor.predict`, its rivals (the float module in plain torch, and compiled for each batch size alone,
 both in inference mode) as they are, all with torch's threads, in turns whose order rotates, each after a pause. The
 ratio is that of one turn against the rival whose median is least; its interval and verdict are those of
-`infer.report.latency`. Cells are merged one by one into bench/results/auto-DATE-CPU.json and .md. The exit code is 1
+`infer.latency`. Cells are merged one by one into bench/results/auto-DATE-CPU.json and .md. The exit code is 1
 when something published is slower than a rival, or `infer optimize` ends in another way than published or refused.
 """
 
@@ -33,8 +33,7 @@ from bench.kernels.auto_backend_models import MODELS, Model
 from bench.shared.repository import child_environment
 from bench.shared.results import machine_header, result_path
 from bench.shared.timing import Side, turns
-from infer import Predictor
-from infer.report import latency
+from infer import Predictor, latency
 
 QUANTS, BATCHES = ("none", "int8"), (1, 8)
 FACTORIES = Path(__file__).with_name("auto_backend_models.py")

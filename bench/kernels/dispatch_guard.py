@@ -24,10 +24,10 @@ from torch.nn import functional as F
 
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
-from infer.mixed import dispatch
+from infer import latency
+from infer.compress import Candidates, Shelf
+from infer.compress.assign import layer_timing
 from infer.plan import Plan
-from infer.quant import Candidates, Shelf
-from infer.report import latency
 
 BOUND = 1.2
 FORMATS = ("nf4", "cluster:3", "cluster:6", "int8", "int8:weight")
@@ -42,7 +42,7 @@ class One(nn.Module):
         return self.linear(x)
 
 
-def guarded(shape: tuple[int, int], rows: int, clock: dispatch.Clock) -> list[dict[str, Any]]:
+def guarded(shape: tuple[int, int], rows: int, clock: layer_timing.Clock) -> list[dict[str, Any]]:
     """Measure every format of one shape: time, dispatch's decision, and a second time where it keeps the format."""
     model = One(*shape).eval()
     candidates = Candidates(model, clock.plan, FORMATS, {}, Shelf())
@@ -100,7 +100,7 @@ def main() -> int:
     sizes = [int(part) for part in arguments.rows.split(",")]
     plan = Plan(source="", quant="nf4", backend="eager", device="cpu", dtype="float32")
     with tempfile.TemporaryDirectory() as work:
-        clock = dispatch.Clock(plan, folder=Path(work))
+        clock = layer_timing.Clock(plan, folder=Path(work))
         table = [row for shape in shapes for rows in sizes for row in guarded(shape, rows, clock)]
     for row in table:
         again = f"again {row['again']:.2f}" if "again" in row else "stays float"

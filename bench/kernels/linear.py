@@ -14,7 +14,7 @@ from bench.kernels.linear_infer import Ours, relative
 from bench.shared import timing
 from bench.shared.bars import Bar
 from bench.shared.timing import Side
-from infer.device import speed
+from infer.device import measured_speed
 
 MEMORY, ORT, GGML, FBGEMM, FLOAT = "reading memory", "ORT", "llama.cpp", "torch fbgemm", "torch float32"
 FEW = 16  # rows up to which weights come from DRAM, as in a model that is larger than the caches
@@ -141,4 +141,4 @@ def _copies(case: Case) -> int:
     if case.batch > FEW:
         return 1
     num_bytes = case.rows * case.columns // (2 if case.kind == "lut4" else 1)
-    return min(-(-4 * speed.last_level_cache() // num_bytes), MOST_COPIES)
+    return min(-(-4 * measured_speed.last_level_cache() // num_bytes), MOST_COPIES)

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from bench.shared.timing import Side
 from infer import kernels, plugins
-from infer.kernels import chain_build, linear_packed, native, packing
-from infer.kernels.large_pages import LargePages
+from infer.kernels import cpu
+from infer.kernels.cpu.large_pages import LargePages
+from infer.kernels.ops import bitpack, linear_packed
+from infer.kernels.passes.fused_program import partition
 from infer.plan import Plan
-from infer.quiet import quiet
+from infer.silence_logs import quiet
 
 EXACT = 1e-5  # relative: what the order of float32 additions may change
 
@@ -38,13 +40,13 @@ class Ours:
 
 def missing() -> str | None:
     """Return the reason why the native kernels cannot be measured, or None."""
-    return native.why_not()
+    return cpu.why_not()
 
 
 def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     """Return nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
     portable = _nf4(weight)
-    packed = _laid(native.pack_lut4(*portable), copies)
+    packed = _laid(cpu.pack_lut4(*portable), copies)
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
     twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
     if copies > 1 and weight.shape[0] == weight.shape[1]:
@@ -85,7 +87,7 @@ class _Layers(nn.Module):
 
 def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Compile chained layers by AOTInductor, whose code calls the kernels' C functions."""
-    program = chain_build.fused(torch.export.export(module, (x,)))
+    program = partition.fused(torch.export.export(module, (x,)))
     settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = str(Path(folder) / "copies.pt2")
@@ -96,15 +98,15 @@ def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
 @functools.lru_cache(maxsize=1)
 def _nf4(weight: Tensor) -> tuple[Tensor, ...]:
     """Quantize once for all batch sizes (tensors are hashed by identity)."""
-    parts = plugins.get("infer.quant", "nf4").quantize(weight, None, Plan(source="", quant="nf4"))
+    parts = plugins.get("infer.compress.formats", "nf4").quantize(weight, None, Plan(source="", quant="nf4"))
     return tuple(parts[name] for name in ("codes", "table", "scale", "row_scale"))
 
 
 def int8(weight: Tensor, x: Tensor, copies: int) -> Ours:
     """Return W8A8: a scale per output, an asymmetric grid per row of x."""
-    scale = weight.abs().amax(1) / packing.LEVELS
+    scale = weight.abs().amax(1) / bitpack.LEVELS
     codes = (weight / scale[:, None]).round().to(torch.int8)
-    packed = _laid(native.pack_int8(codes, scale), copies)
+    packed = _laid(cpu.pack_int8(codes, scale), copies)
     op, (features, columns) = torch.ops.infer.linear_int8_packed.default, weight.shape
 
     def run() -> None:

@@ -23,8 +23,9 @@ from bench.shared import timing
 from bench.shared.bars import Bar
 from bench.shared.repository import ROOT
 from bench.shared.timing import Side
-from infer import Predictor, pipeline
+from infer import Predictor
 from infer import device as hardware
+from infer.pipeline import stages
 
 WORK = ROOT / ".work" / "kernels"
 ORT, OPENVINO, FLOAT = "ORT int8", "OpenVINO int8", "torch float32"
@@ -125,7 +126,7 @@ def _ours(source: Source, folder: Path) -> Path:
     plan = plan.with_(quant=quant, backend="inductor", threads=torch.get_num_threads(), allow_slower=True)
     if not source.gated:  # the error is held against the rivals'
         plan = plan.with_(max_error=1.0)
-    return pipeline.optimize(plan, folder / "model.infer").path
+    return stages.optimize(plan, folder / "model.infer").path
 
 
 def _open_ours(source: Source, path: Path) -> Call:

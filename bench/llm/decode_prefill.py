@@ -20,7 +20,7 @@ from bench.llm.decoder_shapes import SHAPES, Shape, made
 from bench.shared import timing
 from bench.shared.bars import Bar
 from bench.shared.timing import Side
-from infer.kernels import native
+from infer.kernels import cpu
 
 THREADS = 2
 EQUAL = "8 bit head"
@@ -271,7 +271,7 @@ def _filled(shape: Shape, head: str) -> tuple[Path, Path]:
             step.close()
         save_file(kept, path)
 
-    return folder, made(folder / f"caches-{native.fingerprint()}.safetensors", make)
+    return folder, made(folder / f"caches-{cpu.fingerprint()}.safetensors", make)
 
 
 def _states(shape: Shape, format: str, flash: bool) -> Path:

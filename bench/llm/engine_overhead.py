@@ -14,11 +14,11 @@ from bench.llm import infer_step
 from bench.llm.decoder_shapes import SHAPES
 from bench.shared.bars import Bar
 from bench.shared.repository import MODELS
-from infer.generate.calls import StepRunner
-from infer.generate.engine import Engine
-from infer.generate.requests import Request, Sampling
-from infer.generate.scheduler import EngineLimits
-from infer.generate.step import StepShape
+from infer.llm.engine.engine import Engine
+from infer.llm.engine.model_runner import StepRunner
+from infer.llm.engine.requests import Request, Sampling
+from infer.llm.engine.scheduler import EngineLimits
+from infer.llm.step.paged_step import StepShape
 
 OVERHEAD, PREFIX = "engine overhead, 32 sequences", "shared prefix of 1500 tokens, 32 requests"
 SEQUENCES, SHARED, OWN = 32, 1500, 32  # of requests; tokens of their prompts, shared and own

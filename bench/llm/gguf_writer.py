@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from infer.weights.safetensors_file import SafetensorsReader
+from infer.load.weights.safetensors_reader import SafetensorsReader
 
 ALIGNMENT = 32
 F32, F16 = 0, 1  # of enum ggml_type

@@ -21,16 +21,20 @@ from torch import Tensor
 
 import backends
 from bench.llm.decoder_shapes import Shape, made
-from infer import attention, capture, kernels, mixed, pipeline, plugins, quant
+from infer import attention, compress, kernels, plugins
 from infer import device as hardware
-from infer.generate import StepShape, step
-from infer.generate.pages import new_cache
-from infer.generate.windows import arrange
+from infer.compress import assign
+from infer.graph import capture
+from infer.llm import StepShape
+from infer.llm.engine.block_manager import new_cache
+from infer.llm.step import paged_step
+from infer.llm.step.full_sequence import arrange
+from infer.pipeline import stages
 from infer.plan import Plan
 
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
 # Code that decides on the compiled form; the native kernels are found when it is opened.
-MAKERS = (attention, kernels, quant, backends, step, capture, pipeline)
+MAKERS = (attention, kernels, compress, backends, paged_step, capture, stages)
 
 
 def prepare(shape: Shape, head: str, threads: int) -> Path:
@@ -70,21 +74,21 @@ def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
 def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", **options: Any) -> None:
     """Load, assign formats, quantize, capture and lower into `place`; `options` are those of the plan."""
     plan = Plan(source=source, backend=backend, device="cpu", threads=threads, **options)
-    street = pipeline.Street(plan, pipeline.Watch())
-    pipeline.resolve(street)
-    pipeline.prepare_kernels(street)
-    loaded = pipeline.load(street)
+    street = stages.Street(plan, stages.Watch())
+    stages.resolve(street)
+    stages.prepare_kernels(street)
+    loaded = stages.load(street)
     original = capture.Graph(
         loaded.inputs,
         loaded.inputs,
         loaded.samples,
         loaded.sizes,
-        module=pipeline.module_of(loaded),
+        module=stages.module_of(loaded),
         task=loaded.task,
     )
-    mix = pipeline.layer_mix(street, loaded, original)
-    mixed.decide(mix)
-    shrunk = pipeline.shrink(street, loaded, original, mix)
+    mix = stages.layer_mix(street, loaded, original)
+    assign.decide(mix)
+    shrunk = stages.shrink(street, loaded, original, mix)
     if shrunk.shape is None:
         raise SystemExit(f"{source} has no step: {[f for f in street.findings if f.what == 'generation']}")
     capture.save(shrunk.graph, place)

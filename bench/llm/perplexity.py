@@ -19,10 +19,12 @@ from bench.llm import gguf_writer, infer_step, llama_cpp_model
 from bench.llm.decoder_shapes import WORK, made
 from bench.shared.bars import Bar
 from bench.shared.repository import MODELS
-from infer import mixed, pipeline, plugins, quant
-from infer.generate import StepShape
-from infer.generate.engine import Engine
-from infer.generate.requests import Request, Sampling
+from infer import compress, plugins
+from infer.compress import assign
+from infer.llm import StepShape
+from infer.llm.engine.engine import Engine
+from infer.llm.engine.requests import Request, Sampling
+from infer.pipeline import stages
 from infer.plan import Plan
 
 MODEL = "pydoc_lm"
@@ -86,9 +88,9 @@ def prepare() -> None:
 def windows() -> Tensor:
     """Return int64 [rows, 128]: those of the samples that `infer optimize` judges by."""
     plan = Plan(source=str(SOURCE), quant="nf4", backend="eager", device="cpu")
-    street = pipeline.Street(plan, pipeline.Watch())
-    pipeline.resolve(street)
-    return pipeline.load(street).samples["input_ids"]
+    street = stages.Street(plan, stages.Watch())
+    stages.resolve(street)
+    return stages.load(street).samples["input_ids"]
 
 
 def gguf(format: str) -> Path:
@@ -155,7 +157,7 @@ def _folder(name: str) -> Path:
         folder.mkdir()
         infer_step.lower(str(SOURCE), folder, THREADS, backend=BACKEND, allow_slower=True, **OURS[name])
 
-    key = f"{name.replace(' ', '-').replace(':', '-')}-{infer_step.digest((quant, mixed))}"
+    key = f"{name.replace(' ', '-').replace(':', '-')}-{infer_step.digest((compress, assign))}"
     return made(WORK / MODEL / key, make)
 
 

@@ -53,11 +53,11 @@ class Anonymous:
 
 
 def open_folder(folder: Path, strategy: str) -> Any:
-    from infer import sources
+    from infer import load
     from infer.plan import Plan
 
-    loaded = sources.load(Plan(source=str(folder), load=strategy, data="random"))
-    sources.fill(loaded)
+    loaded = load.load(Plan(source=str(folder), load=strategy, data="random"))
+    load.fill(loaded)
     return loaded
 
 
@@ -65,11 +65,11 @@ def import_all() -> None:
     """Import what every row needs, so that imports are in no row's time and in every row's memory."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import infer.quant.cluster
-    import infer.sources  # noqa: F401
-    from infer.kernels import native
+    import infer.compress.formats.cluster
+    import infer.load  # noqa: F401
+    from infer.kernels import cpu
 
-    native.why_not()  # compiled now, where it wasn't
+    cpu.why_not()  # compiled now, where it wasn't
 
 
 def child_imports(folder: Path) -> dict[str, Any]:
@@ -136,19 +136,19 @@ def checksum(model: Any) -> str:
 
 def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     """Read, quantize and drop block by block; write the packed tensors one by one."""
-    from infer import sources
+    from infer import load
+    from infer.compress import quantize_model
+    from infer.load.weights.safetensors_writer import write_safetensors
     from infer.plan import Plan
-    from infer.quant import quantize_model
-    from infer.weights.writing import write_safetensors
 
     import_all()
     begin = time.perf_counter()
     with Anonymous() as own:
         plan = Plan(source=str(folder / "model"), quant=quant, data="random")
-        loaded = sources.load(plan)
+        loaded = load.load(plan)
         done = quantize_model(loaded.module, plan, reader=loaded.reader, renames=loaded.renames)
         quantized = time.perf_counter() - begin
-        sources.fill(loaded)
+        load.fill(loaded)
         state = {name: value for name, value in loaded.module.state_dict().items() if "lm_head" not in name}
         metas = {name: (value.dtype, tuple(value.shape)) for name, value in state.items()}
         write_safetensors(folder / PACKED, metas, state.__getitem__)
@@ -169,10 +169,10 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
     """Compare the file with the model, and decoded layers with the original (relative rms)."""
     import torch
 
-    from infer import quant as formats
+    from infer import compress as formats
+    from infer.load.huggingface import _weight_files
+    from infer.load.weights.safetensors_reader import SafetensorsReader
     from infer.plan import Plan
-    from infer.sources.huggingface import _weight_files
-    from infer.weights.safetensors_file import SafetensorsReader
 
     packed = SafetensorsReader(folder / PACKED)
     original = SafetensorsReader(_weight_files(folder / "model"))

@@ -27,16 +27,18 @@ import torch
 
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
-from infer import capture, pipeline, plugins, sources
 from infer import device as hardware
+from infer import load, plugins
 from infer.errors import InferError
-from infer.floats import FloatForms
-from infer.pipeline import Street, Watch
+from infer.graph import capture
+from infer.load import data_split
+from infer.pipeline import stages
+from infer.pipeline.float_reference import FloatForms
+from infer.pipeline.select import Shrunk, try_backends
+from infer.pipeline.stages import Street, Watch
+from infer.pipeline.trial import Trial
 from infer.plan import Plan
 from infer.results import Metric
-from infer.selection import Shrunk, try_backends
-from infer.sources import heldout
-from infer.trial import Trial
 
 QUANTS = (
     "none",
@@ -100,20 +102,20 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
     """Yield the wanted cells of one model, format by format: a quantized model is made once for all backends."""
     with tempfile.TemporaryDirectory() as work:
         street = Street(plan.with_(allow_slower=True), Watch())
-        pipeline.resolve(street)
-        loaded = pipeline.load(street)
+        stages.resolve(street)
+        loaded = stages.load(street)
         if model in CALIBRATION:
-            rows, _, _ = sources.read_data(CALIBRATION[model], loaded)
-            loaded.calibration = heldout.without(rows, loaded.samples)
-        original = pipeline.float_graph(loaded, street.plan)
+            rows, _, _ = load.read_data(CALIBRATION[model], loaded)
+            loaded.calibration = data_split.without(rows, loaded.samples)
+        original = stages.float_graph(loaded, street.plan)
         kept: list[Shrunk] = []
-        floats = FloatForms(original, Path(work) / "float", lambda: pipeline.float_step(loaded, kept[-1]))
+        floats = FloatForms(original, Path(work) / "float", lambda: stages.float_step(loaded, kept[-1]))
         for quant in dict.fromkeys(quant for _, _, quant in wanted):
             street.plan = street.plan.with_(quant=quant, backend="auto")
             folder = Path(work) / quant.replace(":", "-")
             folder.mkdir()
             try:
-                kept.append(pipeline.shrink(street, loaded, original))
+                kept.append(stages.shrink(street, loaded, original))
                 capture.save(kept[-1].graph, folder)
                 problem = ""
             except InferError as error:

@@ -27,14 +27,15 @@ from torch import Tensor, nn
 from bench.quality import published_formats as rivals
 from bench.quality.backend_table import plans
 from bench.shared.results import result_path
+from infer import compress as quant
 from infer import device as hardware
-from infer import quant, sources
-from infer.capture import flatten
+from infer import load
+from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
+from infer.graph.capture import flatten
+from infer.load.weights.safetensors_reader import SafetensorsReader
 from infer.plan import Plan
-from infer.quant import nf4
-from infer.weights.safetensors_file import SafetensorsReader
 
 FINE = ("nf4:16", "int4:16", "fp4:16")
 QUANTS = (
@@ -145,8 +146,8 @@ def measure_model(
     model: str, plan: Plan, metric: str, quants: list[str], say: Callable[[str], None]
 ) -> Iterator[Judged]:
     """Measure every format of one model after every kind of calibration; equal rows judge all."""
-    loaded = sources.load(plan.with_(quant="int8"))
-    sources.fill(loaded)
+    loaded = load.load(plan.with_(quant="int8"))
+    load.fill(loaded)
     if loaded.module is None:
         raise SystemExit(f"{model} has no torch module")
     original, output = loaded.module.eval(), metric.partition(".")[0]

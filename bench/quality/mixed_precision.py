@@ -25,10 +25,11 @@ import torch
 from bench.quality.mixed_precision_plot import Point, front_svg
 from bench.shared.repository import ROOT
 from bench.shared.results import result_path
+from infer import compress, fidelity, plugins
 from infer import device as hardware
-from infer import fidelity, pipeline, plugins, quant
-from infer.capture import flatten
-from infer.mixed import budget, ladder, sensitivity
+from infer.compress.assign import budget, format_order, sensitivity
+from infer.graph.capture import flatten
+from infer.pipeline import stages
 from infer.plan import Plan
 
 KL = ("logits.kl", "KL, nats")
@@ -84,14 +85,14 @@ class Bench:
 
     def __init__(self, name: str, plan: Plan, seconds: float, say: Say) -> None:
         self.name, self.say = name, say
-        street = pipeline.Street(plan, pipeline.Watch())
-        pipeline.resolve(street)
-        loaded = pipeline.load(street)
-        graph = pipeline.float_graph(loaded, street.plan)
-        self.mix = pipeline.layer_mix(street, loaded, graph)
+        street = stages.Street(plan, stages.Watch())
+        stages.resolve(street)
+        loaded = stages.load(street)
+        graph = stages.float_graph(loaded, street.plan)
+        self.mix = stages.layer_mix(street, loaded, graph)
         self.formats = uniform_formats(street.plan)
         self.mix.candidates = self._candidates()
-        rungs = ladder.ladder(street.plan)
+        rungs = format_order.ladder(street.plan)
         accepted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
         wanted = {layer: [f for f in formats if f in rungs] for layer, formats in accepted.items()}
         wanted = {layer: formats for layer, formats in wanted.items() if formats}
@@ -103,9 +104,9 @@ class Bench:
         say(self.measured.said())
         self.layers = self.measured.layers
 
-    def _candidates(self) -> quant.Candidates:
+    def _candidates(self) -> compress.Candidates:
         mix = self.mix
-        return quant.Candidates(mix.model, mix.plan, self.formats, mix.stats or {}, mix.shelf)
+        return compress.Candidates(mix.model, mix.plan, self.formats, mix.stats or {}, mix.shelf)
 
     def _progress(self) -> Callable[[int, int, str], None]:
         said = [time.monotonic()]
@@ -158,8 +159,8 @@ class Bench:
 
 
 def uniform_formats(plan: Plan) -> list[str]:
-    own = [f for f in ("int4", "fp4") if f in plugins.names("infer.quant")]
-    return [*ladder.ladder(plan), "cluster:4", *own]
+    own = [f for f in ("int4", "fp4") if f in plugins.names("infer.compress.formats")]
+    return [*format_order.ladder(plan), "cluster:4", *own]
 
 
 def brief(metrics: dict[str, float]) -> str:

@@ -159,16 +159,17 @@ def markdown(found: dict[str, Any]) -> str:
 # --- the server, with a leak
 def serve_leaking(plant: str, artifact: str) -> int:
     from infer import serve
-    from infer.serve import opening, text_stream
+    from infer.serve.llm import token_stream
+    from infer.serve.workers import model_loading as opening
 
     if plant == "memory":
-        kept, close = [], text_stream.Stream.close
+        kept, close = [], token_stream.Stream.close
 
-        def keeps(stream: text_stream.Stream) -> None:
+        def keeps(stream: token_stream.Stream) -> None:
             kept.append(bytes(2048))
             close(stream)
 
-        text_stream.Stream.close = keeps  # type: ignore[method-assign]
+        token_stream.Stream.close = keeps  # type: ignore[method-assign]
     else:
         begin = opening.begin
 
@@ -184,7 +185,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
 
 def leaking_worker(path: str, **options: Any) -> Any:
     """Open a language model that keeps 2 KB of each request."""
-    from infer.generate.in_flight import InFlight
+    from infer.llm.engine.request_manager import InFlight
     from infer.predict import Predictor
 
     kept, begin = [], InFlight.begin
@@ -199,7 +200,7 @@ def leaking_worker(path: str, **options: Any) -> Any:
 
 def leaking_pages(path: str, **options: Any) -> Any:
     """Open a language model that forgets the last page of each 50th sequence."""
-    from infer.generate.pages import PagePool
+    from infer.llm.engine.block_manager import PagePool
     from infer.predict import Predictor
 
     release_all, calls = PagePool.release_all, Counter[str]()

@@ -81,7 +81,7 @@ def watch(pid: int, over: threading.Event, largest: dict[str, int]) -> None:
         for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
             try:
                 sizes[process.pid] = process.memory_info().rss >> 20
-                if "infer.serve.worker" in process.cmdline():
+                if "infer.serve.workers" in process.cmdline():
                     workers = max(workers, sizes[process.pid])
             except psutil.Error:
                 continue

@@ -88,10 +88,11 @@ def samples(artifact: str, count: int) -> list[dict[str, np.ndarray]]:
 def role_infer(artifact: str, *, in_process: bool = False) -> int:
     """Serve with our server, the model in a worker process."""
     from infer import serve
-    from infer.serve import port, server
+    from infer.serve import server
+    from infer.serve.http import listener as port
     from infer.serve.service import Service
-    from infer.serve.worker.messages import Source
-    from infer.serve.worker.remote import Starting
+    from infer.serve.workers.messages import Source
+    from infer.serve.workers.remote_predictor import Starting
 
     if artifact != NOOP:
         return serve.run([artifact], port=0, in_process=in_process, log_requests=False)
@@ -112,7 +113,7 @@ def role_naive(artifact: str) -> int:
     from fastapi import FastAPI
     from pydantic import create_model
 
-    from infer.serve.port import listen
+    from infer.serve.http.listener import listen
 
     predictor = load(artifact)
     predictor.warmup()
@@ -137,7 +138,7 @@ def role_bare(artifact: str) -> int:
     """Serve an app that sends the body back under uvicorn: the floor of anything over HTTP."""
     import uvicorn
 
-    from infer.serve.port import listen
+    from infer.serve.http.listener import listen
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -185,7 +186,7 @@ def role_model(artifact: str) -> int:
     """
     predictor = load(artifact)
     predictor.warmup()
-    from infer.serve.layout import Layout
+    from infer.serve.batching.collate import Layout
 
     requests, layout = samples(artifact, 64), Layout(predictor)
     print("model at http://127.0.0.1:0", flush=True)

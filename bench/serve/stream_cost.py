@@ -21,11 +21,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from infer.generate.requests import Output, Request
-from infer.serve import wire
-from infer.serve.app import build
+from infer.llm.engine.requests import Output, Request
+from infer.serve.http import http_protocol
+from infer.serve.http.app import build
 from infer.serve.service import Service
-from tests.serve_speaker import Speaker
+from tests.support.fake_llm import Speaker
 
 PATHS = {
     "/v1/completions": {"prompt": "x"},
@@ -80,7 +80,7 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     speaker = Speaker(Path(tempfile.mkdtemp()))
     speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
     service = Service([speaker])
-    config = uvicorn.Config(build(service), **wire.options(service.limits, service.refused))
+    config = uvicorn.Config(build(service), **http_protocol.options(service.limits, service.refused))
     config.load()
     service.start()
     body = json.dumps({"model": "speaker", "stream": True, **PATHS[path]}).encode()

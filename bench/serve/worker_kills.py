@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.serve_workers import body_of, children, serving
+from tests.support.worker_models import body_of, children, serving
 
 KINDS: dict[str, dict[str, Any]] = {
     "tensors": {"options": {"seconds": 0.002, "opening": 0.3}},

@@ -31,7 +31,7 @@ def make_checkpoint(
     """Write a Hugging Face folder with shards of at most 1 GiB, the embedding tied; return the number of weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from infer.sources.skeleton import build_skeleton
+    from infer.load.meta_model import build_skeleton
 
     config = LlamaConfig(**shape, max_position_embeddings=positions, tie_word_embeddings=True)
     model, _ = build_skeleton(lambda: LlamaForCausalLM(config), "llama")
@@ -50,7 +50,7 @@ def make_checkpoint(
 
 
 def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    from infer.weights.writing import write_safetensors
+    from infer.load.weights.safetensors_writer import write_safetensors
 
     shards: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
     size = 0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import plugins
 from ..errors import NotUsableError
-from ..kernels import _library
+from ..kernels.ops import library
 from ._args import Args
 from ._pages import KV_DTYPES, PageLayout
 
@@ -87,5 +87,5 @@ ARGUMENTS = (
     "Tensor query_start, Tensor seq_lens, Tensor? sinks, int layer, int page, int dtype, float scale, int window, "
     "float softcap"
 )
-_library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
-_library.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only
+library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
+library.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only

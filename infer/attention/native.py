@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import native
+from ..kernels import cpu
 from ._args import Args
 
 
 def missing() -> str | None:
-    return native.why_not()
+    return cpu.why_not()
 
 
 def refuses(args: Args) -> str | None:
@@ -28,7 +28,7 @@ def refuses(args: Args) -> str | None:
 
 def attend(args: Args) -> Tensor:
     """Raises `RuntimeError` when a page, a slot or a length does not fit the cache."""
-    native.load()
+    cpu.load()
     sinks = None if args.sinks is None else args.sinks.float()
     out: Tensor = torch.ops.infer.attend_native(
         *(args.query, args.key, args.value, args.kv_cache, args.slot_mapping, args.block_table),

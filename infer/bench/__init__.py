@@ -10,15 +10,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .. import artifact, fidelity, pipeline, sources
 from .. import device as hardware
+from .. import fidelity, load
+from ..artifact import store
+from ..artifact.golden import read_inputs
 from ..errors import GateError, UsageError
-from ..golden import read_inputs
+from ..latency import Latency, Paired, measure, paired
+from ..pipeline import stages
 from ..plan import Plan
 from ..predict import Predictor
 from ..report import memory
 from ..report import profile as profiler
-from ..report.latency import Latency, Paired, measure, paired
 from ..spec import Finding
 from ..thresholds import LIMITS, precision_class
 
@@ -73,7 +75,7 @@ def run(
         if other is not None:
             same_answers(ours, other, golden, label)
         manifest = ours.manifest
-        weight_bytes = sum(memory.stored_weights(path).values()) or artifact.size(path)
+        weight_bytes = sum(memory.stored_weights(path).values()) or store.size(path)
         bandwidth = hardware.bandwidth_for(weight_bytes, manifest.device)
         rows = []
         for batch in batches:
@@ -85,7 +87,7 @@ def run(
             quant=manifest.plan.quant,
             against=label,
             weight_bytes=weight_bytes,
-            artifact_bytes=artifact.size(path),
+            artifact_bytes=store.size(path),
             read_bandwidth=bandwidth,
             threads=torch.get_num_threads(),
             rows=rows,
@@ -108,15 +110,15 @@ def _row(
 
 def _other(vs: Path, ours: Predictor, trust_code: bool) -> tuple[Callable[[dict[str, Tensor]], Any], str]:
     """Another artifact, or a source opened as its float original in plain torch."""
-    if (vs / artifact.MANIFEST).exists():
+    if (vs / store.MANIFEST).exists():
         predictor = Predictor.load(vs, trust_code=trust_code)
         if [s.format() for s in predictor.inputs] != [s.format() for s in ours.inputs]:
             raise UsageError(f"{vs} takes other inputs: {', '.join(map(str, predictor.inputs))}")
         return predictor.predict, predictor.name
     plan = ours.manifest.plan.with_(source=str(vs), quant="none", dtype="float32", trust_code=trust_code)
-    loaded = sources.load(plan)
-    sources.fill(loaded)
-    return pipeline.float_graph(loaded, plan).run, f"{vs.name}, float in torch"
+    loaded = load.load(plan)
+    load.fill(loaded)
+    return stages.float_graph(loaded, plan).run, f"{vs.name}, float in torch"
 
 
 def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, Tensor], label: str) -> None:

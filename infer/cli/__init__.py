@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from ..errors import InferError
-from ..printable import plain
+from ..sanitize import plain
 from . import bench, generate, inspection, optimize, predict, serve, top
 
 INTERRUPTED = 130
@@ -64,9 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        from .. import failures
+        from .. import library_errors
 
-        if refusal := failures.resource(error):
+        if refusal := library_errors.resource(error):
             return _fail(str(refusal), refusal.exit_code, refusal.code if "--json" in given else "")
         return _fail(
             f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1

@@ -36,12 +36,12 @@ def bench(
 ) -> None:
     """Measure latency percentiles, throughput and memory of an artifact, against the machine's limits."""
     from .. import bench as benchmarks
-    from ..predict import rehearsal
+    from ..predict import isolated_open
     from . import bench_tables
 
     for opened in (artifact, vs):
         if opened is not None:
-            rehearsal.rehearse(opened, trust_code=trust_code)
+            isolated_open.rehearse(opened, trust_code=trust_code)
     result = bench_tables.measure(
         artifact,
         batch=batch,

@@ -8,28 +8,29 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .. import artifact, bench
-from ..bench import language
+from .. import bench
+from ..artifact import store
+from ..bench import llm
 from ..errors import UsageError
+from ..latency import Paired
 from ..option_values import parse_batches
 from ..predict import generation_shape
-from ..report import wording
-from ..report.latency import Paired
+from ..report import formatting
 from ..spec import Finding
 
 WIDTH = 160  # columns where stdout is no terminal, so that nothing is folded
-Measured = bench.Bench | language.LanguageBench
+Measured = bench.Bench | llm.LanguageBench
 
 
 def measure(path: Path, *, batch: str | None, context: str | None, tokens: int, **rest: Any) -> Measured:
     """Measure the steps of a language model that generates, the calls of anything else."""
-    if generation_shape(artifact.read_manifest(path)) is None:
+    if generation_shape(store.read_manifest(path)) is None:
         if context is not None:
             raise UsageError("--context is for language models that generate", where=str(path))
         return bench.run(path, batches=parse_batches(batch or "1,2,4,8,16"), **rest)
     contexts = None if context is None else parse_batches(context)
     batches = parse_batches(batch or "1,8")
-    return language.run(path, batches=batches, contexts=contexts, tokens=tokens, **rest)
+    return llm.run(path, batches=batches, contexts=contexts, tokens=tokens, **rest)
 
 
 def print_result(result: Measured, *, as_json: bool) -> None:
@@ -42,7 +43,7 @@ def print_result(result: Measured, *, as_json: bool) -> None:
         console = Console(width=WIDTH)
     for line in _card(result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if isinstance(result, language.LanguageBench):
+    if isinstance(result, llm.LanguageBench):
         console.print(_tokens(result))
         console.print("\nwhere a decode step goes, ms", highlight=False)
         console.print(_budgets(result))
@@ -58,8 +59,8 @@ def _card(result: Measured) -> list[str]:
         f"reads {result.read_bandwidth / 1e9:.1f} GB/s"
     )
     lines = [f"{result.name}  {result.backend} {result.quant}, {result.threads} threads; {weights}"]
-    if isinstance(result, language.LanguageBench):
-        size, per_token = wording.size(result.kv_memory), wording.size(result.kv_bytes_per_token)
+    if isinstance(result, llm.LanguageBench):
+        size, per_token = formatting.size(result.kv_memory), formatting.size(result.kv_bytes_per_token)
         lines.append(
             f"KV cache {result.kv_dtype}, {per_token} a token; {size} by default: {result.kv_tokens} tokens"
         )
@@ -76,7 +77,7 @@ def _calls(result: bench.Bench) -> Table:
     return table
 
 
-def _tokens(result: language.LanguageBench) -> Table:
+def _tokens(result: llm.LanguageBench) -> Table:
     """Table of first tokens and decode steps.
 
     Its column `of floor` is the share of a step that reading weights and cache takes at the measured bandwidth.
@@ -100,11 +101,11 @@ def _tokens(result: language.LanguageBench) -> Table:
         cells = [str(row.batch), str(row.context), f"{1e3 * row.first_token.p50:.1f}"]
         cells += [f"{row.prefill_per_second:,.0f}", *times, f"{row.decode_per_second:,.1f}"]
         first = [f"{row.first_pair.ratio:.2f}"] if row.first_pair else []
-        table.add_row(*cells, wording.of_ceiling(row.of_floor), *_pair(row.pair), *first)
+        table.add_row(*cells, formatting.of_ceiling(row.of_floor), *_pair(row.pair), *first)
     return table
 
 
-def _budgets(result: language.LanguageBench) -> Table:
+def _budgets(result: llm.LanguageBench) -> Table:
     """Table of where the time of a decode step goes.
 
     Its column `outside` is the share outside of weights, the activations quantized for them, and attention.
@@ -114,7 +115,7 @@ def _budgets(result: language.LanguageBench) -> Table:
     for row in result.rows:
         if row.budget is not None:
             times = [f"{1e3 * getattr(row.budget, part):.3f}" for part in parts]
-            table.add_row(str(row.batch), str(row.context), *times, wording.share(row.budget.outside))
+            table.add_row(str(row.batch), str(row.context), *times, formatting.share(row.budget.outside))
     return table
 
 

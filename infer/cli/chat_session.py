@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import InputError
-from ..generate.completion import Completion
+from ..llm.completion import Completion
 from ..predict import Predictor
 
 LONGEST_ANSWER = 1024

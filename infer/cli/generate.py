@@ -96,7 +96,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt."""
-    from ..predict import Predictor, rehearsal
+    from ..predict import Predictor, isolated_open
 
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -118,7 +118,7 @@ def generate(
     wants_stream = stream if stream is not None else sys.stdout.isatty() and not as_json
     if wants_stream and n > 1:
         raise UsageError(f"--stream shows one completion, not {n}")
-    rehearsal.rehearse(artifact, trust_code=trust_code)
+    isolated_open.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
@@ -149,7 +149,7 @@ def chat(
     trust_code: Trust = False,
 ) -> None:
     """Chat with a model in the terminal; of a pipe, every line is a message."""
-    from ..predict import Predictor, rehearsal
+    from ..predict import Predictor, isolated_open
     from .chat_session import ChatSession
 
     options: dict[str, Any] = {
@@ -162,7 +162,7 @@ def chat(
         "seed": seed,
         "stop": stop or None,
     }
-    rehearsal.rehearse(artifact, trust_code=trust_code)
+    isolated_open.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         ChatSession(predictor, system, options).run()
 

@@ -17,7 +17,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Describe a model file or an artifact from its headers alone."""
-    from .. import inspection
+    from ..report import inspection
     from . import output
 
     output.print_facts(inspection.inspect(path), as_json=as_json)
@@ -25,17 +25,17 @@ def inspect(
 
 def verify(artifact: Artifact, trust_code: Trust = False, as_json: AsJson = False) -> None:
     """Check an artifact: every hash, the signature, and a run of its golden inputs."""
-    from .. import inspection
-    from ..predict import rehearsal
+    from ..predict import isolated_open
+    from ..report import inspection
     from . import output
 
-    rehearsal.rehearse(artifact, trust_code=trust_code)
+    isolated_open.rehearse(artifact, trust_code=trust_code)
     output.print_facts(inspection.verify(artifact, trust_code=trust_code), as_json=as_json)
 
 
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run, what it can't and why, and versions that clash."""
-    from .. import inspection
+    from ..report import inspection
     from . import output
 
     output.print_doctor(inspection.doctor(), as_json=as_json)
@@ -47,7 +47,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show the full report that an artifact carries."""
-    from .. import inspection
+    from ..report import inspection
     from ..report.html import render_html
     from . import output
 

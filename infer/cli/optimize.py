@@ -61,7 +61,7 @@ def optimize(
     ] = False,
 ) -> None:
     """Turn SOURCE into an artifact that is smaller, faster and checked against the original."""
-    from .. import pipeline
+    from ..pipeline import stages
     from . import output as printed
 
     if plan_file:
@@ -70,7 +70,7 @@ def optimize(
         save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
     with printed.watching(quiet=as_json, verbose=verbose) as watch:
-        outcome = pipeline.optimize(plan, target, watch=watch, replace=force)
+        outcome = stages.optimize(plan, target, watch=watch, replace=force)
     printed.print_verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
     if profile:
         from .. import bench

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..pipeline import Watch
-from ..printable import plain
-from ..report import document, screen, terminal, wording
+from ..pipeline.stages import Watch
+from ..report import document, formatting, screen, terminal
+from ..sanitize import plain
 from ..spec import Finding
 
 MAX_FACT = 1 << 16  # characters
@@ -68,7 +68,7 @@ class Bars(Watch):
 def sentence(finding: Finding) -> str:
     """Format a finding: `load: weights 1.216 MB (holds 45 tensors)`."""
     why = f" ({finding.why})" if finding.why else ""
-    return f"{finding.stage}: {finding.what} {wording.number(finding.value, finding.unit)}{why}"
+    return f"{finding.stage}: {finding.what} {formatting.number(finding.value, finding.unit)}{why}"
 
 
 @contextmanager

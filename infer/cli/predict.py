@@ -32,9 +32,9 @@ def predict(
     trust_code: Trust = False,
 ) -> None:
     """Run an artifact on a file of inputs."""
-    from ..predict import Predictor, rehearsal
+    from ..predict import Predictor, isolated_open
 
-    rehearsal.rehearse(artifact, trust_code=trust_code)
+    isolated_open.rehearse(artifact, trust_code=trust_code)
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
         write_outputs(run_file(predictor, input), output)
 

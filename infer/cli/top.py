@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 
 from ..errors import NotUsableError, UsageError
-from ..report.wording import seconds, size
-from ..serve.recent import percentile
+from ..report.formatting import seconds, size
+from ..serve.observability.log_histogram import percentile
 
 WINDOW = 10.0  # seconds that percentiles cover
 RATE = 3.0  # seconds that rates cover

@@ -16,8 +16,8 @@ import torch
 from ..errors import NotUsableError, unknown
 from ..spec import Choice
 from .cores import fit_threads, quota
+from .measured_speed import bandwidth_for, last_level_cache, peak_flops, read_bandwidth, sync
 from .memory import memory_available, peak_rss, reset_peak, resident_split, rss, without_holes
-from .speed import bandwidth_for, last_level_cache, peak_flops, read_bandwidth, sync
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")

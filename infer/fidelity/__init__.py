@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .drop import drop, excess
+from .accuracy_drop import drop, excess
 from .effect import Effect
 from .gate import judge
-from .layers import worst_layers
 from .metrics import Comparison, compare
+from .worst_layers import worst_layers
 
 __all__ = ["Comparison", "Effect", "compare", "drop", "excess", "judge", "worst_layers"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import InferError
 from ..results import Metric
+from .accumulators import kept_rows, rows_of
 from .metrics import Comparison
-from .sums import kept_rows, rows_of
 
 SIZES = (1, 3)
 ROWS = 8  # compared at each size, at least

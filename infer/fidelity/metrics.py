@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..results import Metric
 from . import retrieval
+from .accumulators import Sums, add_output, is_logits, next_tokens
 from .retrieval import Retrieval
-from .sums import Sums, add_output, is_logits, next_tokens
 
 _WHY = {
     "relative_error": "Frobenius norm of the difference over that of the float output",

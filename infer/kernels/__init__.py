@@ -15,18 +15,18 @@ On NVIDIA GPUs the kernels are those of `gpu`, in Triton.
 
 from __future__ import annotations
 
-from . import (
-    chain_ops,
+from . import gpu
+from .ops import (
     conv2d_int8,
     conv2d_packed,
     embedding,
-    gpu,
+    fused_program,
     linear_fp8,
     linear_int8,
     linear_lut,
     linear_packed,
 )
-from ._library import c_functions, decompositions, library, names
+from .ops.library import c_functions, decompositions, library, names
 
 __all__ = [
     "c_functions",

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..capture import Graph
 from ..errors import NotUsableError
-from .emit import Emit
+from ..graph.capture import Graph
+from .graph_builder import Emit
 
 if TYPE_CHECKING:
     import onnx_ir as ir

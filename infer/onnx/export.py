@@ -20,16 +20,16 @@ from torch.export import ExportedProgram
 from torch.nn import functional as F
 
 from .. import kernels
-from ..capture import Graph
 from ..errors import NotUsableError
-from ..kernels import packing
-from ..quiet import quiet
+from ..graph.capture import Graph
+from ..kernels.ops import bitpack
+from ..silence_logs import quiet
 from ..spec import TensorSpec
-from . import paged
-from .int8 import Rewritten, rewrite
-from .linear import Form
-from .operands import Target
-from .tables import Weights, uniform_step
+from . import paged_attention
+from .int8_layers import Rewritten, rewrite
+from .int8_linear import Form
+from .int8_operands import Target
+from .table_layers import Weights, uniform_step
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -154,7 +154,7 @@ def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
         return program
-    with paged.functional(program):
+    with paged_attention.functional(program):
         return program.run_decompositions(_table(program, target))
 
 
@@ -168,8 +168,8 @@ def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., 
         own += ("embedding_lut",)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     for op in called:
-        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged.TWIN:
-            table[op] = paged.symbol
+        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.TWIN:
+            table[op] = paged_attention.symbol
         elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
             table[op] = _symbol(op, op._opname)
     table[torch.ops.aten.index.Tensor] = _index
@@ -211,7 +211,7 @@ def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
             shape: Any = (*x.shape[:-1], codes.shape[0])
         elif name.startswith("embedding"):
             table = given.get("table", given["scale"])
-            columns = codes.shape[1] if name == "embedding_int8" else packing.columns_of(codes, table)
+            columns = codes.shape[1] if name == "embedding_int8" else bitpack.columns_of(codes, table)
             shape, dtype = (*x.shape, columns), table.dtype
         else:
             options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}

@@ -9,17 +9,19 @@ from typing import Any, Self
 
 import torch
 
-from .. import artifact, fidelity, golden
 from .. import device as hardware
+from .. import fidelity
+from ..artifact import golden, store
+from ..artifact.manifest import read_report
 from ..errors import ArtifactError, InferError
-from ..generate import Windows, cuda_graphs
-from ..generate.language import parse_size
-from ..manifest import read_report
+from ..llm import Windows
+from ..llm.llm import parse_size
+from ..llm.step import cuda_graphs
 from ..spec import Finding
 from ..thresholds import LIMITS, precision
-from .generation import Generation, Options
-from .opening import backend_of, blaming, differences, generation_shape, lower_again
+from .open_artifact import backend_of, blaming, differences, generation_shape, lower_again
 from .tensors import Array
+from .text_generation import Generation, Options
 
 __all__ = ["Array", "Options", "Predictor", "generation_shape"]
 
@@ -76,15 +78,15 @@ class Predictor(Generation):
         """
         parse_size(kv_memory, "kv_memory")
         folder, began = Path(path), time.perf_counter()
-        manifest = artifact.read_manifest(folder)
-        artifact.verify(folder, manifest)
+        manifest = store.read_manifest(folder)
+        store.verify(folder, manifest)
         phases = {"hash": time.perf_counter() - began}
         backend = backend_of(manifest, folder)
         limited = hardware.fit_threads(threads)
         place = hardware.resolve(manifest.device if device == "auto" else device).value
         hardware.use_tf32(manifest.plan.dtype, place)
         if backend.EXECUTES_CODE and not trust_code:
-            artifact.require_trust(folder, f"backend {manifest.backend}")
+            store.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = [limited] if limited else []
         differs = differences(manifest.target, backend.target(place))
         with blaming(folder, f"{manifest.backend} can't open it"):

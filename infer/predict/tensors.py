@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import artifact
+from ..artifact import store
 from ..errors import InputError, UsageError
 from ..spec import Finding, TensorSpec
-from .fitting import Fitting
+from .input_fast_path import Fitting
 
 Array = np.ndarray | Tensor
 
@@ -140,7 +140,7 @@ class Calls:
 class Tensors(Calls):
     """The calls of an artifact."""
 
-    def __init__(self, folder: Path, manifest: artifact.Manifest, runner: Any, notes: list[Finding]) -> None:
+    def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:
         super().__init__(manifest.inputs, manifest.outputs, manifest.sizes, runner)
         self.path, self.manifest, self.notes = folder, manifest, notes
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task

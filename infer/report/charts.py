@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from . import wording
+from ..latency import Latency
+from . import formatting
 from .document import FidelityRow, LatencyRow
-from .latency import Latency
 
 
 def latency_bars(row: LatencyRow, baseline: str) -> str:
@@ -17,13 +17,13 @@ def latency_bars(row: LatencyRow, baseline: str) -> str:
         _bar("this artifact", row.ours, longest, "ours", row.floor),
         _bar(baseline, row.baseline, longest, "base", None),
     ]
-    title = f"batch {row.batch}: {wording.speed(row.pair)}"
+    title = f"batch {row.batch}: {formatting.speed(row.pair)}"
     return f'<figure><figcaption>{escape(title)}</figcaption><div class="bars">{"".join(bars)}</div></figure>'
 
 
 def _bar(label: str, taken: Latency, longest: float, kind: str, floor: float | None) -> str:
     p50, low, high = (_percent(value / longest) for value in (taken.p50, taken.min, taken.p90))
-    words = f"{label}: median {wording.seconds(taken.p50)}, 90 % below {wording.seconds(taken.p90)}"
+    words = f"{label}: median {formatting.seconds(taken.p50)}, 90 % below {formatting.seconds(taken.p90)}"
     shapes = [
         f'<rect class="{kind}" x="0" y="3" width="{p50}" height="12" rx="2"/>',
         f'<line class="whisker" x1="{low}" x2="{high}" y1="9" y2="9"/>',
@@ -32,14 +32,14 @@ def _bar(label: str, taken: Latency, longest: float, kind: str, floor: float | N
     if floor is not None:
         x = _percent(floor / longest)
         shapes.append(f'<line class="floor" x1="{x}" x2="{x}" y1="0" y2="18"/>')
-    return _row(label, words, shapes, wording.seconds(taken.p50))
+    return _row(label, words, shapes, formatting.seconds(taken.p50))
 
 
 def fidelity_bar(row: FidelityRow) -> str:
     """How much of the limit is used; the tick is the limit, at four fifths of the width."""
     used = row.used or 0.0
     kind = "good" if row.ok else "bad"
-    words = f"{row.what}: {wording.share(used)} of what the limit allows"
+    words = f"{row.what}: {formatting.share(used)} of what the limit allows"
     shapes = [
         f'<rect class="{kind}" x="0" y="3" width="{_percent(0.8 * used)}" height="12" rx="2"/>',
         '<line class="limit" x1="80%" x2="80%" y1="0" y2="18"/>',
@@ -61,9 +61,9 @@ def stacked(parts: Sequence[tuple[str, float]]) -> str:
         shapes.append(f'<rect class="part{index}" x="{x}" y="0" width="{width}" height="26"/>')
         square = f'<rect class="part{index}" width="12" height="12"/>'
         swatch = f'<svg width="12" height="12" aria-hidden="true">{square}</svg>'
-        legend.append(f"<li>{swatch} {escape(name)} <b>{wording.size(value)}</b></li>")
+        legend.append(f"<li>{swatch} {escape(name)} <b>{formatting.size(value)}</b></li>")
         at += value
-    words = ", ".join(f"{name} {wording.size(value)}" for name, value in parts)
+    words = ", ".join(f"{name} {formatting.size(value)}" for name, value in parts)
     svg = f'<svg class="stack" role="img" aria-label="{escape(words)}" height="26">{"".join(shapes)}</svg>'
     return f'<figure>{svg}<ul class="legend">{"".join(legend)}</ul></figure>'
 

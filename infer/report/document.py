@@ -9,19 +9,19 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import device as hardware
-from ..artifact import Manifest
+from ..artifact.store import Manifest
 from ..fidelity.gate import judge, limit
+from ..latency import Latency, Paired
 from ..old_formats import REPORT_FORMAT, upgrade_report
 from ..plan import Plan
-from ..printable import plain_values
 from ..results import BackendResult, Metric
+from ..sanitize import plain_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from ..thresholds import Limits, limits, precision
-from . import wording
-from .anatomy import StepBreakdown
-from .latency import Latency, Paired
+from . import formatting
 from .memory import Memory
 from .roofline import Ceiling
+from .step_breakdown import StepBreakdown
 
 MOST_PINS = 8  # on a command line that people read
 
@@ -199,16 +199,16 @@ def _command(manifest: Manifest) -> str:
     )
     pins = {row.name: row.format for row in manifest.layers if row.by == "pin"}
     if measured or moved or len(pins) > MOST_PINS:
-        return wording.again(manifest.plan, output)
-    return wording.command(manifest.plan.with_(layers=pins), output)
+        return formatting.again(manifest.plan, output)
+    return formatting.command(manifest.plan.with_(layers=pins), output)
 
 
 def _headline(rows: Sequence[LatencyRow], results: Results, *, passed: bool, decodes: bool) -> str:
-    speed = wording.speeds([(row.batch, row.pair) for row in rows]) if rows else None
+    speed = formatting.speeds([(row.batch, row.pair) for row in rows]) if rows else None
     parts = [
         f"decoding {speed}" if speed and decodes else speed,
-        wording.smaller(results.original_size, results.size),
-        wording.faithful(results.fidelity),
+        formatting.smaller(results.original_size, results.size),
+        formatting.faithful(results.fidelity),
         "passed" if passed else "failed",
     ]
     return " · ".join(part for part in parts if part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from . import charts, layers, terminal, wording
+from . import charts, formatting, layers, terminal
 from .document import Report
 from .style import CSS
 
@@ -101,7 +101,7 @@ def _memory(report: Report) -> str:
     )
     known = [(words, float(value)) for words, value in parts if value is not None]
     chart = charts.stacked(known) if len(known) == len(parts) else ""
-    rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in memory.findings()]
+    rows = [(f.what, formatting.number(f.value, f.unit), f.why) for f in memory.findings()]
     return _section(
         "Memory",
         chart + _table("A fresh process that opens and runs it", ("what", "value", "why"), rows, (1,)),
@@ -109,7 +109,7 @@ def _memory(report: Report) -> str:
 
 
 def _decisions(report: Report) -> str:
-    tried = [(row.name, row.outcome, wording.seconds(row.seconds), row.why) for row in report.tried]
+    tried = [(row.name, row.outcome, formatting.seconds(row.seconds), row.why) for row in report.tried]
     chosen = [(c.what, c.asked, c.value, c.reason) for c in report.choices]
     tables = [
         _table("Tried and refused", ("backend", "outcome", "time", "why"), tried, (2,)) if tried else "",
@@ -119,7 +119,7 @@ def _decisions(report: Report) -> str:
 
 
 def _found(report: Report) -> str:
-    rows = [(f.stage, f.what, wording.number(f.value, f.unit), f.why) for f in terminal.others(report)]
+    rows = [(f.stage, f.what, formatting.number(f.value, f.unit), f.why) for f in terminal.others(report)]
     table = _table("In the order in which it was found", ("stage", "what", "value", "why"), rows)
     return _section("Found on the way", table) if rows else ""
 

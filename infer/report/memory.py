@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import device as hardware
-from ..generate import StepShape, Windows
+from ..llm import StepShape, Windows
 from ..spec import Finding
 
 SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset

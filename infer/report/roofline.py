@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
-from ..capture import Graph
-from ..generate import StepShape
-from ..generate.windows import CONTEXT
+from ..graph.capture import Graph
+from ..llm import StepShape
+from ..llm.step.full_sequence import CONTEXT
 from ..plan import Plan
 from ..spec import Finding
 from ..thresholds import precision_class

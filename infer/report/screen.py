@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from . import wording
+from . import formatting
 from .document import Report
 
 WIDTH, HEIGHT = 100, 24
@@ -60,9 +60,9 @@ def _sentences(report: Report) -> Iterator[str]:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
-    before = f" from {wording.size(report.original_size)}" if report.original_size else ""
-    ratio = wording.smaller(report.original_size, report.size)
-    yield "size", f"{wording.size(report.size)}{before}" + (f", {ratio}" if ratio else "")
+    before = f" from {formatting.size(report.original_size)}" if report.original_size else ""
+    ratio = formatting.smaller(report.original_size, report.size)
+    yield "size", f"{formatting.size(report.size)}{before}" + (f", {ratio}" if ratio else "")
     if report.latency:
         yield "speed", _speed(report)
     if report.fidelity:
@@ -78,7 +78,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
 def _speed(report: Report) -> str:
     what = "decode step of " if report.decodes else "batch "
     parts = [
-        f"{what}{row.batch}: {wording.seconds(row.ours.p50)}, {wording.speed(row.pair)}"
+        f"{what}{row.batch}: {formatting.seconds(row.ours.p50)}, {formatting.speed(row.pair)}"
         for row in report.latency
     ]
     return f"{'; '.join(parts)} (against {report.baseline})"
@@ -94,7 +94,9 @@ def _fidelity(report: Report) -> str:
         row = max(rows, key=lambda r: r.used or 0.0)
         limit = "" if row.limit is None else f" (limit {row.limit:g})"
         is_share = metric == "top1" and isinstance(row.value, float)
-        value = wording.share(float(row.value or 0)) if is_share else wording.number(row.value, row.unit)
+        value = (
+            formatting.share(float(row.value or 0)) if is_share else formatting.number(row.value, row.unit)
+        )
         parts.append(f"{NAMES.get(metric, metric)} {value}{limit}")
     return ", ".join(parts)
 
@@ -121,7 +123,7 @@ def _tried(report: Report) -> str:
 
 
 def _took(seconds: float | None) -> str:
-    return f" ({wording.seconds(seconds)})" if seconds else ""
+    return f" ({formatting.seconds(seconds)})" if seconds else ""
 
 
 def _memory(report: Report) -> str:
@@ -129,9 +131,9 @@ def _memory(report: Report) -> str:
     if memory is None:
         return ""
     parts = (
-        ("weights", None if memory.weights is None else wording.size(memory.weights)),
-        ("peak of a fresh process", None if memory.peak is None else wording.size(memory.peak)),
-        ("opens in", None if memory.open_seconds is None else wording.seconds(memory.open_seconds)),
+        ("weights", None if memory.weights is None else formatting.size(memory.weights)),
+        ("peak of a fresh process", None if memory.peak is None else formatting.size(memory.peak)),
+        ("opens in", None if memory.open_seconds is None else formatting.seconds(memory.open_seconds)),
     )
     return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..generate.windows import CONTEXT
+from ..llm.step.full_sequence import CONTEXT
 from ..spec import Finding
-from . import anatomy, layers, wording
+from . import formatting, layers, step_breakdown
 from .document import FidelityRow, LatencyRow, Report
 
 WIDTH = 100
@@ -49,7 +49,7 @@ def _render(report: Report, console: Console, width: int) -> None:
 
 
 def _decisions(report: Report) -> Iterator[Table]:
-    tried = [(row.name, row.outcome, wording.seconds(row.seconds), row.why) for row in report.tried]
+    tried = [(row.name, row.outcome, formatting.seconds(row.seconds), row.why) for row in report.tried]
     if tried:
         yield _table("Tried", ("backend", "outcome", "time", "why"), tried, right=(2,))
     if report.choices:
@@ -69,16 +69,16 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
         title = f"Layers: {layers.counts(report.layers)}{rest}"
         yield _table(title, layers.HEADS, rows, right=(2, 3, 4))
     if report.memory is not None:
-        rows = [(f.what, wording.number(f.value, f.unit), f.why) for f in report.memory.findings()]
+        rows = [(f.what, formatting.number(f.value, f.unit), f.why) for f in report.memory.findings()]
         yield _table("Memory, of a fresh process", ("what", "value", "why"), rows, right=(1,))
-    found = [(f"{f.stage}: {f.what}", wording.number(f.value, f.unit), f.why) for f in others(report)]
+    found = [(f"{f.stage}: {f.what}", formatting.number(f.value, f.unit), f.why) for f in others(report)]
     if rows := [*found, *([] if layers.decided(report) else worst_weights(report))]:
         yield _table("Found on the way", ("what", "value", "why"), rows)
 
 
 def others(report: Report) -> list[Finding]:
     """The findings that no other table shows."""
-    shown = ("backend", "layer", "compare", "memory", "ceiling", anatomy.STAGE)
+    shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)
     return [finding for finding in report.findings if finding.stage not in shown]
 
 
@@ -87,7 +87,7 @@ def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]
     quantized = [layer for layer in report.layers if layer.weight_error is not None]
     ranked = sorted(quantized, key=lambda layer: -(layer.weight_error or 0.0))
     rows = [
-        (f"layer: {layer.name}", wording.number(layer.weight_error, "relative rms"), layer.format)
+        (f"layer: {layer.name}", formatting.number(layer.weight_error, "relative rms"), layer.format)
         for layer in ranked[:keep]
     ]
     if rest := len(ranked[keep:]):
@@ -98,32 +98,32 @@ def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]
 def card(report: Report) -> list[tuple[str, str]]:
     """What to know before any number: sizes, bandwidth, ceiling."""
     memory, ceiling = report.memory, report.ceiling
-    before = f", from {wording.size(report.original_size)}" if report.original_size else ""
-    rows = [("artifact", f"{wording.size(report.size)}{before}")]
+    before = f", from {formatting.size(report.original_size)}" if report.original_size else ""
+    rows = [("artifact", f"{formatting.size(report.size)}{before}")]
     if memory is not None and memory.weights is not None:
-        rows.append(("weights", wording.size(memory.weights) + _dtypes(memory.weights_by_dtype)))
+        rows.append(("weights", formatting.size(memory.weights) + _dtypes(memory.weights_by_dtype)))
     elif ceiling is not None:
-        rows.append(("weights", wording.size(ceiling.weight_bytes)))
+        rows.append(("weights", formatting.size(ceiling.weight_bytes)))
     if ceiling is not None:
-        bandwidth = wording.number(ceiling.read_bandwidth, "B/s")
+        bandwidth = formatting.number(ceiling.read_bandwidth, "B/s")
         rows.append(("bandwidth", f"{bandwidth} (measured, all threads)"))
-        rows.append(("peak", f"{wording.number(ceiling.multiply_peak, 'FLOP/s')} ({ceiling.peak_source})"))
+        rows.append(("peak", f"{formatting.number(ceiling.multiply_peak, 'FLOP/s')} ({ceiling.peak_source})"))
     if report.cache is not None:
-        per_token = wording.size(report.cache.bytes_per_token)
+        per_token = formatting.size(report.cache.bytes_per_token)
         rows.append(("KV cache", f"{per_token} a token ({report.cache.dtype})"))
     for row in report.latency:
         if row.floor is not None:
             what = "decode step" if report.decodes else "call"
-            text = f"{wording.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
+            text = f"{formatting.seconds(row.floor)} a {what} at batch {row.batch}, {row.bound}-bound"
             text += ", in cache" if row.in_cache else ""
             rows.append(("ceiling", text))
     for step in report.steps:
-        rows.append(("goes into", f"{step.shares} of a {anatomy.STAGE} at batch {step.batch}"))
+        rows.append(("goes into", f"{step.shares} of a {step_breakdown.STAGE} at batch {step.batch}"))
     return rows
 
 
 def _dtypes(sizes: Mapping[str, int]) -> str:
-    each = ", ".join(f"{name} {wording.size(size)}" for name, size in sizes.items())
+    each = ", ".join(f"{name} {formatting.size(size)}" for name, size in sizes.items())
     return f" ({each})" if each else ""
 
 
@@ -132,14 +132,14 @@ def latency_cells(row: LatencyRow) -> tuple[str, ...]:
     pair, ours = row.pair, row.ours
     return (
         str(row.batch),
-        wording.seconds(ours.p50),
-        wording.seconds(ours.p90),
-        wording.seconds(ours.p99),
+        formatting.seconds(ours.p50),
+        formatting.seconds(ours.p90),
+        formatting.seconds(ours.p99),
         f"{row.per_second:,.0f}" if row.per_second >= 10 else f"{row.per_second:.2f}",
-        wording.of_ceiling(row.of_ceiling, in_cache=row.in_cache),
-        wording.seconds(row.baseline.p50),
+        formatting.of_ceiling(row.of_ceiling, in_cache=row.in_cache),
+        formatting.seconds(row.baseline.p50),
         f"{pair.ratio:.3f} [{pair.low:.3f}, {pair.high:.3f}]",
-        wording.speed(pair),
+        formatting.speed(pair),
     )
 
 
@@ -156,7 +156,7 @@ def latency_title(report: Report) -> str:
 def fidelity_cells(row: FidelityRow) -> tuple[str, str, str, str]:
     """what, value, limit, meaning."""
     bound = "" if row.limit is None else f"{'≤' if row.larger_is_worse else '≥'} {row.limit:g}"
-    return row.what, wording.number(row.value, row.unit), bound, row.why
+    return row.what, formatting.number(row.value, row.unit), bound, row.why
 
 
 def _latency(report: Report, *, narrow: bool) -> Table:

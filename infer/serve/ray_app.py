@@ -18,13 +18,13 @@ import msgspec
 
 from ..errors import InferError, UsageError
 from ..options import Field, fields, from_values
-from . import opening
-from .app import Scope, build
-from .observing import attach
+from .http.app import Scope, build
+from .http.streaming import Receive, Send
+from .observability.logging_config import attach
 from .options import ServeOptions
 from .service import Service
-from .streaming import Receive, Send
-from .worker.messages import Source
+from .workers import model_loading
+from .workers.messages import Source
 
 NAME = "infer"
 SPARE_REQUESTS = 64  # beyond a replica's queue: those that are being read, refused or answered
@@ -114,7 +114,7 @@ class Replica:
         self.stack = contextlib.ExitStack()
         sources = [Source(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
-        opened = opening.open_models(
+        opened = model_loading.open_models(
             sources,
             self.stack,
             in_process=options.in_process,

@@ -19,21 +19,22 @@ import uvicorn
 
 from ..errors import UsageError
 from ..options import from_values
-from . import descriptors, opening, wire
-from .admin import Admin, check_all
-from .app import build
 from .fast_path.coalescer import Coalescer
-from .hosts import Hosts, guard
-from .keys import read_file
+from .http import fd_limit, http_protocol
+from .http.api_keys import read_file
+from .http.app import build
+from .http.host_check import Hosts, guard
+from .http.listener import greeting, listen, port_errors
+from .http.tls import context as tls_context
 from .limits import LOOPBACK
-from .observing import attach
+from .model_admin import Admin, check_all
+from .model_repository import Repository
+from .observability.logging_config import attach
 from .options import ServeOptions
-from .port import greeting, listen, port_errors
-from .repository import Repository
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
-from .tls import context as tls_context
-from .worker.process import age
+from .workers import model_loading
+from .workers.process import age
 
 log = logging.getLogger("infer.serve")
 Say = Callable[[str], None]
@@ -70,7 +71,7 @@ def start(options: ServeOptions, *, say: Say | None = None) -> int:
         for predictor, phases in opened:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
-        timings = opening.times(opened, server=began, opening=age() - began)
+        timings = model_loading.times(opened, server=began, opening=age() - began)
         hosts = guard(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
         notes = [timings] if options.timings else []
         return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
@@ -93,18 +94,16 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
 
 def _open(
     options: ServeOptions, repository: Repository, keys: list[str] | None, stack: contextlib.ExitStack
-) -> tuple[Service, list[opening.Opened]]:
+) -> tuple[Service, list[model_loading.Opened]]:
     """Open the latest version of every model; `stack` closes them."""
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
         raise UsageError(f"adapters belong to one model, and {len(chosen)} are served", where="--lora")
-    bounds, said = descriptors.fit(
-        options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
-    )
+    bounds, said = fd_limit.fit(options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1))
     if said is not None:
         log.warning("%s", said)
     caches = check_all(chosen, replicas, options.memory, options.kv_memory)
-    opener = opening.Opener(
+    opener = model_loading.Opener(
         options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
     )
     opened = opener.open(chosen, stack)
@@ -154,7 +153,7 @@ def serve(
     config = uvicorn.Config(
         app,
         timeout_graceful_shutdown=2,
-        **wire.options(service.limits, service.refused, tls, hosts, Coalescer(app)),
+        **http_protocol.options(service.limits, service.refused, tls, hosts, Coalescer(app)),
     )
     host, port = listener.getsockname()[:2]
     with port_errors(host, port):

@@ -10,15 +10,15 @@ from typing import Any
 
 from .. import __version__
 from ..errors import NotFoundError, NotReadyError, UsageError
-from .engine import Engine
-from .generation import Generator
-from .generation_metrics import EngineCollector, GenerationMetrics, Shared
-from .keys import Keys
+from .batching.tensor_engine import Engine
+from .http.api_keys import Keys
+from .http.routing import Observer, Route
 from .limits import ServeLimits, check_model_name
-from .memory import MemoryCollector, Processes
-from .metrics import Metrics
-from .routing import Observer, Route
-from .warming import generates
+from .llm.llm_engine import Generator
+from .observability.llm_metrics import EngineCollector, GenerationMetrics, Shared
+from .observability.memory import MemoryCollector, Processes
+from .observability.metrics import Metrics
+from .workers.warmup import generates
 
 
 class Service:

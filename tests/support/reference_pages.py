@@ -15,11 +15,11 @@ import typer
 import infer
 import infer.serve
 from infer.cli import app
-from infer.generate.completion import Completion, Piece, Score
+from infer.llm.completion import Completion, Piece, Score
 from infer.options import Field, command_line, fields, to_toml
+from infer.pipeline.publish import Outcome
 from infer.plan import Plan
 from infer.predict import Options
-from infer.publishing import Outcome
 from infer.serve.options import ServeOptions
 
 WRITTEN = "Written by `make docs-reference`; a test compares."

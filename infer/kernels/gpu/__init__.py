@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .._library import NAMESPACE, decompositions, library
+from ..ops.library import NAMESPACE, decompositions, library
 
 OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
 _WHERE = {
@@ -66,7 +66,7 @@ def register() -> None:
         return
     for name in _WHERE:
         library().impl(name, functools.partial(_run, name), "CUDA")
-    from .embed import embed
+    from .compile_inline import embed
 
     embed(_WHERE, function)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ... import folders
+from ... import paths as folders
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 KINDS = ("lut2", "lut3", "lut4", "lut6", "int8")

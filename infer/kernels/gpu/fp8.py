@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import decompositions
-from ..linear_fp8 import to_float8
+from ..ops.linear_fp8 import to_float8
 from .launch import same_device
 
 UNITS = (8, 9)  # compute capability from which on there are float8 units

@@ -1,4 +1,4 @@
-"""`linear_int8`, `_static` and `_weight` on a GPU, with the numerics of `infer.kernels.linear_int8`.
+"""`linear_int8`, `_static` and `_weight` on a GPU, with the numerics of `infer.kernels.ops.linear_int8`.
 
 The sums of int8 products are exact int32. They come from one of three: dot products of words of four codes (a few rows
 of x), tensor-core tiles of ours, or `torch._int_mm` (cuBLASLt) from a measured number of rows on, where its shapes
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import crossover
-from .finish import finish
+from .epilogue import finish
 from .int8_quantize import quantize_rows
 from .int8_rows import linear as few_rows
 from .int8_rows import usable

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..linear_int8 import LEVELS, TINY
+from ..ops.linear_int8 import LEVELS, TINY
 from .launch import cdiv, launch
 
 _LEVELS = tl.constexpr(LEVELS)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .finish import finish
+from .epilogue import finish
 from .launch import cdiv, launch, split_of
 
 _BN = 64

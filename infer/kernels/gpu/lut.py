@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..packing import bits_of
+from ..ops.bitpack import bits_of
 from . import crossover, lut_rows, lut_tiles
 from .launch import flat_rows, same_device
 from .lut_decode import decode

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..linear_packed import rounded_table
-from ..packing import GROUP, LEVELS, TABLE_ROWS
-from .finish import finish
+from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS
+from ..ops.linear_packed import rounded_table
+from .epilogue import finish
 from .int8_quantize import quantize_groups
 from .int8_rows import INTERPRETED, dot4
 from .launch import cdiv, launch, split_of, words

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
 from .launch import cdiv, launch
 
 LEVELS_ = tl.constexpr(LEVELS)

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
-from .finish import finish
+from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from .epilogue import finish
 from .launch import cdiv, launch, split_of, words
 
 MOST_ROWS = 8  # of x in one program

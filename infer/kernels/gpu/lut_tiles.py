@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
-from .finish import finish
+from ..ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
+from .epilogue import finish
 from .launch import cdiv, launch, split_of
 from .lut_decode import LEVELS_, tile
 

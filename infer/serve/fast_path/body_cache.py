@@ -16,11 +16,11 @@ import numpy as np
 
 from ...errors import InputError
 from ...spec import TensorSpec
-from ..arrays import Arrays
-from ..layout import Layout
-from ..outputs import Wanted
-from ..tensors import narrow
-from ..types_v2 import InferRequest
+from ..api.kserve_response import Wanted
+from ..api.kserve_tensors import narrow
+from ..api.kserve_types import InferRequest
+from ..batching.collate import Layout
+from ..batching.run_arrays import Arrays
 
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES = 256, 2048  # per model; bytes of each
 DATA = b'"data"'

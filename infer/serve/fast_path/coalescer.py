@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from ...errors import InferError
-from ..app import App
-from ..engine import Engine
-from ..entries import Entry
-from ..infer_v2 import read_tensors
-from ..layout import BATCH
-from ..routing import Call
-from ..wire import Wire
+from ..api.kserve_request import read_tensors
+from ..batching.collate import BATCH
+from ..batching.queue_items import Entry
+from ..batching.tensor_engine import Engine
+from ..http.app import App
+from ..http.http_protocol import Wire
+from ..http.routing import Call
 from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
 from .header_cache import HeaderCache, KnownHead

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..body import Bodies
-from ..routing import CLIENT_GONE, Call, Reply, head_lines
-from ..tickets import Answer, Ticket
-from ..wire import Wire
+from ..batching.results import Answer, Ticket
+from ..http.body import Bodies
+from ..http.http_protocol import Wire
+from ..http.routing import CLIENT_GONE, Call, Reply, head_lines
 from .header_cache import KnownHead
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from starlette.routing import Match
 
 from ...errors import InputError
-from ..app import App, Endpoint, Scope
-from ..outputs import SPLIT
-from ..routing import Route, allowed
-from ..tenants import sharer_of
-from ..types_v2 import InferRequest
-from ..wire import Wire
+from ..api.kserve_response import SPLIT
+from ..api.kserve_types import InferRequest
+from ..http.app import App, Endpoint, Scope
+from ..http.http_protocol import Wire
+from ..http.routing import Route, allowed
+from ..llm.tenants import sharer_of
 
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
 # Heads with one of these differ each time, or ask for what only the ordinary path does.

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..engine import Engine
-from ..entries import Entry
-from ..outputs import write, write_each
-from ..routing import Call, Reply, head_lines
-from ..tickets import Answer, Queued
+from ..api.kserve_response import write, write_each
+from ..batching.queue_items import Entry
+from ..batching.results import Answer, Queued
+from ..batching.tensor_engine import Engine
+from ..http.routing import Call, Reply, head_lines
 from .body_cache import BodyTemplate
 from .grouped_request import GroupedRequest
 

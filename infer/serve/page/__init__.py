@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from ..routing import Reply
+from ..http.routing import Reply
 
 MEDIA = {
     "html": "text/html; charset=utf-8",

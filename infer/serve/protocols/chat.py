@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InputError
-from .. import answers, asked
-from ..chat_reply import Reply
-from ..openai_dialect import DIALECT, generator
-from ..openai_types import ChatChunk, ChatCompletion, ChatRequest
-from ..routing import Call, Route
+from ..api import openai_request, openai_response
+from ..api.chat_response import Reply
+from ..api.openai_errors import DIALECT, generator
+from ..api.openai_tools import Tools
+from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest
+from ..http.routing import Call, Route
+from ..llm.tenants import owned, tenant_of
 from ..service import Service
-from ..tenants import owned, tenant_of
-from ..tool_calls import Tools
 
 
 def routes(service: Service) -> list[Route]:
@@ -33,24 +33,24 @@ def routes(service: Service) -> list[Route]:
 
 
 async def chat(call: Call) -> Any:
-    request, unknown = asked.read(call, ChatRequest)
+    request, unknown = openai_request.read(call, ChatRequest)
     model = generator(call, request.model)
     _refuse(request)
-    timeout = asked.timeout(call, request)
+    timeout = openai_request.timeout(call, request)
     model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     tools = Tools(request, model.template)
-    grammar = tools.constraint(asked.grammar(request))
+    grammar = tools.constraint(openai_request.grammar(request))
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
-    prompt = await asked.chat_prompt(call, model, request.messages, shown, options)
+    prompt = await openai_request.chat_prompt(call, model, request.messages, shown, options)
     reply = Reply(model, request, prompt, tools, grammar, call.adapter)
-    await asked.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
+    await openai_request.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(owned(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
     reply.read(stream)
     call.measure = stream.took
     if request.stream:
-        return answers.Events(stream, reply.events, reply.end).reply(model.headers())
+        return openai_response.Events(stream, reply.events, reply.end).reply(model.headers())
     try:
         return reply.whole(await stream.rest())
     finally:

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from ...errors import InputError
-from ...generate.requests import Output, Request, TokenLogprob
-from .. import answers, asked, logprobs
-from ..answers import Ledger, Piece
-from ..events import Chunks, encode
-from ..generation import Generator
-from ..openai_dialect import DIALECT, generator
-from ..openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from ..routing import Call, Route
+from ...llm.engine.requests import Output, Request, TokenLogprob
+from ..api import openai_logprobs, openai_request, openai_response
+from ..api.openai_errors import DIALECT, generator
+from ..api.openai_response import Ledger, Piece
+from ..api.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from ..api.server_sent_events import Chunks, encode
+from ..http.routing import Call, Route
+from ..llm.llm_engine import Generator
+from ..llm.tenants import owned, tenant_of
+from ..llm.token_stream import Stream
 from ..service import Service
-from ..tenants import owned, tenant_of
-from ..text_stream import Stream
 
 
 def routes(service: Service) -> list[Route]:
@@ -39,16 +39,16 @@ def routes(service: Service) -> list[Route]:
 
 
 async def completions(call: Call) -> Any:
-    request, unknown = asked.read(call, CompletionRequest)
+    request, unknown = openai_request.read(call, CompletionRequest)
     model = generator(call, request.model)
     _refuse(request)
-    timeout = asked.timeout(call, request)
+    timeout = openai_request.timeout(call, request)
     model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     special = request.add_special_tokens is not False
-    prompts = await asked.prompts(call, model, request.prompt, special)
-    grammar = asked.grammar(request)
+    prompts = await openai_request.prompts(call, model, request.prompt, special)
+    grammar = openai_request.grammar(request)
     answer = Answer(model, request, prompts, grammar, call.adapter)
-    await asked.compiled(call, model, grammar, "response_format")
+    await openai_request.compiled(call, model, grammar, "response_format")
     if request.echo:
         answer.prompt_texts = {r.id: await model.texts.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
@@ -56,7 +56,7 @@ async def completions(call: Call) -> Any:
     answer.read(stream)
     call.measure = stream.took
     if request.stream:
-        return answers.Events(stream, answer.events, answer.end).reply(model.headers())
+        return openai_response.Events(stream, answer.events, answer.end).reply(model.headers())
     try:
         return answer.whole(await stream.rest())
     finally:
@@ -82,16 +82,16 @@ class Answer:
         adapter: str | None,
     ) -> None:
         self.model, self.request, self.echo = model, request, bool(request.echo)
-        self.head = answers.head(model, request, "cmpl", "text_completion")
+        self.head = openai_response.head(model, request, "cmpl", "text_completion")
         wanted = request.logprobs
         self.requests = [
             Request(
                 id=f"{self.head.id}-{index}",
                 prompt=prompt,
-                sampling=asked.sampling(
+                sampling=openai_request.sampling(
                     request,
                     model,
-                    asked.room(model, prompt, request.max_tokens, asked.DEFAULT_TOKENS),
+                    openai_request.room(model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS),
                     wanted,
                     wanted if self.echo else None,
                 ),
@@ -101,14 +101,14 @@ class Answer:
             )
             for index, prompt in enumerate(prompts)
         ]
-        usage, self.always = answers.options(request)
+        usage, self.always = openai_response.options(request)
         self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage
         self.prompt_texts: dict[str, str] = {}
         self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
     def read(self, stream: Stream) -> None:
         self.stream, self.ledger = stream, Ledger(stream)
-        self.lists = [logprobs.Lists(self.model.text) for _ in range(stream.choices)]
+        self.lists = [openai_logprobs.Lists(self.model.text) for _ in range(stream.choices)]
         self.begun = [False] * stream.choices
 
     def whole(self, outputs: Sequence[Output]) -> Completion:

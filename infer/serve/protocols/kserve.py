@@ -7,14 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import NotReadyError
-from .. import infer_v2
-from ..engine import Engine
-from ..metrics import BatchStats, InferenceStats, stats_dict
-from ..routing import Call, Dialect, Route
+from ..api import kserve_request
+from ..api.kserve_tensors import DATATYPES, datatype, shape_of
+from ..api.kserve_types import InferRequest, InferResponse
+from ..batching.tensor_engine import Engine
+from ..http.error_text import error_text
+from ..http.routing import Call, Dialect, Route
+from ..observability.metrics import BatchStats, InferenceStats, stats_dict
 from ..service import Service
-from ..tensors import DATATYPES, datatype, shape_of
-from ..types_v2 import InferRequest, InferResponse
-from ..words import error_text
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
 
@@ -214,11 +214,11 @@ async def all_stats(call: Call) -> Statistics:
 
 def early(call: Call, piece: bytes | bytearray, whole: bool) -> None:
     """Raises `NotFoundError`, and `OverloadedError` where no request of its time and usual priority would be taken."""
-    infer_v2.knock(call, _engine(call), piece, whole)
+    kserve_request.knock(call, _engine(call), piece, whole)
 
 
 async def infer(call: Call) -> Any:
-    return await infer_v2.infer(call, _engine(call))
+    return await kserve_request.infer(call, _engine(call))
 
 
 def _engine(call: Call) -> Engine:

@@ -10,15 +10,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...errors import InputError
-from .. import texts
-from ..engine import Engine
-from ..generation import Generator
-from ..openai_dialect import DIALECT, find, require_json
-from ..outputs import check_finite
-from ..routing import Call, Route
+from ..api.kserve_response import check_finite
+from ..api.kserve_tensors import to_json
+from ..api.openai_errors import DIALECT, find, require_json
+from ..batching import text_inputs
+from ..batching.tensor_engine import Engine
+from ..http.routing import Call, Route
+from ..llm.llm_engine import Generator
+from ..llm.tenants import sharer_of
 from ..service import Service
-from ..tenants import sharer_of
-from ..tensors import to_json
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
@@ -120,11 +120,11 @@ async def embeddings(call: Call) -> Embeddings:
     if request.dimensions not in (None, width):
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
     arrays = await _tokens(call, engine, request.input)
-    answer = await texts.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
+    answer = await text_inputs.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
     call.measure = answer.took
     vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
     check_finite(engine, replace(spec, dtype="float32"), vectors)
-    engine.metrics.prompt_tokens.inc(used := texts.count(arrays))
+    engine.metrics.prompt_tokens.inc(used := text_inputs.count(arrays))
     encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
     return Embeddings(data, request.model, EmbeddingsUsage(used, used))
@@ -142,10 +142,10 @@ async def _tokens(call: Call, engine: Engine, given: str | list[Any]) -> dict[st
     if isinstance(rows[0], list):
         if any(not isinstance(token, int) for row in rows for token in row):
             raise InputError("expected token ids", where="input")
-        return texts.from_ids(engine, rows, "input")
+        return text_inputs.from_ids(engine, rows, "input")
     if "" in rows:
         raise InputError("an empty text has no embedding", where=f"input[{rows.index('')}]")
-    return await texts.tokenize(call.service, engine, rows)
+    return await text_inputs.tokenize(call.service, engine, rows)
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import NotReadyError
-from .. import openapi, page
-from ..metrics import CONTENT_TYPE
-from ..routing import JSON, Call, Dialect, Reply, Route
+from .. import page
+from ..http import openapi
+from ..http.error_text import error_text
+from ..http.routing import JSON, Call, Dialect, Reply, Route
+from ..observability.metrics import CONTENT_TYPE
 from ..service import Service
-from ..words import error_text
 
 
 class Error(msgspec.Struct):

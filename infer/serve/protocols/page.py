@@ -9,13 +9,14 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ...errors import NotFoundError
-from .. import overview, page
-from ..engine import Engine
-from ..overview import Now, Overview
-from ..routing import Call, Reply, Route
+from .. import page
+from ..api.kserve_tensors import datatype, to_json
+from ..api.kserve_types import InferInput, InferRequest
+from ..batching.tensor_engine import Engine
+from ..http.routing import Call, Reply, Route
+from ..observability import status_page
+from ..observability.status_page import Now, Overview
 from ..service import Service
-from ..tensors import datatype, to_json
-from ..types_v2 import InferInput, InferRequest
 from .ops import DIALECT
 
 MOST_EXAMPLE_BYTES = 4 << 20
@@ -47,18 +48,18 @@ async def asset(call: Call) -> Reply:
 
 async def models(call: Call) -> Overview:
     return await asyncio.get_running_loop().run_in_executor(
-        call.service.pool, overview.overview, call.service
+        call.service.pool, status_page.overview, call.service
     )
 
 
 async def now(call: Call) -> Now:
-    return overview.now(call.service)
+    return status_page.now(call.service)
 
 
 async def example(call: Call) -> InferRequest:
     """The first row of the golden inputs, as a request."""
     engine = call.service.engine(call.path["model"])
-    found = overview.example_file(engine.predictor)
+    found = status_page.example_file(engine.predictor)
     if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
         raise NotFoundError("this model carries no example")
     arrays = await asyncio.get_running_loop().run_in_executor(call.service.pool, load_file, found)

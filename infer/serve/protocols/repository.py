@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from ...errors import InputError
-from ..admin import Admin, Listed
-from ..routing import Call, Reply, Route
+from ..http.routing import Call, Reply, Route
+from ..model_admin import Admin, Listed
 from ..service import Service
 from .kserve import DIALECT
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from ...errors import InputError, NotFoundError
-from ...generate.chat import special_tokens
-from .. import asked
-from ..generation import Generator
-from ..openai_dialect import DIALECT, generator
-from ..openai_types import Message, Token, Tool
-from ..routing import Call, Route
+from ...llm.text.chat_template import special_tokens
+from ..api import openai_request
+from ..api.openai_errors import DIALECT, generator
+from ..api.openai_types import Message, Token, Tool
+from ..http.routing import Call, Route
+from ..llm.llm_engine import Generator
 from ..service import Service
 
 
@@ -79,7 +79,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def tokenize(call: Call) -> Tokens:
-    request, _ = asked.read(call, TokenizeRequest)
+    request, _ = openai_request.read(call, TokenizeRequest)
     model = _model(call, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InputError("expected either prompt or messages", where="prompt")
@@ -87,7 +87,7 @@ async def tokenize(call: Call) -> Tokens:
         options = dict(request.chat_template_kwargs or {})
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
-        row = await asked.chat_prompt(call, model, request.messages, request.tools, options)
+        row = await openai_request.chat_prompt(call, model, request.messages, request.tools, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
         (row,) = await model.texts.encode([text], special, "prompt")
@@ -96,10 +96,10 @@ async def tokenize(call: Call) -> Tokens:
 
 
 async def detokenize(call: Call) -> Prompt:
-    request, _ = asked.read(call, DetokenizeRequest)
+    request, _ = openai_request.read(call, DetokenizeRequest)
     model = _model(call, request.model)
     if request.tokens:
-        asked.check_ids(model, request.tokens, "tokens")
+        openai_request.check_ids(model, request.tokens, "tokens")
     return Prompt(await model.texts.decode(request.tokens, False))
 
 

@@ -1,0 +1,136 @@
+"""manifest.json of an artifact: read strictly, checked before anything else of the artifact is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import paths
+from ..errors import ArtifactError
+from ..old_formats import upgrade_manifest, upgrade_report
+from ..plan import Plan
+from ..regular_files import read_regular
+from ..results import ScoresOnly
+from ..sanitize import plain_values
+from ..spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+REPORT = "report.json"
+MAX_BYTES, MAX_SIGNATURE, MAX_NAME = 1 << 27, 1 << 12, 255
+MAX_SIZE = 1 << 48  # of a dimension, and of the elements of one tensor
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about an artifact that is not a tensor. `plan` makes it again; `files` is path → sha256, `lengths`
+    path → bytes."""
+
+    format: int = FORMAT
+    name: str
+    version: str = "1"
+    made_with: str
+    plan: Plan
+    choices: tuple[Choice, ...]
+    backend: str
+    device: str
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: dict[str, tuple[int, int]]
+    target: dict[str, str]
+    versions: dict[str, str]
+    meta: dict[str, Any]
+    verdict: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    layers: tuple[LayerChoice, ...] = ()
+    samples_from: str = ""  # whose rows judged it, and are its golden inputs
+    scores_only: ScoresOnly | None = None  # of a language model that does not generate
+    files: dict[str, str] = {}
+    lengths: dict[str, int] = {}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest alone: nothing is hashed, nothing runs."""
+    path = folder / MANIFEST
+    if not folder.is_dir() or not path.exists():
+        found = "no such folder" if not folder.exists() else f"no {MANIFEST} in it"
+        raise ArtifactError(
+            f"not an artifact of infer: {found}", where=str(folder), hint="infer optimize makes one"
+        )
+    data = read_regular(path, MAX_BYTES, follow_links=False, error=ArtifactError)
+    try:
+        head = msgspec.json.decode(data, type=dict[str, Any])
+        if head.get("format") != FORMAT:
+            raise ArtifactError(
+                f"artifact format {str(head.get('format'))[:40]} is not the {FORMAT} that this version of infer reads",
+                where=str(path),
+                hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
+            )
+        manifest = msgspec.convert(plain_values(upgrade_manifest(head)), Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"the manifest is damaged: {error}", where=str(path)) from error
+    if wrong := _wrong(manifest):
+        raise ArtifactError(f"the manifest is damaged: {wrong}", where=str(path))
+    return manifest
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Read report.json as far as a server shows it: an object whose findings are rows of `stage` and `what`."""
+    path = folder / REPORT
+    try:
+        found = plain_values(upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
+        msgspec.convert(found.get("findings", []), list[Finding])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"the report is damaged: {error}", where=str(path)) from error
+    return found
+
+
+def sign(text: bytes) -> str:
+    """HMAC of a manifest's text by this user's own key."""
+    return hmac.new(paths.signing_key(), text, hashlib.sha256).hexdigest()
+
+
+def signed_here(folder: Path) -> bool:
+    """True when this user's own key signed the manifest as it stands."""
+    try:
+        signature = _read(folder / SIGNATURE, MAX_SIGNATURE).strip()
+        return hmac.compare_digest(signature, sign(_read(folder / MANIFEST, MAX_BYTES)).encode())
+    except ArtifactError:
+        return False
+
+
+def _read(path: Path, most: int) -> bytes:
+    return read_regular(path, most, follow_links=False, error=ArtifactError)
+
+
+def _wrong(manifest: Manifest) -> str | None:
+    """Say what can't be true of an artifact, or None."""
+    if not 0 < len(manifest.name) <= MAX_NAME or "/" in manifest.name or not manifest.name.isprintable():
+        return "expected a name of printable characters without '/'"
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", manifest.device):
+        return f"no device is named {manifest.device[:40]!r}"
+    for size, (low, high) in manifest.sizes.items():
+        if not 0 <= low <= high <= MAX_SIZE:
+            return f"expected sizes of {size!r} as smallest and largest, got {low} and {high}"
+    for specs in (manifest.inputs, manifest.outputs):
+        if len({spec.name for spec in specs}) != len(specs):
+            return "two inputs or two outputs have the same name"
+        if wrong := next((reason for spec in specs if (reason := _wrong_spec(spec))), None):
+            return wrong
+    return None
+
+
+def _wrong_spec(spec: TensorSpec) -> str | None:
+    if spec.dtype not in NAMES:
+        return f"{spec.name!r} is of an unknown dtype {spec.dtype!r}"
+    fixed = [size for size in spec.shape if isinstance(size, int)]
+    if any(size < 0 for size in fixed) or math.prod(fixed) > MAX_SIZE:
+        return f"{spec.name!r} has an impossible shape {list(spec.shape)}"
+    return None

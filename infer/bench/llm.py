@@ -1,0 +1,230 @@
+"""`infer bench` of a language model: what a prompt and a token cost, over batch and context, against what they must.
+
+Prompts are random tokens and share nothing; the engine runs here, without its thread, so that a step can be timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import torch
+
+from .. import device as hardware
+from ..artifact import store
+from ..artifact.golden import read_inputs
+from ..errors import UsageError
+from ..latency import Latency, Paired, decide, summarize
+from ..llm import Engine, EngineLimits, Request, Sampling
+from ..predict import Predictor
+from ..report import memory, step_breakdown
+from ..spec import Finding
+from . import same_answers
+
+CONTEXTS = (128, 512, 2048)
+LEAST_ROUNDS = 5  # of two artifacts in turns
+
+
+class Round(msgspec.Struct, frozen=True):
+    """Seconds: until each request had its first token, until the last one had, and of each step that decoded all."""
+
+    first: list[float]
+    prefill: float
+    steps: list[float]
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """`batch` prompts of `context` tokens at once. Seconds; `floor` is what reading weights and cache once costs at the
+    measured bandwidth. `pair` compares steps, `first_pair` times to the first token, with the other artifact."""
+
+    batch: int
+    context: int
+    first_token: Latency
+    between_tokens: Latency
+    prefill_per_second: float  # tokens of prompts
+    decode_per_second: float  # tokens of all sequences
+    kv_bytes: int  # read by a step
+    floor: float
+    pair: Paired | None = None
+    first_pair: Paired | None = None
+    budget: step_breakdown.StepBreakdown | None = None
+
+    @property
+    def of_floor(self) -> float:
+        return self.floor / self.between_tokens.p50
+
+
+class LanguageBench(msgspec.Struct, kw_only=True):
+    """What one run measured; it is also the JSON document. `kv_memory` holds `kv_tokens` tokens by default."""
+
+    name: str
+    backend: str
+    quant: str
+    against: str
+    weight_bytes: int
+    artifact_bytes: int
+    kv_dtype: str
+    kv_bytes_per_token: float
+    kv_memory: int
+    kv_tokens: int
+    read_bandwidth: float
+    threads: int
+    rows: list[Load]
+    memory: list[Finding]
+    versions: dict[str, str]
+    machine: dict[str, str]
+
+
+def run(
+    path: Path,
+    *,
+    vs: Path | None = None,
+    batches: Sequence[int] = (1, 8),
+    contexts: Sequence[int] | None = None,
+    tokens: int = 32,
+    seconds: float = 1.0,
+    threads: int | None = None,
+    trust_code: bool = False,
+) -> LanguageBench:
+    """Each batch at each context for about `seconds`, `tokens` tokens decoded after each prompt.
+
+    In turns with `vs`, after the answers of both were compared: `GateError` when they differ too much.
+    """
+    with (
+        Predictor.load(path, threads=threads, trust_code=trust_code) as ours,
+        _other(vs, ours, trust_code) as other,
+    ):
+        shape, manifest = ours.language.shape, ours.manifest
+        per_token = shape.bytes_per_token
+        weights = sum(memory.stored_weights(path).values()) or store.size(path)
+        bandwidth = hardware.read_bandwidth(manifest.device)
+        rows = []
+        for context in _fitting(contexts, tokens, shape.max_positions):
+            for batch in batches:
+                kv = int(batch * (context + tokens / 2) * per_token)
+                row = _row(ours, other, batch, context, tokens, seconds)
+                row.kv_bytes = kv
+                row.floor = (weights + kv) / hardware.bandwidth_for(weights + kv, manifest.device)
+                rows.append(row)
+        engine = ours.language.engine
+        return LanguageBench(
+            name=ours.name,
+            backend=manifest.backend,
+            quant=manifest.plan.quant,
+            against=other.name if other else "",
+            weight_bytes=weights,
+            artifact_bytes=store.size(path),
+            kv_dtype=shape.kv_dtype,
+            kv_bytes_per_token=per_token,
+            kv_memory=engine.cache.nbytes,
+            kv_tokens=engine.pool.total * shape.page,
+            read_bandwidth=bandwidth,
+            threads=torch.get_num_threads(),
+            rows=rows,
+            memory=memory.probe(manifest.backend, path, manifest.device, shape=shape).findings(),
+            versions=hardware.versions(),
+            machine=hardware.fingerprint(manifest.device),
+        )
+
+
+@contextmanager
+def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predictor | None]:
+    if vs is None:
+        yield None
+        return
+    with Predictor.load(vs, trust_code=trust_code) as other:
+        if other.language.vocab_size != ours.language.vocab_size:
+            raise UsageError(f"{other.name} has another vocabulary than {ours.name}")
+        same_answers(ours, other.predict, read_inputs(ours.path, ours.inputs), other.name)
+        yield other
+
+
+def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[int]:
+    """Those asked for, which must fit; else the usual ones that do."""
+    if contexts is None:
+        usual = [c for c in CONTEXTS if c + tokens <= longest]
+        return usual or [max(1, longest - tokens)]
+    if over := [c for c in contexts if c + tokens > longest]:
+        raise UsageError(
+            f"a context of {over[0]} and {tokens} tokens after it are more than the {longest} positions of the model"
+        )
+    return list(contexts)
+
+
+def _row(
+    ours: Predictor, other: Predictor | None, batch: int, context: int, tokens: int, seconds: float
+) -> Load:
+    models = [ours] if other is None else [ours, other]
+    engines = [_engine(model, batch, context + tokens) for model in models]
+    for engine in engines:
+        play(engine, batch, context, min(tokens, 4), seed=0)  # so that nothing is done for the first time
+    rounds: list[list[Round]] = [[] for _ in engines]
+    start, number = time.perf_counter(), 0
+    least = 1 if other is None else LEAST_ROUNDS
+    while number < least or time.perf_counter() - start < seconds * len(engines):
+        number += 1
+        order = range(len(engines)) if number % 2 else reversed(range(len(engines)))
+        for i in order:
+            rounds[i].append(play(engines[i], batch, context, tokens, seed=number))
+    first = [summarize([s for r in own for s in r.first]) for own in rounds]
+    steps = [summarize([s for r in own for s in r.steps]) for own in rounds]
+    prefill = summarize([r.prefill for r in rounds[0]])
+    waits = batch * context // EngineLimits().mixed_tokens  # tokens of the first while the last is read
+    row = Load(
+        batch=batch,
+        context=context,
+        first_token=first[0],
+        between_tokens=steps[0],
+        prefill_per_second=batch * context / prefill.p50,
+        decode_per_second=batch / steps[0].p50,
+        kv_bytes=0,
+        floor=0.0,
+        budget=step_breakdown.of_engine(
+            _engine(ours, batch, context + tokens + waits), batch, context, tokens
+        ),
+    )
+    if other is not None:
+        row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)
+        row.first_pair = _pair([[r.prefill for r in own] for own in rounds], first)
+    return row
+
+
+def _pair(medians: list[list[float]], sides: list[Latency]) -> Paired:
+    ratios = [a / max(b, 1e-12) for a, b in zip(*medians, strict=True)]
+    return Paired(*decide(ratios), len(ratios), *sides)
+
+
+def _engine(predictor: Predictor, batch: int, length: int) -> Engine:
+    """With a cache that has room for them all."""
+    shape = predictor.language.shape
+    pages = batch * (-(-length // shape.page) + 1) + 2
+    limits = EngineLimits(prefix_cache=False, max_running=max(batch, EngineLimits().max_running))
+    size = pages * shape.layers * shape.page_bytes
+    return predictor.language.new_engine(kv_bytes=size, limits=limits, speculation=False)
+
+
+def play(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> Round:
+    """Let `batch` random prompts of `context` tokens be answered by `tokens` tokens each."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(engine.shape.vocab_size, (batch, context), generator=generator).tolist()
+    sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
+    first: dict[str, float] = {}
+    steps: list[float] = []
+    start = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(i), prompt=prompt, sampling=sampling))
+    while not engine.idle:
+        running, began = len(first), time.perf_counter()
+        outputs = engine.step()
+        ended = time.perf_counter()
+        for output in outputs:
+            if output.finish == "error":
+                raise UsageError(f"the model failed: {output.stopped_by}")
+            if output.token_ids:
+                first.setdefault(output.id, ended - start)
+        if running == len(outputs) == batch:
+            steps.append(ended - began)
+    return Round(list(first.values()), max(first.values()), steps)

@@ -1,0 +1,251 @@
+"""The formats of all layers of one run, why each has its own, and what they are decided on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ... import compress, library_errors
+from ...errors import NotUsableError, UsageError
+from ...fidelity import Comparison, Effect, drop
+from ...graph.capture import flatten
+from ...plan import Plan
+from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
+from .. import Candidates, Quantized, Shelf, Stats, Weight
+from . import sensitivity
+from .format_order import ladder, rungs
+from .layer_timing import Time
+from .replay import Replay
+
+STAGE = "layers"
+FLOAT = "float"
+ROWS = 8  # of a calibration batch
+
+
+class Say(Protocol):
+    """Where findings, steps and progress go."""
+
+    def found(self, findings: list[Finding]) -> None: ...
+
+    def step(self, name: str, detail: str = "") -> None: ...
+
+    def progress(self, done: int, total: int, what: str) -> None: ...
+
+
+@dataclass
+class Real:
+    """The float model and the real inputs that decisions are made on: never the rows that judge the result."""
+
+    model: nn.Module | None  # None: not a torch model, or its weights are streamed from disk
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    task: str
+    samples: Mapping[str, Tensor]  # what a call looks like
+    calibration: Mapping[str, Tensor]
+    steps: bool = False  # a language model that runs as a step over a KV cache
+    head: nn.Module | None = None  # what computes its logits
+
+    def batches(self) -> list[dict[str, Tensor]]:
+        """The calibration rows, in batches; raises `UsageError` when there are none."""
+        if not self.calibration:
+            held = len(next(iter(self.samples.values())))
+            raise UsageError(
+                f"no rows to calibrate with: the {held} given judge the result, and the two may not overlap",
+                where="--data",
+                hint="Give more rows, or add calibration_inputs() to the file that builds the model",
+            )
+        count = len(next(iter(self.calibration.values())))
+        return [{n: v[i : i + ROWS] for n, v in self.calibration.items()} for i in range(0, count, ROWS)]
+
+    def call(self, rows: int) -> dict[str, Tensor]:
+        """A call of so many rows."""
+        return {s.name: s.with_rows(self.samples[s.name][:rows], rows) for s in self.inputs}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The format that a layer gets, who decided it, and why, for display."""
+
+    format: str
+    by: DecidedBy
+    why: str = ""
+
+
+@dataclass
+class Mix:
+    """`decisions` holds every layer that was decided, by name; the others get `plan.quant`."""
+
+    plan: Plan
+    real: Real
+    say: Say
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
+    shelf: Shelf = field(default_factory=Shelf)
+    measured: sensitivity.Sensitivity | None = None
+    risen: set[str] = field(default_factory=set)
+    num_rises: int = 0
+    time: Time | None = None  # how dispatch times a layer; None: on the backend of the plan
+    layers: tuple[LayerChoice, ...] = ()  # as they came out, after the last `shrink`
+    quantized: str = ""  # the share of the weights, as the verdict says it
+
+    @property
+    def model(self) -> nn.Module:
+        if self.real.model is None:
+            raise NotUsableError(
+                "formats can be chosen layer by layer only for a torch model whose weights are in memory",
+                hint="Leave out --bits and --max-drop, or use --load meta",
+            )
+        return self.real.model
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Layer name → format, of those that were decided."""
+        return {name: decision.format for name, decision in self.decisions.items()}
+
+    @property
+    def budgeted(self) -> bool:
+        return self.plan.bits is not None or self.plan.max_drop is not None
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        formats = dict.fromkeys([*ladder(self.plan), *rungs(self.plan)])
+        return Candidates(self.model, self.plan, list(formats), self.stats or {}, self.shelf)
+
+    @cached_property
+    def stats(self) -> Mapping[str, Stats] | None:
+        """What calibration saw of every layer: when a format can't do without, or when there are rows to see."""
+        used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
+        needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
+        way, why = self._calibration()
+        if not used or self.real.model is None or (way == "none" and not needed):
+            self.say.found([Finding("calibrate", "method", "none", why=why)] if used else [])
+            return None
+        batches = self.real.batches()
+        begin = time.perf_counter()
+        seen = compress.calibrate(self.real.model, batches, hessian=way == "gptq")
+        why = f"{why}; {time.perf_counter() - begin:.1f} s"
+        self.say.found([Finding("calibrate", "method", way, why=why)])
+        self.say.found(compress.coverage(self.real.model, seen, batches))
+        return seen
+
+    def _calibration(self) -> tuple[str, str]:
+        """How real inputs are used, and why."""
+        if self.plan.calibrate != "auto":
+            if self.real.model is None and self.plan.calibrate != "none":
+                raise NotUsableError(
+                    "a model can be calibrated only when its weights are in memory",
+                    hint="Leave out --calibrate, or use --load meta",
+                )
+            return self.plan.calibrate, "asked for"
+        if self.real.model is None:
+            return "none", "the weights are not in memory"
+        if self.plan.data == "random":
+            return "none", "random inputs say nothing about what a layer sees"
+        if not self.real.calibration:
+            return "none", "there are no rows but those that judge"
+        return "gptq", "error feedback; --calibrate diagonal or none is faster and less faithful"
+
+    def free(self) -> list[Weight]:
+        """The weights that were not decided."""
+        known = self.candidates.assigned(self.formats)
+        return [weight for weight in self.candidates.weights if weight.name not in known]
+
+    def now(self) -> dict[str, str]:
+        """First layer name of every weight → its format as things stand."""
+        known = self.candidates.assigned(self.formats)
+        own = self.plan.quant
+        return {
+            w.name: known.get(w.name) or (own if own in self.candidates.accepted(w) else FLOAT)
+            for w in self.candidates.weights
+        }
+
+    def options(self, weight: Weight, formats: Sequence[str]) -> list[str]:
+        """The formats that a weight accepts and that are not slower than float here."""
+        slow = self.slow.get(weight.name, {})
+        return [f for f in self.candidates.accepted(weight) if f in formats and f not in slow]
+
+    def set(self, weight: Weight, format: str, by: DecidedBy, why: str) -> None:
+        for name in (name for site in weight.sites for name in site.names):
+            self.decisions[name] = Decision(format, by, why)
+
+    @property
+    def float_bytes(self) -> int:
+        return DTYPES.get(self.plan.dtype, torch.float32).itemsize
+
+    def measure(self, formats: Mapping[str, Sequence[str]]) -> sensitivity.Sensitivity:
+        """The effect of each format of each weight (by first layer name); kept, and measured again only when asked
+        for more."""
+        self.real.batches()
+        self.say.step(
+            "measure", f"the effect of {sum(map(len, formats.values()))} single changes on the output"
+        )
+        self.measured = sensitivity.measure(
+            self.model,
+            self.candidates,
+            formats,
+            self.real.calibration,
+            names=self.real.outputs,
+            task=self.real.task,
+            float_bytes=self.float_bytes,
+            progress=self.say.progress,
+        )
+        said = self.measured.said()
+        self.say.found([Finding(STAGE, "sensitivity", self.measured.num_measured, "runs", said)])
+        return self.measured
+
+    def effect_together(self, formats: Mapping[str, str]) -> float:
+        """The effect of a whole assignment, on as many rows as the single ones were measured on."""
+        rows = self.measured.rows if self.measured else sensitivity.MOST_ROWS
+        inputs = {name: value[:rows] for name, value in self.real.calibration.items()}
+        layers = [site.layer for weight in self.candidates.weights for site in weight.sites]
+        replay = Replay(self.model, layers, inputs)
+        effect = Effect(self.real.outputs, replay.outputs, inputs, self.real.task)
+        with self.candidates.in_place(formats) as changed:
+            return effect.of(replay.run(changed))
+
+    @torch.no_grad()
+    def drop_together(self, formats: Mapping[str, str]) -> float:
+        """What --max-drop judges, of a whole assignment, on the calibration rows."""
+        comparison = Comparison(self.real.task)
+        for batch in self.real.batches():
+            with library_errors.of_float_model():
+                expected = self._run(batch)
+            with self.candidates.in_place(formats):
+                comparison.add(expected, self._run(batch), batch)
+        return drop(comparison.metrics(), self.real.task)
+
+    def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))
+
+    def reasons(self, done: Quantized) -> dict[str, str]:
+        """Why layers stay float, by layer name: what was decided here, else what their format refused."""
+        kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
+        return {**done.refused, **kept}
+
+    def asked_float(self, pins: Mapping[str, str]) -> frozenset[str]:
+        """Layers that are float because the user pinned them, or gave a budget that chose float."""
+        pinned = {name for name, format in pins.items() if format == FLOAT}
+        chosen = {name for name, d in self.decisions.items() if d.by == "budget" and d.format == FLOAT}
+        return frozenset(pinned | chosen)
+
+    def choices(self, module: nn.Module, done: Quantized) -> tuple[LayerChoice, ...]:
+        """One row for each layer of the quantized `module` that a format could take, in order."""
+        errors = {layer.name: layer.weight_error for layer in done.layers}
+        measured = self.measured.layers if self.measured else []
+        effects = {name: layer.effect for layer in measured for name in layer.names}
+        rows = []
+        for name, format, bits in compress.formats_of(module):
+            refused = "" if name in errors else done.refused.get(name, "")
+            own = self.decisions.get(name, Decision(format, "refused" if refused else ""))
+            rows.append(
+                LayerChoice(
+                    name, format, bits, errors.get(name), effects.get(name, {}), own.why or refused, own.by
+                )
+            )
+        return tuple(rows)

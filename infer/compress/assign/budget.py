@@ -1,0 +1,93 @@
+"""An assignment of formats for a budget of bits, or of fidelity: solved on measured effects, measured as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from .knapsack import Front, Option
+from .sensitivity import Layer
+
+PROBES = 8  # whole-model measurements of one search; each halves the range of sizes
+FLOAT = "float"
+Drop = Callable[[dict[str, str]], float]  # first layer name → format: the drop of the whole model
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """First layer name → format; `predicted` is the sum of the effects of single layers."""
+
+    formats: dict[str, str]
+    num_bytes: int
+    bits: float
+    predicted: float
+
+
+def front(layers: Sequence[Layer]) -> Front:
+    """Every layer's formats as options: bytes against effect."""
+    return Front(
+        [[Option(f, layer.size[f], effect) for f, effect in layer.effect.items()] for layer in layers]
+    )
+
+
+def for_bits(layers: Sequence[Layer], bits: float) -> Assignment:
+    """The least predicted effect within `bits` per weight on average, float ones counted in full.
+
+    Raises `UsageError` when the smallest formats need more.
+    """
+    count = sum(layer.num_weights for layer in layers)
+    solved = front(layers)
+    chosen = solved.at(int(bits * count / 8))
+    if chosen is None:
+        least = solved.smallest * 8 / count
+        raise UsageError(
+            f"--bits {bits:g} is too few: the smallest formats of these layers take {least:.3f} bits per weight",
+            hint=f"Give --bits {least + 0.01:.2f} or more, or a smaller format with --quant",
+        )
+    return assignment(layers, chosen)
+
+
+def for_drop(
+    layers: Sequence[Layer], allowed: float, drop: Drop, probes: int = PROBES
+) -> tuple[Assignment, list[tuple[float, float]]]:
+    """The smallest assignment of the front whose measured drop is allowed; and (bits, drop) of each that was measured.
+
+    Effects grow as sizes shrink, so the search halves the range of sizes; an assignment counts only as measured.
+    When even the largest is not good enough, that one is given.
+    """
+    solved = front(layers)
+    low, high = solved.smallest, solved.largest
+    best = assignment(layers, solved.at(high) or [])
+    tried: list[tuple[float, float]] = []
+    for _ in range(probes):
+        size = (low + high) // 2 if tried else low
+        made = assignment(layers, solved.at(size) or [])
+        measured = drop(made.formats)
+        tried.append((made.bits, measured))
+        if measured <= allowed:
+            best, high = made, made.num_bytes
+        else:
+            low = size
+        if high - low <= max(solved.unit, (solved.largest - solved.smallest) >> 9):
+            break
+    return best, tried
+
+
+def assignment(layers: Sequence[Layer], chosen: Sequence[Option]) -> Assignment:
+    formats = {layer.name: option.name for layer, option in zip(layers, chosen, strict=True)}
+    size, count = sum(option.size for option in chosen), sum(layer.num_weights for layer in layers)
+    return Assignment(formats, size, size * 8 / max(count, 1), sum(option.cost for option in chosen))
+
+
+def risen(layers: Sequence[Layer], now: dict[str, str], target: float, rungs: Sequence[str]) -> Assignment:
+    """The fewest bytes more that bring the sum of effects to `target`: layers keep their format or take a rung.
+
+    Without such an assignment, the one of least effect.
+    """
+    items = []
+    for layer in layers:
+        own = now[layer.name]
+        better = [r for r in rungs if r in layer.effect and layer.size[r] > layer.size[own]]
+        items.append([Option(f, layer.size[f], layer.effect[f]) for f in (own, *better)])
+    return assignment(layers, Front(items).within(target))

@@ -1,0 +1,77 @@
+"""How often each Linear layer is called with how many rows: what a layer is timed for.
+
+Of a language model that runs as a step these are the rows of the declared workload (`infer.workload.WORKLOAD`): single
+tokens while it answers, pieces of prompts, and at the head only tokens whose logits are wanted. Of any other model they
+are the rows of one call at each batch size of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import library_errors
+from ...workload import WORKLOAD
+from ..layer_kinds import is_linear
+
+Shape = tuple[int, int]  # rows, in_features
+Use = dict[Shape, int]  # input shape → calls
+Uses = dict[int, list[Use]]  # id(layer) → its use at each batch size of the plan
+
+
+def inputs_seen(
+    model: nn.Module, layers: Iterable[nn.Module], batches: Iterable[Mapping[str, Tensor]]
+) -> Uses:
+    """What the Linears among `layers` get in one run of each batch."""
+    found: Uses = {}
+    linears = [layer for layer in layers if is_linear(layer)]
+    for batch in batches:
+        now: dict[int, Use] = {id(layer): {} for layer in linears}
+        handles = [layer.register_forward_pre_hook(_counting(now[id(layer)])) for layer in linears]
+        try:
+            with torch.no_grad(), library_errors.of_float_model():
+                model(**batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for key, use in now.items():
+            found.setdefault(key, []).append(use)
+    return {key: uses for key, uses in found.items() if any(uses)}
+
+
+def _counting(use: Use) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        shape = (args[0].shape[:-1].numel(), args[0].shape[-1])
+        use[shape] = use.get(shape, 0) + 1
+
+    return look
+
+
+def steps_seen(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    window: Mapping[str, Tensor],
+    head: nn.Module | None,
+    batches: Sequence[int],
+) -> Uses:
+    """The workload's rows of each Linear of a language model; `window` is one sequence, `head` computes the logits."""
+    tokens = next(iter(window.values())).numel()
+    seen = inputs_seen(model, layers, [window])
+    return {
+        key: [_of_workload(uses[0], tokens, batch, is_head=key == id(head)) for batch in batches]
+        for key, uses in seen.items()
+    }
+
+
+def _of_workload(use: Use, tokens: int, batch: int, *, is_head: bool) -> Use:
+    """A layer that got `r` of the window's tokens gets the same share of each step's."""
+    steps = WORKLOAD.logits(batch) if is_head else WORKLOAD.steps(batch)
+    found: Use = {}
+    for (rows, columns), calls in use.items():
+        for size, count in steps.items():
+            shape = (max(1, round(size * rows / tokens)), columns)
+            found[shape] = found.get(shape, 0) + calls * count
+    return found

@@ -1,0 +1,1 @@
+"""Calibration: scales, SmoothQuant, GPTQ error feedback, searched on real inputs."""

@@ -1,0 +1,38 @@
+"""fp4: 4-bit floats of two exponent bits and one of mantissa (e2m1), blocks of 64 or 16.
+
+The values are those of the OCP Microscaling formats (version 1.0, section 5.3.3): ±0, 0.5, 1, 1.5, 2, 3, 4 and 6, here
+over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits and 32/K per weight;
+`fp4:16`, with a scale for each 16, 4.5 and 32/K.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ...kernels.ops.bitpack import GROUP
+from ...plan import Plan
+from .. import Stats
+from ..refusals import refuses_table_format
+from ..table_format import OPTIONS, dequantize, embedding, linear, quantize_with
+
+NEEDS_STATS: frozenset[str] = frozenset()
+ROWS = 1
+SHARED = frozenset({"table"})
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+TABLE = tuple(value / 6 for value in (*(-m for m in reversed(MAGNITUDES)), *MAGNITUDES))
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(layer: nn.Module, plan: Plan) -> str | None:
+    return refuses_table_format(layer, plan.quant, GROUP)
+
+
+def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    return quantize_with(weight, TABLE, stats, plan)
+
+
+__all__ = ["OPTIONS", "TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

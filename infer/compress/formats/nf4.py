@@ -1,0 +1,54 @@
+"""NF4: 4-bit codes into the quantiles of a normal distribution, blocks of 64 or 16, double-quantized scales.
+
+Table from QLoRA (Dettmers et al. 2023, arXiv 2305.14314, appendix E). Scales are searched with both signs
+instead of taken from the absolute maximum, and stored as int8 times one float32 for each row: 4.125 bits and
+32/K per weight. `nf4:16` has a scale for each 16: 4.5 bits and 32/K, and a third of the squared error less.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ...kernels.ops.bitpack import GROUP
+from ...plan import Plan
+from .. import Stats
+from ..refusals import refuses_table_format
+from ..table_format import OPTIONS, dequantize, embedding, linear, quantize_with
+
+NEEDS_STATS: frozenset[str] = frozenset()
+ROWS = 1
+SHARED = frozenset({"table"})
+TABLE = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(layer: nn.Module, plan: Plan) -> str | None:
+    return refuses_table_format(layer, plan.quant, GROUP)
+
+
+def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    return quantize_with(weight, TABLE, stats, plan)
+
+
+__all__ = ["OPTIONS", "TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]

@@ -1,0 +1,283 @@
+"""The walk over a model: each layer of a kind in `_kinds.py` that its format accepts becomes a packed one.
+
+Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
+needs memory for its packed form and for one block. What isn't quantized stays where it is. A `Shelf` keeps what
+was packed once, for callers that try one assignment of formats after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from .. import device as hardware
+from ..errors import NotUsableError, SourceError, UsageError
+from ..load.weights import WeightReader, check_finite
+from ..plan import Plan
+from ..results import LayerResult
+from ..spec import Finding
+from . import Stats, join, needs_stats
+from .layer_formats import FLOAT, Format, find_with_formats
+from .layer_kinds import NAMES, by_rows, is_looked_up, is_stored_by_columns
+from .layers import Packed, replacement
+from .sites import Site, Weight
+
+STAGE = "shrink"
+# Weights in float at a time.
+BLOCK = 1 << 22
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Totals:
+    """Sums over the quantized weights; bytes before are those of the weights as they were stored."""
+
+    num_layers: int = 0
+    num_weights: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    square_error: float = 0.0
+    square_weight: float = 0.0
+
+    @property
+    def bits(self) -> float:
+        """Per quantized weight, tables and scales included."""
+        return self.bytes_after * 8 / max(self.num_weights, 1)
+
+    @property
+    def weight_error(self) -> float:
+        """Relative rms over all quantized weights."""
+        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The layers of a model that were quantized, in order, and why others were refused, by layer name."""
+
+    layers: tuple[LayerResult, ...]
+    refused: Mapping[str, str]
+    totals: Totals
+
+    def findings(self) -> list[Finding]:
+        """For display: each layer, each refusal, and the sums."""
+        totals = self.totals
+        return [
+            *(layer.finding() for layer in self.layers),
+            *(Finding(STAGE, f"refused {name}", None, why=why) for name, why in self.refused.items()),
+            Finding(
+                STAGE, "layers quantized", totals.num_layers, "layers", f"{len(self.refused)} stay float"
+            ),
+            Finding(STAGE, "weights quantized", totals.num_weights, "weights"),
+            Finding(
+                STAGE,
+                "bits per quantized weight",
+                round(totals.bits, 4),
+                "bits",
+                "tables and scales included",
+            ),
+            Finding(STAGE, "weight error", totals.weight_error, "relative rms", "over all quantized weights"),
+            Finding(
+                STAGE, "bytes before", totals.bytes_before, "bytes", "of the quantized weights, as stored"
+            ),
+            Finding(STAGE, "bytes after", totals.bytes_after, "bytes", "of the same weights, packed"),
+        ]
+
+
+@dataclass
+class Packing:
+    """The packed tensors of a weight, and the squared norms of its error and of itself."""
+
+    tensors: dict[str, Tensor]
+    square_error: float
+    square_weight: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def weight_error(self) -> float:
+        """Relative rms."""
+        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+
+
+@dataclass
+class Shelf:
+    """What was packed, by (layer, format), while it fits into `room` bytes."""
+
+    room: int = 2 << 30
+    held: dict[tuple[str, str], Packing] = field(default_factory=dict)
+
+    def get(self, weight: Weight, format: Format, make: Callable[[], Packing]) -> Packing:
+        key = (weight.name, format.name)
+        if key in self.held:
+            return self.held[key]
+        packing = make()
+        if packing.num_bytes <= self.room:
+            self.held[key], self.room = packing, self.room - packing.num_bytes
+        return packing
+
+
+@dataclass
+class Origin:
+    """Where the rows of a weight come from: the model, or a checkpoint while the model is on meta."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str
+    rows: Callable[[int, int], Tensor]
+
+    def blocks(self, multiple: int) -> Iterator[Tensor]:
+        """float32 blocks of rows, checked for NaN and infinity, cut at multiples of `multiple` rows."""
+        columns = max(torch.Size(self.shape[1:]).numel(), 1)
+        step = max(BLOCK // columns // multiple, 1) * multiple
+        for start in range(0, self.shape[0], step):
+            block = self.rows(start, min(start + step, self.shape[0])).detach().cpu().float().contiguous()
+            check_finite(self.name, block, row=start)
+            yield block
+
+
+def quantize_model(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    reader: WeightReader | None = None,
+    renames: Mapping[str, str] | None = None,
+    stats: Mapping[str, Stats] | None = None,
+    progress: Progress | None = None,
+    formats: Mapping[str, str] | None = None,
+    shelf: Shelf | None = None,
+) -> Quantized:
+    """Swap in place all layers that their format accepts; weights on meta are read through `reader`.
+
+    `formats` holds layer → format ("float" keeps it); the others get `plan.quant`.
+    Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
+    `NotUsableError` (no layer accepts the format).
+    """
+    formats, calibrated, shelf = formats or {}, stats or {}, shelf or Shelf(room=0)
+    for name in {plan.quant, *formats.values()} - {FLOAT}:
+        if needs_stats(plan.with_(quant=name)) and stats is None:
+            raise UsageError(
+                f"--quant {name} needs real inputs to calibrate with", hint="Give them with --data"
+            )
+    weights = find_with_formats(model, plan, formats, lambda site, format: refuses(site, format, calibrated))
+    accepted = [(weight, format) for weight, format in weights if format is not None]
+    refused = {name: reason for weight, _ in weights for name, reason in weight.reasons.items()}
+    if not accepted:
+        reasons = "; ".join(f"refused {name}: {reason}" for name, reason in list(refused.items())[:3])
+        reasons = reasons or f"it has no {NAMES}"
+        raise NotUsableError(
+            f"no layer of this model can be {plan.quant} ({reasons})",
+            hint="Use --quant none, or another format",
+        )
+    layers, totals = list[LayerResult](), Totals()
+    for done, (weight, format) in enumerate(accepted):
+        if progress:
+            progress(done, len(accepted), weight.name)
+        origin = origin_of(weight, reader, renames or {})
+        with hardware.without_holes() if weight.tensor.is_meta else nullcontext():
+            packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
+        layers += _swap(weight, origin, format, packing, totals)
+    if progress:
+        progress(len(accepted), len(accepted), "")
+    _disable_fast_paths(model)
+    return Quantized(tuple(layers), refused, totals)
+
+
+def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
+    """Why a layer can't have a format, or None."""
+    if reason := format.quantizer.refuses(site.layer, format.plan):
+        return reason
+    reached = is_looked_up(site.layer) or _stats(site, stats) is not None
+    return None if reached or not needs_stats(format.plan) else "no calibration input reached it"
+
+
+def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
+    return next((stats[name] for name in site.names if name in stats), None)
+
+
+def origin_of(
+    weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
+) -> Origin:
+    """Where the rows of a weight come from; `reader` is asked while the model is on meta."""
+    tensor, layer = weight.tensor, weight.sites[0].layer
+    rows = by_rows(layer, tensor)
+    shape = tuple(rows.shape)
+    if not tensor.is_meta:
+        return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
+    if reader is None:
+        raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
+    held = set(reader.names())
+    named = renames or {}
+    name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
+    if name is None:
+        raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
+    if tuple(reader.shape(name)) != tuple(tensor.shape):
+        raise SourceError(f"expected {list(tensor.shape)}, got {list(reader.shape(name))}", where=name)
+    if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
+        whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
+        return Origin(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+    return Origin(
+        shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
+    )
+
+
+def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> Packing:
+    """Quantize one weight, block by block."""
+    seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
+    parts, error, size = [], 0.0, 0.0
+    for block in origin.blocks(format.quantizer.ROWS):
+        part = format.quantizer.quantize(block, seen, format.plan)
+        error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
+        size += _squares(block)
+        parts.append(part)
+    return Packing(join(format.quantizer, parts), error, size)
+
+
+def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.Module]:
+    """What takes the place of each layer of a weight; they share one `Packed`."""
+    packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype, format.name)
+    if not weight.tensor.is_meta:
+        packed.to(weight.tensor.device)
+    return [
+        replacement(site.layer, packed, format.quantizer).train(site.layer.training) for site in weight.sites
+    ]
+
+
+def _swap(
+    weight: Weight, origin: Origin, format: Format, packing: Packing, totals: Totals
+) -> list[LayerResult]:
+    count, done = weight.tensor.numel(), []
+    bits = packing.num_bytes * 8 / count
+    for site, new in zip(weight.sites, packed_layers(weight, format, packing), strict=True):
+        for parent, attribute in site.parents:
+            setattr(parent, attribute, new)
+        tied_to = weight.name if site is not weight.sites[0] else ""
+        done.append(LayerResult(site.name, format.name, bits, packing.weight_error, tied_to))
+    totals.num_layers += len(weight.sites)
+    totals.num_weights += count
+    totals.bytes_before += count * origin.dtype.itemsize
+    totals.bytes_after += packing.num_bytes
+    totals.square_error += packing.square_error
+    totals.square_weight += packing.square_weight
+    return done
+
+
+def _squares(values: Tensor) -> float:
+    """Row by row in float32, then in float64: a float64 sum over all would take four times as long."""
+    rows = torch.linalg.vector_norm(values.reshape(len(values), -1), dim=1)
+    return float(rows.double().square().sum())
+
+
+def _disable_fast_paths(model: nn.Module) -> None:
+    """torch's fused encoder layers read `linear1.weight` themselves, which would decode it at every call."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

@@ -1,0 +1,57 @@
+"""What formats of one 16-entry table share: nf4, int4, fp4. Tensors and operators are those of `kernels.packing`.
+
+--quant nf4       a scale for each 64 weights: 4.125 bits and 32/K per weight
+--quant nf4:16    a scale for each 16: 4.5 bits and 32/K
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.ops.bitpack import FINE, GROUP, decode, pack, tables_of_rows
+from ..plan import Plan
+from . import Stats
+from .calibration.gptq import fit_with_feedback
+from .calibration.group_scales import fit
+
+BITS = 4
+OPTIONS = ("", str(FINE))
+PARTS = ("codes", "table", "scale", "row_scale")
+
+
+def quantize_with(
+    weight: Tensor, values: Sequence[float], stats: Stats | None, plan: Plan
+) -> dict[str, Tensor]:
+    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    table = torch.tensor([values], dtype=torch.float32)
+    group = int(plan.quant_option or GROUP)
+    codes, scale, row_scale = fit_calibrated(weight.float(), table, stats, group)
+    return {"codes": pack(codes, BITS), "table": table, "scale": scale, "row_scale": row_scale}
+
+
+def fit_calibrated(
+    weight: Tensor, table: Tensor, stats: Stats | None, group: int = GROUP
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_scales.fit` with what calibration knows: nothing, the mean square of each column, or products of columns."""
+    if stats is None:
+        return fit(weight, table, None, group)
+    importance = stats.importance(weight.shape[1])
+    if factors := stats.factors(weight.shape[1]):
+        return fit_with_feedback(weight, table, importance, factors, group)
+    return fit(weight, table, importance, group)
+
+
+def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
+    tables = tables_of_rows(tensors["codes"].shape[0], tensors["table"])
+    return decode(tensors["codes"], tensors["table"], tensors["scale"], tensors["row_scale"], tables)
+
+
+def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+    return torch.ops.infer.linear_lut(x, *(tensors[name] for name in PARTS), bias)
+
+
+def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.ops.infer.embedding_lut(ids, *(tensors[name] for name in PARTS))

@@ -1,0 +1,229 @@
+"""The share of a model's weights that is quantized, and what stays float: by kind of layer, with its reason.
+
+Every floating-point parameter counts once, tied or not, and so does every persistent buffer that holds more than two
+different values (a mask holds two and is no weight). `Coverage` is filled by `cover` for a torch model and may be
+filled by any other walk over weights, as over the initializers of an ONNX file; `enforce` judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import GateError
+from ..plan import Plan
+from ..spec import Finding
+from .layer_kinds import name_of
+from .layers import Packed, PackedLayer
+
+STAGE = "shrink"
+LEAST = 0.1  # of the weights; below it an artifact may not be named after its format unasked
+MOST_NAMED = 4  # kinds of layers in a refusal
+
+
+@dataclass
+class Left:
+    """The float weights of one kind of layer. `reasons` holds the number of values that each reason keeps float."""
+
+    values: int = 0
+    num_bytes: int = 0
+    asked: int = 0  # values that are float because the user asked for it
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """The reason that keeps most of the values float, and how many others there are."""
+        first = max(self.reasons, key=lambda reason: self.reasons[reason])
+        others = len(self.reasons) - 1
+        return first + (f" (and {others} more reason{'s' * (others > 1)})" if others else "")
+
+
+@dataclass
+class Coverage:
+    """Counts of values by format, and of those left float by kind of layer."""
+
+    formats: dict[str, int] = field(default_factory=dict)
+    quantized_bytes: int = 0  # that the quantized values took as floats
+    left: dict[str, Left] = field(default_factory=dict)
+
+    def add_quantized(self, format: str, values: int, num_bytes: int) -> None:
+        """`num_bytes` is what the values took before."""
+        self.formats[format] = self.formats.get(format, 0) + values
+        self.quantized_bytes += num_bytes
+
+    def add_left(self, kind: str, values: int, num_bytes: int, reason: str, *, asked: bool = False) -> None:
+        left = self.left.setdefault(kind, Left())
+        left.values += values
+        left.num_bytes += num_bytes
+        left.asked += values if asked else 0
+        left.reasons[reason] = left.reasons.get(reason, 0) + values
+
+    @property
+    def quantized_values(self) -> int:
+        return sum(self.formats.values())
+
+    @property
+    def total_values(self) -> int:
+        return self.quantized_values + sum(left.values for left in self.left.values())
+
+    @property
+    def share(self) -> float:
+        """Of all weights, by number of values."""
+        return self.quantized_values / max(self.total_values, 1)
+
+    @property
+    def share_of_bytes(self) -> float:
+        """Of the bytes that all weights took as floats."""
+        total = self.quantized_bytes + sum(left.num_bytes for left in self.left.values())
+        return self.quantized_bytes / max(total, 1)
+
+    @property
+    def share_of_unpinned(self) -> float:
+        """Of the weights that the user did not ask to keep float; 1 when there are none."""
+        asked = sum(left.asked for left in self.left.values())
+        open_values = self.total_values - asked
+        return self.quantized_values / open_values if open_values else 1.0
+
+    def verdict(self) -> str:
+        """`94 % of the weights are int8`; with several formats the share of each."""
+        total = max(self.total_values, 1)
+        if len(self.formats) == 1:
+            return f"{percent(self.share)} of the weights are {next(iter(self.formats))}"
+        ranked = sorted(self.formats.items(), key=lambda item: -item[1])
+        each = ", ".join(f"{percent(values / total)} {format}" for format, values in ranked)
+        return f"{percent(self.share)} of the weights are quantized" + (f" ({each})" if each else "")
+
+    def findings(self) -> list[Finding]:
+        """For display: the share first, then what stays float, the most values first."""
+        why = (
+            f"{self.verdict()}; {count(self.quantized_values)} of {count(self.total_values)} values, "
+            f"{percent(self.share_of_bytes)} of their bytes as floats"
+        )
+        rows = [Finding(STAGE, "share quantized", self.share, "share", why)]
+        return rows + [
+            Finding(STAGE, f"stays float: {kind}", left.values, "weights", left.reason)
+            for kind, left in self._ranked()
+        ]
+
+    def _ranked(self) -> list[tuple[str, Left]]:
+        return sorted(self.left.items(), key=lambda item: -item[1].values)
+
+    def refusal(self) -> str | None:
+        """Why the artifact would not deserve the name of its format: the share and the layers that hold the rest."""
+        if self.share_of_unpinned >= LEAST:
+            return None
+        rest = [(kind, left) for kind, left in self._ranked() if left.values > left.asked]
+        held = "; ".join(
+            f"{kind}: {count(left.values)} weights stay float, {left.reason}"
+            for kind, left in rest[:MOST_NAMED]
+        )
+        more = f"; and {len(rest) - MOST_NAMED} more kinds of layers" if len(rest) > MOST_NAMED else ""
+        return f"only {self.verdict()}, expected at least {percent(LEAST)}; {held}{more}"
+
+
+def enforce(coverage: Coverage, plan: Plan) -> None:
+    """Raise `GateError` when less than a tenth of the weights is quantized and the plan does not allow it."""
+    if plan.quant == "none" or plan.allow_partial:
+        return
+    if reason := coverage.refusal():
+        raise GateError(
+            f"refused, {reason}",
+            hint="Nothing was published. --allow-partial keeps the result all the same, "
+            "--quant none makes a float artifact",
+        )
+
+
+def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] = frozenset()) -> Coverage:
+    """Count the weights of a model whose layers were quantized.
+
+    `reasons` holds why a layer that a format could take stays float, by layer name; `asked` names those that the user
+    keeps float.
+    """
+    found, seen = Coverage(), set[object]()
+    for name, module in model.named_modules():
+        if isinstance(module, Packed):
+            continue
+        if isinstance(module, PackedLayer) and id(module.packed) not in seen:
+            seen.add(id(module.packed))
+            size = module.num_weights * module.packed.dtype.itemsize
+            found.add_quantized(module.packed.format, module.num_weights, size)
+        for attribute, tensor in _weights(module):
+            if (key := _key(tensor)) not in seen:
+                seen.add(key)
+                inside, computed, _ = name.partition(".parametrizations.")
+                if computed:
+                    kind, reason = (
+                        name_of(model.get_submodule(inside)),
+                        "its weight is computed (parametrized)",
+                    )
+                else:
+                    kind, reason = _left(name, module, attribute, tensor, reasons)
+                found.add_left(kind, tensor.numel(), tensor.nbytes, reason, asked=name in asked)
+    return found
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A module's own float parameters, and its persistent float buffers that are no masks."""
+    for name, tensor in module._parameters.items():
+        if tensor is not None and _is_float(tensor):
+            yield name, tensor
+    for name, buffer in module._buffers.items():
+        temporary = name in module._non_persistent_buffers_set
+        if buffer is not None and not temporary and _is_float(buffer) and not _is_mask(buffer):
+            yield name, buffer
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_mask(buffer: Tensor) -> bool:
+    if buffer.dim() < 2 or buffer.is_meta or buffer.is_complex():
+        return False
+    return bool(((buffer == buffer.amin()) | (buffer == buffer.amax())).all())
+
+
+def _key(tensor: Tensor) -> object:
+    """Two tensors on the same values are one weight."""
+    if tensor.is_meta or type(tensor.data) is not Tensor or tensor.layout != torch.strided:
+        return id(tensor)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _left(
+    name: str, module: nn.Module, attribute: str, tensor: Tensor, reasons: Mapping[str, str]
+) -> tuple[str, str]:
+    """The kind of layer and the reason of one weight that stays float."""
+    kind = name_of(module).removeprefix("Stored")
+    if isinstance(module, PackedLayer):
+        return "bias", "is added in float"
+    if attribute == "weight" and name in reasons:
+        return kind, reasons[name]
+    if attribute in module._buffers:
+        return kind, f"its buffer {attribute!r} is used in float"
+    if tensor.dim() < 2:
+        return kind, "vectors are applied in float"
+    if type(module).__module__.startswith("torch.nn."):
+        return kind, f"{kind} has no quantized form"
+    return kind, f"{kind} uses its parameters directly, not through a layer that has a quantized form"
+
+
+def count(values: int) -> str:
+    """`1.2 M`, `340 k`, `57`."""
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if values >= scale:
+            return f"{values / scale:.3g} {unit}"
+    return str(values)
+
+
+def percent(share: float) -> str:
+    """`94 %`; never rounded to 0 or 100."""
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    value = 100 * share
+    if value < 10:
+        return f"{max(value, 0.01):.2g} %"
+    return f"{value:.0f} %" if value < 99 else f"{min(value, 99.99):.4g} %"

@@ -1,0 +1,366 @@
+"""Model → graph: `torch.export` with named, typed, symbolically sized inputs and outputs.
+
+`save` writes a graph as graph.pt2 without its weights plus weights/model.safetensors, so that every backend maps the
+same file and no tensor is stored twice; `load` puts the two together again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.fx.graph import CodeGen
+from torch.utils import _pytree as pytree
+
+from .. import attention  # noqa: F401 - programs call the operator of attention
+from ..errors import ArtifactError, NotUsableError, UsageError
+from ..silence_logs import quiet
+from ..spec import DTYPE_NAMES, TensorSpec
+from . import in_place  # noqa: F401 - programs call the operator of attention
+
+WEIGHTS = "weights/model.safetensors"
+PROGRAM = "graph.pt2"
+SIGNATURE = "graph.json"
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a graph takes and gives, as stored in graph.json beside every compiled form of it."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: dict[str, tuple[int, int]]
+    task: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The captured program. Exactly one of `program`, `onnx` and `module` is set.
+
+    An ONNX source stays ONNX; `module` is a float original whose weights are streamed from disk, too large to capture.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
+    program: ExportedProgram | None = None
+    onnx: Path | None = None
+    module: nn.Module | None = None
+    task: str = "tensors"
+
+    @property
+    def exported(self) -> ExportedProgram:
+        """The program; raises `NotUsableError` for an ONNX source, which has none."""
+        if self.program is None:
+            raise NotUsableError("the source has no torch program", hint="Use --backend ort")
+        return self.program
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The program in plain torch: the slow twin of every backend."""
+        return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
+        module: Any = self.module or self.exported.module()
+        return lambda **inputs: flatten(module(**inputs))
+
+
+def plain_call(
+    program: ExportedProgram, inputs: tuple[TensorSpec, ...]
+) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    """A function of named tensors that runs the program's operators and nothing else, and returns its outputs in order.
+
+    Calling the module of a program also flattens trees and checks sizes, which takes longer than a small model.
+    """
+    module: Any = program.module()
+    names = list(
+        reorder_kwargs({spec.name: spec.name for spec in inputs}, program.call_spec.in_spec).values()
+    )
+    for node in [n for n in module.graph.nodes if n.op == "call_module" and n.target == "_guards_fn"]:
+        module.graph.erase_node(node)
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    forward = module.forward
+    return lambda inputs: [x for x in forward(*[inputs[name] for name in names]) if isinstance(x, Tensor)]
+
+
+def flatten(outputs: Any) -> list[Tensor]:
+    """The tensors of whatever a model returned (tensor, tuple, dict, ModelOutput), in order."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def capture(
+    module: nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    samples: Mapping[str, Tensor],
+    *,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    outputs: tuple[str, ...] = (),
+    task: str = "tensors",
+) -> Graph:
+    """Export `module` (called by keyword) with the symbolic sizes that `inputs` name.
+
+    `sizes` bounds them (default 1…4096). Raises `UsageError` when the names are not the model's own and
+    `NotUsableError` with the exporter's reason when the model can't be captured.
+    """
+    _check_names(module, inputs)
+    bounds = {d: (1, 4096) for s in inputs for d in s.shape if isinstance(d, str)} | dict(sizes or {})
+    used = {d for s in inputs for d in s.shape if isinstance(d, str)}
+    dims = {
+        name: Dim(name, min=low, max=high)
+        for name, (low, high) in bounds.items()
+        if name in used and low < high
+    }
+    shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
+    examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
+    with quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            program, wrote_inputs = in_place.without(program)
+            if wrote_inputs:
+                in_place.keep_inputs(module)
+        except NotUsableError:
+            raise
+        except Exception as error:
+            raise NotUsableError(
+                f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",
+                hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
+            ) from error
+    program._example_inputs = _zeros(program)  # of shapes alone: no row of anybody's data stays in a program
+    given = _outputs(program, inputs, outputs)
+    _drop_other_outputs(program)
+    return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)
+
+
+def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for spec in inputs:
+        if spec.name not in known:
+            raise UsageError(
+                f"the model has no input named {spec.name!r}",
+                hint=f"Its forward takes: {', '.join(known)}. Name it with --input {known[0] if known else 'x'}=…",
+            )
+
+
+def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
+    """`module` computing in `dtype` (float16, bfloat16); its float inputs and outputs stay float32."""
+    names = [spec.name for spec in inputs]
+
+    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **named}
+        cast = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()
+        }
+        return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))  # type: ignore[operator]
+
+    # The exporter reads the names of the inputs from the signature.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper = type("InDtype", (nn.Module,), {"forward": forward})()
+    wrapper.model = module.to(dtype)
+    return wrapper
+
+
+def _to_float32(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def _at_least_two(sample: Tensor, spec: TensorSpec) -> Tensor:
+    """Symbolic sizes of 0 or 1 would be taken as constants by the exporter."""
+    for axis, size in enumerate(spec.shape):
+        if isinstance(size, str) and sample.shape[axis] < 2:
+            sample = sample.repeat_interleave(2, dim=axis)
+    return sample[:2].contiguous() if spec.shape and isinstance(spec.shape[0], str) else sample
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] or type(error).__name__
+
+
+def _outputs(
+    program: ExportedProgram, inputs: tuple[TensorSpec, ...], names: tuple[str, ...]
+) -> tuple[TensorSpec, ...]:
+    signature, nodes = program.graph_signature, {n.name: n for n in program.graph.nodes}
+    symbols: dict[str, str] = {}
+    for spec, node in zip(inputs, signature.user_inputs, strict=True):
+        for size, actual in zip(spec.shape, nodes[str(node)].meta["val"].shape, strict=True):
+            if isinstance(size, str):
+                symbols[str(actual)] = size
+    given = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    are_tensors = [
+        isinstance(argument, TensorArgument) for argument in given
+    ]  # others are left away, as `flatten` does
+    values = [nodes[argument.name].meta["val"] for argument in given if isinstance(argument, TensorArgument)]
+    if not values:
+        raise NotUsableError("the model returns no tensor", hint="Return the tensors that it computes")
+    for index, value in enumerate(values):
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"output {index} of the model is of dtype {str(value.dtype).removeprefix('torch.')}",
+                hint=f"Return one of {', '.join(DTYPE_NAMES.values())}; torch.view_as_real gives both parts of "
+                "a complex tensor",
+            )
+    names = names or _output_names(program, are_tensors)
+    if len(names) != len(values):
+        raise UsageError(f"expected {len(values)} output names, got {len(names)}: {', '.join(names)}")
+    return tuple(
+        TensorSpec(name, DTYPE_NAMES[value.dtype], tuple(_named(size, symbols) for size in value.shape))
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def _output_names(program: ExportedProgram, are_tensors: list[bool]) -> tuple[str, ...]:
+    spec, count = program.call_spec.out_spec, sum(are_tensors)
+    if spec is not None and spec.type is dict and len(spec.context) == len(are_tensors):
+        keys = tuple(str(key) for key, kept in zip(spec.context, are_tensors, strict=True) if kept)
+        if all(keys) and len(set(keys)) == len(keys):  # 1 and "1" are two keys
+            return keys
+    return ("output",) if count == 1 else tuple(f"output_{i}" for i in range(count))
+
+
+def _drop_other_outputs(program: ExportedProgram) -> None:
+    """Take the outputs that are no tensors (numbers, strings, sizes) from a program.
+
+    ONNX can't express them, and torch can't load a saved program that returns a string.
+    """
+    signature, graph = program.graph_signature, program.graph
+    kept = [
+        spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+        for spec in signature.output_specs
+    ]
+    if all(kept):
+        return
+    output = next(node for node in graph.nodes if node.op == "output")
+    values: Any = output.args[0]
+    output.args = (tuple(itertools.compress(values, kept)),)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    specs = list(itertools.compress(signature.output_specs, kept))
+    program._graph_signature = replace(signature, output_specs=specs)
+    whole = program.module_call_graph[0]
+    if whole.signature is not None:
+        tree = pytree.tree_structure((0,) * len(program.graph_signature.user_outputs))
+        whole.signature = replace(whole.signature, out_spec=tree)
+
+
+def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))
+
+
+def save(graph: Graph, folder: Path) -> None:
+    """Write graph.json, graph.pt2 (hollow) and weights/model.safetensors into `folder`; a shared tensor once.
+
+    Of an ONNX graph only graph.json is written here; its backend carries the model file.
+    """
+    signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task)
+    (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
+    program = graph.program
+    if program is None:
+        return
+    (folder / "weights").mkdir(exist_ok=True)
+    tensors, aliases = _unique({**program.state_dict, **program.constants})
+    save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
+    state, constants, examples = program._state_dict, program._constants, program._example_inputs
+    program._state_dict = {name: _hollow(value) for name, value in state.items()}
+    program._constants = {n: _hollow(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
+    program._example_inputs = _hollow_examples(examples)
+    try:
+        with quiet():
+            torch.export.save(program, folder / PROGRAM)
+    finally:
+        program._state_dict, program._constants, program._example_inputs = state, constants, examples
+
+
+def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    seen: dict[tuple[Any, ...], str] = {}
+    unique: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            continue
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
+        if key in seen:
+            aliases[name] = seen[key]
+            continue
+        seen[key] = name
+        dense = value.detach().contiguous()
+        whole = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
+        unique[name] = dense if whole else dense.clone()
+    return unique, aliases
+
+
+def _zeros(program: ExportedProgram) -> Any:
+    """Example inputs of the same shapes and strides, of which compilers look at nothing else."""
+    return pytree.tree_map_only(Tensor, torch.zeros_like, program.example_inputs)
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    """Same shape and dtype over a single stored element, so that the file holds no weights."""
+    # torch.export.save can not store an empty view of a storage that is not.
+    one = torch.zeros((), dtype=tensor.dtype)
+    hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
+    return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
+
+
+def _hollow_examples(examples: Any) -> Any:
+    return pytree.tree_map_only(Tensor, _hollow, examples)
+
+
+def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Every weight and constant by name, mapped from the file; aliases share one tensor."""
+    path = folder / WEIGHTS
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    except OSError as error:
+        raise ArtifactError(f"the weights can't be read: {error}", where=str(path)) from error
+    return tensors | {name: tensors[target] for name, target in aliases.items()}
+
+
+def load_signature(folder: Path) -> Signature:
+    path = folder / SIGNATURE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Signature)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"the graph's signature can't be read: {error}", where=str(path)) from error
+
+
+def load(folder: Path, device: str = "cpu") -> Graph:
+    """The graph that `save` wrote, weights mapped. Runs code of graph.pt2: the caller has settled trust."""
+    signature = load_signature(folder)
+    with quiet():
+        program = torch.export.load(folder / PROGRAM)
+    weights = load_weights(folder, device)
+    program._state_dict = {
+        name: nn.Parameter(weights[name], requires_grad=False)
+        if isinstance(value, nn.Parameter)
+        else weights[name]
+        for name, value in program._state_dict.items()
+    }
+    program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
+    program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
+    return Graph(
+        signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task
+    )

@@ -1,0 +1,1 @@
+"""The operators `infer::*`: schema, slow reference and shape function of each."""

@@ -1,0 +1,1 @@
+"""Fusion of whole layers into `infer::chain`: match, lower, partition and encode."""

@@ -1,0 +1,234 @@
+"""Operations of a chain → the integers that native/src/chain.h describes, its slots given out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from .values import ROW, TEAM, Value, View
+
+CODES = (
+    "end",
+    "linear",
+    "rms_norm",
+    "layer_norm",
+    "activate",
+    "add",
+    "multiply",
+    "scale",
+    "rotate",
+    "gather",
+    "copy",
+    "attend",
+    "attend_all",
+)
+RESULT = 2  # the kind of a slot that is the result
+MOST_INPUTS = 16  # tensors besides weights
+
+
+@dataclass
+class Operation:
+    """`operands` are weights or None, `numbers` constants, in the order of chain.h; `read` are other tensors: the rows
+    to pick, or slots, block table, starts and lengths, then the cache."""
+
+    name: str
+    inputs: list[View]
+    result: View
+    sizes: list[int] = field(default_factory=list)
+    operands: list[fx.Node | None] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    read: list[fx.Node] = field(default_factory=list)
+
+
+def encode(
+    operations: Sequence[Operation], given: Sequence[Value]
+) -> tuple[list[fx.Node], list[int], list[float]]:
+    """The operands of `infer::chain`, its program and its numbers. `given`: the values that make the result."""
+    return _Encoder(operations, given).encoded()
+
+
+def inputs_of(operations: Sequence[Operation]) -> list[fx.Node]:
+    """Tensors that are read besides weights."""
+    made = {o.result.value for o in operations}
+    nodes = [v.value.node for o in operations for v in o.inputs if v.value not in made]
+    nodes += [node for o in operations for node in o.read if node is not None]
+    return list(dict.fromkeys(nodes))
+
+
+class _Slots:
+    """Which memory each value lies in. A slot that all threads write must not be one that some may still read."""
+
+    def __init__(self, operations: Sequence[Operation], kept: set[Value]) -> None:
+        self.slots: list[list[int]] = []  # kind, domain, width
+        self.of: dict[Value, int] = {}
+        self._free: list[tuple[int, int, int, int]] = []  # kind, domain, slot, round it was last read in
+        last = {}
+        for i, operation in enumerate(operations):
+            for value in (operation.result.value, *(v.value for v in operation.inputs)):
+                last[value] = i
+        for value in kept:
+            last[value] = len(operations)
+        self._ends: dict[int, list[Value]] = {}
+        for value, i in last.items():
+            self._ends.setdefault(i, []).append(value)
+
+    def give(self, value: Value, domain: int, now: int) -> None:
+        fits = [
+            entry
+            for entry in self._free
+            if entry[:2] == (value.kind, domain) and (value.kind == ROW or entry[3] < now)
+        ]
+        if fits:
+            best = min(fits, key=lambda entry: abs(self.slots[entry[2]][2] - value.width))
+            self._free.remove(best)
+            slot = best[2]
+            self.slots[slot][2] = max(self.slots[slot][2], value.width)
+        else:
+            slot = len(self.slots)
+            self.slots.append([value.kind, domain, value.width])
+        self.of[value] = slot
+
+    def stride(self, value: Value) -> int:
+        """Floats between rows. What threads write row by row keeps each to its own part of a slot; what all write
+        together is dense."""
+        return value.width if value.kind == TEAM else self.slots[self.of[value]][2]
+
+    def end(self, index: int, now: int) -> None:
+        """Free what is read for the last time by operation `index`."""
+        for value in self._ends.get(index, []):
+            if value in self.of:
+                slot = self.of[value]
+                self._free.append((self.slots[slot][0], self.slots[slot][1], slot, now))
+
+
+class _Encoder:
+    def __init__(self, operations: Sequence[Operation], given: Sequence[Value]) -> None:
+        self._operations, self._given = operations, given
+        domains = dict.fromkeys(o.result.value.domain for o in operations)
+        gathers = [o for o in operations if o.name == "gather"]
+        first = gathers[0].inputs[0].value.domain if gathers else next(iter(domains))
+        self._domains = {first: 0} | {name: 1 for name in domains if name != first}
+        self._inputs = inputs_of(operations)
+        self._operands = list(self._inputs)
+        self._numbers: list[float] = []
+        self._direct = [value for value in given if self._is_direct(value)]
+        self._written: dict[Value, list[int]] = {}  # places in the result
+        self._slots = _Slots(operations, set(given).difference(self._direct))
+
+    def _is_direct(self, value: Value) -> bool:
+        """Made by a linear layer and not read again: written where the result is."""
+        return value.direct and all(v.value is not value for o in self._operations for v in o.inputs)
+
+    def encoded(self) -> tuple[list[fx.Node], list[int], list[float]]:
+        width = sum(value.width for value in self._given)
+        domain = self._domains[self._given[0].domain]
+        self._give_slots()
+        result, start = len(self._slots.slots), 0
+        self._slots.slots.append([RESULT, domain, width])
+        copies = []
+        for value in self._given:
+            to = [result, start, width]
+            if value in self._direct:
+                self._written[value] = to
+            else:
+                source = [self._slots.of[value], 0, self._slots.stride(value)]
+                copies += [CODES.index("copy"), *source, *to, 1, value.width, value.width]
+            start += value.width
+        code = [number for operation in self._operations for number in self._operation(operation)]
+        code += copies
+        inputs = [*self._tokens(), len(self._inputs), *self._attention(), self._given[0].lead]
+        flat = [number for slot in self._slots.slots for number in slot]
+        header = [*inputs, domain, width, len(self._slots.slots)]
+        return self._operands, [*header, *flat, *code, 0], self._numbers
+
+    def _give_slots(self) -> None:
+        now = 0  # how often the threads have met
+        for index, operation in enumerate(self._operations):
+            now += operation.name == "gather"
+            value = operation.result.value
+            if value not in self._direct:
+                self._slots.give(value, self._domains[value.domain], now)
+            self._slots.end(index, now)
+            now += value.kind == TEAM
+
+    def _tokens(self) -> list[int]:
+        """Operand of the tokens and its width, operand of the picked rows or -1."""
+        picked = next((o.read[0] for o in self._operations if o.name == "gather"), None)
+        made = {o.result.value for o in self._operations}
+        value = next(
+            v.value
+            for o in self._operations
+            for v in o.inputs
+            if v.value not in made and self._domains[v.value.domain] == 0
+        )
+        return [
+            self._inputs.index(value.node),
+            value.width,
+            -1 if picked is None else self._inputs.index(picked),
+        ]
+
+    def _attention(self) -> list[int]:
+        """Where slots, block table, starts and lengths are; the page and the dtype of the cache."""
+        first = next((o for o in self._operations if o.name == "attend"), None)
+        if first is None:
+            return [-1] * 6
+        return [*(self._inputs.index(node) for node in first.read), *first.sizes[-2:]]
+
+    def _place(self, view: View) -> list[int]:
+        """Slot or operand, offset and stride of the rows."""
+        value = view.value
+        if value in self._slots.of:
+            return [self._slots.of[value], view.offset, self._slots.stride(value)]
+        return [-1 - self._inputs.index(value.node), view.offset, value.width]
+
+    def _operand(self, node: fx.Node | None) -> int:
+        if node is None:
+            return -1
+        if node not in self._operands:
+            self._operands.append(node)
+        return self._operands.index(node)
+
+    def _number(self, number: float) -> int:
+        if number not in self._numbers:
+            self._numbers.append(number)
+        return self._numbers.index(number)
+
+    def _operation(self, operation: Operation) -> list[int]:
+        places = [self._place(view) for view in operation.inputs]
+        value, x = operation.result.value, operation.inputs[0]
+        to = self._written.get(value) or [self._slots.of[value], 0, self._slots.stride(value)]
+        tensors = [self._operand(node) for node in operation.operands]
+        numbers = [self._number(number) for number in operation.numbers]
+        heads = [x.heads, _stride(x), x.width]
+        code = [CODES.index(operation.name)]
+        if operation.name == "linear":
+            kind, features, columns = operation.sizes
+            return [*code, kind, *places[0], *to, features, columns, *tensors]
+        if operation.name == "activate":
+            other = places[1] if len(places) > 1 else [-1, 0, -1]
+            return [*code, *operation.sizes, *places[0], *other, *to, value.width]
+        if operation.name == "attend":
+            from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
+            *sizes, layer, window, _, _ = operation.sizes
+            return [*code, *from_, to[0], *sizes, layer, *tensors, window, *numbers]
+        if operation.name == "attend_all":
+            from_ = [n for p, v in zip(places, operation.inputs, strict=True) for n in (*p, _stride(v))]
+            *sizes, is_float, batches, rows, causal = operation.sizes
+            mask = self._inputs.index(operation.read[0]) if operation.read else -1
+            return [*code, *from_, *to, *sizes, mask, is_float, batches, rows, causal, *numbers]
+        flat = [number for place in places[:1] for number in place]
+        if operation.name in ("add", "multiply"):
+            return [*code, *flat, *places[1], *to, value.width]
+        if operation.name == "rotate":
+            return [*code, *flat, *to, *heads, *operation.sizes, *places[1], *places[2]]
+        if operation.name == "rms_norm":
+            return [*code, *flat, *to, *heads, *tensors, *numbers]
+        if operation.name == "gather":
+            return [*code, *flat, *to, value.width, self._inputs.index(operation.read[0])]
+        return [*code, *flat, *to, value.width, *tensors, *numbers]
+
+
+def _stride(view: View) -> int:
+    return view.stride or view.width

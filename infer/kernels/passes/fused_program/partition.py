@@ -1,0 +1,222 @@
+"""Layers → chains: which nodes of a captured program one call of `infer::chain` computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from ...ops import fused_program  # noqa: F401 - the operator that is put in
+from ..graph_pass import Rewriter
+from .encode import MOST_INPUTS, Operation, encode, inputs_of
+from .lower import Reader
+from .match import matched
+from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
+
+aten, own = torch.ops.aten, torch.ops.infer
+FEWEST = 3  # operations that are worth a chain
+# Operators that read memory in the order of the original graph, which the results of chains need not have.
+LAYOUT = (
+    "aten.as_strided.default",
+    "aten.view.dtype",
+    "aten.view_as_complex.default",
+    "aten.view_as_real.default",
+)
+IN_PLACE = re.compile(r"aten\.[a-z]\w*_\.\w+")  # writes its operand, which chains would not see
+CACHE = 3  # the place of the cache among the arguments of attention
+
+
+def fused(program: ExportedProgram) -> ExportedProgram:
+    """A packed program with its layers on chains; what does not fit, and programs without such layers, as they are."""
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    if not any("linear_" in call and "_packed." in call for call in calls):
+        return program
+    if any(call in LAYOUT or IN_PLACE.fullmatch(call) for call in calls):
+        return program
+    builder = _Builder(matched(program))
+    builder.run(flat=any("attend_native" in call for call in calls))
+    return builder.program()
+
+
+@dataclass
+class _Chain:
+    operations: list[Operation] = field(default_factory=list)
+    values: set[Value] = field(default_factory=set)
+    tainted: set[fx.Node] = field(default_factory=set)  # computed outside from what the chain gives
+
+
+class _Builder(Rewriter):
+    def run(self, *, flat: bool) -> None:
+        """`flat`: the program is a language model's step, whose chains may write a paged cache and pick rows."""
+        self._flat, self._reader = flat, Reader(flat=flat)
+        self._known = self._reader.views.known
+        self._absorbed: dict[fx.Node, Operation] = {}
+        self._chains: list[_Chain] = []
+        self._begin()
+        for node in self._graph.nodes:
+            if node.op != "call_function" or self._reader.views.follow(node):
+                continue
+            operation = self._reader.operation(node)
+            tainted = self._chains[-1].tainted
+            if operation is not None:
+                self._append(node, operation)
+            elif any(n in tainted or self._reader.in_chain(n) for n in node.all_input_nodes):
+                tainted.add(node)
+        for chain in self._chains:
+            self._emit(chain)
+        self._sort()
+        self._graph.eliminate_dead_code()
+        self._drop_unused()
+
+    # Which chain
+
+    def _begin(self) -> _Chain:
+        chain = _Chain()
+        self._chains.append(chain)
+        self._reader.values = chain.values
+        return chain
+
+    def _append(self, node: fx.Node, operation: Operation) -> None:
+        chain = self._chains[-1]
+        needed = [v.value.node for v in operation.inputs] + [o for o in operation.operands if o is not None]
+        needed += operation.read
+        domains = {o.result.value.domain for o in chain.operations} | {operation.result.value.domain}
+        again = operation.name == "gather" and any(o.name == "gather" for o in chain.operations)
+        inputs = len(inputs_of([*chain.operations, operation]))
+        if (
+            chain.tainted.intersection(needed)
+            or len(domains) > (2 if self._flat else 1)
+            or again
+            or inputs > MOST_INPUTS
+        ):
+            chain = self._begin()
+            if not all(self._plain(view.value) for view in operation.inputs):
+                return
+        chain.operations.append(operation)
+        chain.values.add(operation.result.value)
+        self._known[node] = operation.result
+        self._absorbed[node] = operation
+
+    def _plain(self, value: Value) -> bool:
+        """Whether its tensor in the graph is the rows themselves, so that another chain can read it."""
+        view = self._known.get(value.node)
+        return view is None or view.in_order()
+
+    # What becomes of them
+
+    def _emit(self, chain: _Chain) -> None:
+        operations = chain.operations
+        if len(operations) < FEWEST or not any(o.name == "linear" for o in operations):
+            return
+        given = self._given(operations)
+        if len({value.domain for value in given}) > 1:
+            middle = next(i for i, o in enumerate(operations) if o.name == "gather")
+            self._emit(_Chain(operations[:middle]))
+            self._emit(_Chain(operations[middle:]))
+            return
+        operands, program, numbers = encode(operations, given)
+        last = operations[-1].result.value.node
+        with self._graph.inserting_after(last):
+            call = self._call(operations, operands, program, numbers)
+        shape = fused_program.result_shape([n.meta["val"] for n in operands], program)
+        call.meta["val"] = last.meta["val"].new_empty(shape)
+        start, members = 0, [operation.result.value.node for operation in operations]
+        for value in given:
+            rows = self._columns(call, start, value.width)
+            shown = self._shown(rows, self._known[value.node])
+            value.node.replace_all_uses_with(shown)
+            value.node = rows
+            start += value.width
+        for node in reversed(members):
+            self._erase(node)
+
+    def _call(
+        self,
+        operations: Sequence[Operation],
+        operands: list[fx.Node],
+        program: list[int],
+        numbers: list[float],
+    ) -> fx.Node:
+        attention = next((o.result.value.node for o in operations if o.name == "attend"), None)
+        if attention is None:
+            return self._graph.call_function(own.chain.default, (operands, program, numbers))
+        return self._graph.call_function(
+            own.chain_attend.default, (attention.args[CACHE], operands, program, numbers)
+        )
+
+    def _erase(self, node: fx.Node) -> None:
+        """A node that only looked at what is gone, with all that looks at it."""
+        while node.users:
+            self._erase(next(iter(node.users)))
+        self._graph.erase_node(node)
+
+    def _given(self, operations: Sequence[Operation]) -> list[Value]:
+        """The values that something outside reads."""
+        members = {o.result.value.node for o in operations}
+        given = []
+        for operation in operations:
+            seen: set[fx.Node] = set()
+            todo = list(operation.result.value.node.users)
+            while todo:
+                user = todo.pop()
+                if user in members or user in seen:
+                    continue
+                seen.add(user)
+                if user not in self._known and user not in self._reader.views.parts:
+                    given.append(operation.result.value)
+                    break
+                if user in self._absorbed:  # of another chain
+                    given.append(operation.result.value)
+                    break
+                todo += list(user.users)
+        return given
+
+    def _columns(self, call: fx.Node, start: int, width: int) -> fx.Node:
+        """One of the results of a chain."""
+        whole = call.meta["val"]
+        if width == whole.shape[-1]:
+            return call
+        return self._after(call, aten.slice.Tensor, (call, whole.dim() - 1, start, start + width))
+
+    def _shown(self, rows: fx.Node, view: View) -> fx.Node:
+        """Rows as the tensor they replace."""
+        shape = [i for i, axis in enumerate(view.axes) if axis == ONE]
+        order = [*[BATCH] * view.axes.count(BATCH), TOKENS, *[HEADS] * view.axes.count(HEADS), COLUMNS]
+        wanted = [axis for axis in view.axes if axis != ONE]
+        last = rows
+        if HEADS in view.axes:
+            last = self._after(last, aten.unflatten.int, (last, -1, [view.heads, view.width]))
+        if wanted != order:
+            last = self._after(last, aten.permute.default, (last, [order.index(axis) for axis in wanted]))
+        for axis in shape:
+            last = self._after(last, aten.unsqueeze.default, (last, axis))
+        return last
+
+    def _after(self, place: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        with self._graph.inserting_after(place):
+            node = self._graph.call_function(target, args)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+        return node
+
+    def _sort(self) -> None:
+        """Nodes after their operands, otherwise in the order they have."""
+        order = {node: i for i, node in enumerate(self._graph.nodes)}
+        done: set[fx.Node] = set()
+        output = next(node for node in self._graph.nodes if node.op == "output")
+        for node in list(order):
+            stack = [node]
+            while stack:
+                top = stack[-1]
+                waiting = [n for n in top.all_input_nodes if n not in done]
+                if top in done or not waiting:
+                    stack.pop()
+                    if top not in done and top is not output:
+                        output.prepend(top)
+                    done.add(top)
+                else:
+                    stack += waiting

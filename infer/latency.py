@@ -1,0 +1,208 @@
+"""How long a call takes, and which of two is faster: interleaved pairs, medians, an interval, a verdict.
+
+Machines are shared and noisy, so two things are never timed one after the other and their means divided.
+Timing and judgement are apart: `summarize` and `decide` are pure.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from . import device as hardware
+
+FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
+GLANCE, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+FAR = 0.8  # beyond this, or its inverse, in each of them
+TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Seconds a call, over `n` timed calls; `spread` is (p90 - p10) / p50, `warmup` calls are not counted."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    min: float
+    n: int
+    spread: float
+    warmup: int = 0
+
+
+class Paired(msgspec.Struct, frozen=True):
+    """Time of a over time of b: the median over pairs, its 95 % interval, and what that says of a.
+
+    `verdict`: "faster" when the whole interval lies below 0.97, "slower" above 1.03, "same" between them, and
+    "within noise" when the interval could not be narrowed enough in the time allowed.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+    pairs: int
+    a: Latency
+    b: Latency
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster a is than b."""
+        return 1 / self.ratio
+
+
+def summarize(seconds: Sequence[float], warmup: int = 0) -> Latency:
+    """Percentiles (linear between neighbours) of at least one timed call."""
+    times = np.asarray(seconds, dtype=np.float64)
+    p10, p50, p90, p99 = (float(v) for v in np.percentile(times, (10, 50, 90, 99)))
+    spread = (p90 - p10) / p50 if p50 > 0 else 0.0
+    return Latency(p50, p90, p99, float(times.mean()), float(times.min()), len(times), spread, warmup)
+
+
+def decide(
+    ratios: Sequence[float], *, seed: int = 0, resamples: int = 1000
+) -> tuple[float, float, float, str]:
+    """Median of the ratios, the bootstrap 95 % interval of that median, and the verdict (see `Paired`)."""
+    values = np.asarray(ratios, dtype=np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
+    low, high = (float(v) for v in np.percentile(np.median(values[picks], axis=1), (2.5, 97.5)))
+    return float(np.median(values)), low, high, verdict(low, high)
+
+
+def verdict(low: float, high: float) -> str:
+    if high < FASTER:
+        return "faster"
+    if low > SLOWER:
+        return "slower"
+    return "same" if low >= FASTER and high <= SLOWER else "within noise"
+
+
+def measure(
+    call: Call,
+    *,
+    device: str = "cpu",
+    min_seconds: float = 0.5,
+    min_runs: int = 10,
+    max_runs: int = 2000,
+    clock: Clock = time.perf_counter,
+) -> Latency:
+    """Time single calls until both minima are reached, or `max_runs`; waits for the device at each end."""
+    warmup = warm_up(call, device, clock)
+    times: list[float] = []
+    with _no_collection():
+        while len(times) < max_runs and (len(times) < min_runs or math.fsum(times) < min_seconds):
+            times.append(_time(call, device, clock))
+    return summarize(times, warmup)
+
+
+def in_turns(
+    calls: Sequence[Call],
+    *,
+    device: str = "cpu",
+    min_seconds: float = 0.1,
+    min_runs: int = 5,
+    max_runs: int = 300,
+    clock: Clock = time.perf_counter,
+) -> list[Latency]:
+    """Time several calls in turns, so that a machine that slows down does so for all of them.
+
+    Stops when all together took `min_seconds` for each and each ran `min_runs` times, or at `max_runs`.
+    """
+    warmups = [warm_up(call, device, clock) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    spent, count = 0.0, 0
+    with _no_collection():
+        while count < max_runs and (count < min_runs or spent < min_seconds * len(calls)):
+            for offset in range(len(calls)):
+                index = (count + offset) % len(calls)
+                times[index].append(_time(calls[index], device, clock))
+                spent += times[index][-1]
+            count += 1
+    return [summarize(taken, warmup) for taken, warmup in zip(times, warmups, strict=True)]
+
+
+def paired(
+    a: Call,
+    b: Call,
+    *,
+    device: str = "cpu",
+    min_pairs: int = 11,
+    max_pairs: int = 400,
+    max_seconds: float = 4.0,
+    seed: int = 0,
+    clock: Clock = time.perf_counter,
+) -> Paired:
+    """Time a and b in turns (a b, b a, a b, …) and stop as soon as the verdict is clear.
+
+    Five pairs are enough where they took a second and one side won each by far, else at least `min_pairs` are made;
+    undecided pairs go on until `max_seconds` or `max_pairs`.
+    """
+    warmups = warm_up(a, device, clock), warm_up(b, device, clock)
+    repeats = [min(32, max(1, math.ceil(TURN / max(_time(call, device, clock), 1e-7)))) for call in (a, b)]
+    times: tuple[list[float], list[float]] = ([], [])
+    ratios: list[float] = []
+    start, look = clock(), min_pairs
+    with _no_collection():
+        while True:
+            medians = [0.0, 0.0]
+            for side in (0, 1) if len(ratios) % 2 == 0 else (1, 0):
+                turn = [_time((a, b)[side], device, clock) for _ in range(repeats[side])]
+                times[side].extend(turn)
+                medians[side] = float(np.median(turn))
+            ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
+            seconds = clock() - start
+            spent = seconds >= max_seconds and len(ratios) >= min_pairs
+            if spent or len(ratios) >= max_pairs or (seconds >= LONG and _clear_at_a_glance(ratios)):
+                break
+            if len(ratios) >= look:
+                if decide(ratios, seed=seed)[3] != "within noise":
+                    break
+                look = math.ceil(look * 1.4)
+    sides = (summarize(t, w) for t, w in zip(times, warmups, strict=True))
+    return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
+
+
+def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
+    """All far off on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
+    return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
+
+
+def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:
+    """Call until two calls in a row are within 20 % of the best before, at most ten times; returns how often."""
+    best, steady = math.inf, 0
+    for count in range(1, 11):
+        took = _time(call, device, clock)
+        steady = steady + 1 if best / 1.2 <= took <= 1.2 * best else 0
+        best = min(best, took)
+        if steady >= 2:
+            return count
+    return 10
+
+
+def _time(call: Call, device: str, clock: Clock) -> float:
+    hardware.sync(device)
+    start = clock()
+    call()
+    hardware.sync(device)
+    return clock() - start
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage collection runs before the timed calls, not within them."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

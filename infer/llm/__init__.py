@@ -1,0 +1,52 @@
+"""Language models: the captured step, its paged KV cache, and the engine that schedules sequences on it.
+
+Names are imported when they are asked for: who serves a model of another process needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine.engine import Engine
+    from .engine.limits import EngineLimits
+    from .engine.requests import Output, Request, Sampling, TokenLogprob
+    from .engine.stats import EngineStats
+    from .step.full_sequence import Windows, is_step, window_outputs
+    from .step.paged_step import StepShape, capture_step, with_adapters
+    from .step.probe import probe
+
+__all__ = [
+    "Engine",
+    "EngineLimits",
+    "EngineStats",
+    "Output",
+    "Request",
+    "Sampling",
+    "StepShape",
+    "TokenLogprob",
+    "Windows",
+    "capture_step",
+    "is_step",
+    "probe",
+    "window_outputs",
+    "with_adapters",
+]
+
+_HOMES = {
+    "engine.engine": ("Engine",),
+    "engine.limits": ("EngineLimits",),
+    "step.probe": ("probe",),
+    "engine.requests": ("Output", "Request", "Sampling", "TokenLogprob"),
+    "engine.stats": ("EngineStats",),
+    "step.paged_step": ("StepShape", "capture_step", "with_adapters"),
+    "step.full_sequence": ("Windows", "is_step", "window_outputs"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,0 +1,1 @@
+"""The engine: scheduler, block manager, model runner, sampler and the state of each sequence."""

@@ -1,0 +1,59 @@
+"""What the engine refuses at the door: requests that can't be run, and more than it wants to have waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from ...errors import InputError, OverloadedError
+from ..step.paged_step import StepShape
+from .limits import EngineLimits
+from .quota import is_beyond_share
+from .requests import MOST_PRIORITY, Request
+from .sequence import Sequence
+
+LONGEST_RETRY = 60.0  # seconds
+
+
+class Admission:
+    """`context`: tokens of one sequence that model and cache have room for. `texts`: whether there is a tokenizer."""
+
+    def __init__(self, limits: EngineLimits, shape: StepShape, context: int, *, texts: bool) -> None:
+        self.limits, self.shape, self.context, self.texts = limits, shape, context, texts
+
+    def check(self, request: Request, waiting: Many[Sequence], tokens_per_second: float) -> None:
+        """Raise `InputError` or `OverloadedError`."""
+        sampling, prompt = request.sampling, request.prompt
+        if abs(request.priority) > MOST_PRIORITY:
+            said = f"expected priority between -{MOST_PRIORITY} and {MOST_PRIORITY}, got {request.priority}"
+            raise InputError(said, where="priority")
+        sampling.check(self.shape.vocab_size)
+        if not prompt:
+            raise InputError("expected a prompt of at least one token", where="prompt")
+        if min(prompt) < 0 or max(prompt) >= self.shape.vocab_size:
+            raise InputError(f"expected token ids between 0 and {self.shape.vocab_size - 1}", where="prompt")
+        if sampling.stop and not self.texts:
+            raise InputError("stop strings need a tokenizer; use stop_token_ids", where="stop")
+        asked = len(prompt) + sampling.max_tokens
+        if asked > self.context:
+            by_model = self.context == self.shape.max_positions
+            raise InputError(
+                f"a prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} need {asked} tokens; "
+                + f"{'the model has positions for' if by_model else 'the KV cache has pages for'} {self.context}",
+                where="prompt" if len(prompt) >= self.context else "max_tokens",
+                hint="Shorten the prompt or lower max_tokens"
+                + ("" if by_model else ", or give more KV memory"),
+            )
+        self._queue(request, waiting, tokens_per_second)
+
+    def _queue(self, request: Request, waiting: Many[Sequence], rate: float) -> None:
+        waiting, limits, size = tuple(waiting), self.limits, len(request.prompt)
+        own = [len(sequence.tokens) for sequence in waiting if sequence.tenant == request.tenant]
+        tokens = sum([len(sequence.tokens) for sequence in waiting])
+        tenants = len({request.tenant, *(sequence.tenant for sequence in waiting)})
+        many = is_beyond_share(len(own) + 1, len(waiting) + 1, tenants, limits.max_queued)
+        most = limits.max_queued_tokens
+        if not many and (not own or not is_beyond_share(sum(own) + size, tokens + size, tenants, most)):
+            return
+        full = f"{len(waiting)} requests" if many else f"{tokens} tokens of prompts"
+        seconds = min(max(tokens / rate, 1.0), LONGEST_RETRY) if rate > 0 else 1.0
+        raise OverloadedError(f"{full} are waiting already", retry_after=round(seconds, 1))

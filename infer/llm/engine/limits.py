@@ -1,0 +1,43 @@
+"""How much an engine runs at a time, and how much it lets wait."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...errors import UsageError
+from ..step.paged_step import MAX_SEQUENCES, MAX_TOKENS
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """`batch_invariant`: a sequence runs in calls of its own and its prompt in fixed pieces, so that its tokens depend
+    on nothing else that runs, with any kernel that repeats itself; slower, as nothing is batched."""
+
+    step_tokens: int = 512  # of one step
+    mixed_tokens: int = (
+        128  # of prompts, in a step in which somebody decodes: bounds the wait between two tokens
+    )
+    score_tokens: int = 128  # of prompts whose tokens are scored, in one step: each takes a row of logits
+    max_running: int = 64  # sequences that hold pages
+    max_prefills: int = 8  # prompts that are under way together
+    max_queued: int = 1024  # requests waiting
+    max_queued_tokens: int = 1 << 20  # of their prompts
+    max_draft: int = 16  # guessed tokens of one sequence in one step
+    aging: float = 30.0  # seconds of waiting that are worth one step of priority
+    watermark: float = 0.01  # share of pages that stays free when a sequence is admitted beside others
+    prefix_cache: bool = True
+    batch_invariant: bool = False
+
+    def check(self, page: int) -> None:
+        """Raise `UsageError` for limits that contradict each other; `page`: tokens of one."""
+        for name in ("step_tokens", "mixed_tokens", "score_tokens", "max_running", "max_prefills"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if self.max_running > self.step_tokens:
+            raise UsageError(
+                f"{self.max_running} sequences can't decode in steps of {self.step_tokens} tokens",
+                hint="Raise step_tokens or lower max_running",
+            )
+        if self.step_tokens > MAX_TOKENS or self.max_running > MAX_SEQUENCES:
+            raise UsageError(f"a step has at most {MAX_TOKENS} tokens of {MAX_SEQUENCES} sequences")
+        if self.batch_invariant and self.step_tokens % page:
+            raise UsageError(f"batch_invariant needs step_tokens divisible by the page of {page} tokens")

@@ -1,0 +1,197 @@
+"""Requests handed to a driver, and their outputs collected: whole, or piece by piece; for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Self
+
+from ..errors import OverloadedError
+from .completion import Collected, Completion, Piece, piece
+from .engine.engine_thread import Deliver, Driver
+from .engine.requests import Output, Request
+
+Letter = tuple[float, list[Output]]  # when it came, by `time.perf_counter`
+_NUMBERS = itertools.count()
+
+
+def new_id() -> str:
+    """Of a request within this process."""
+    return f"local-{next(_NUMBERS)}"
+
+
+class Batch:
+    """Requests of one call: as many as the engine takes are under way, the others wait here."""
+
+    def __init__(self, driver: Driver, requests: Sequence[Request]) -> None:
+        self.driver, self.requests = driver, requests
+        self.began = time.perf_counter()
+        self.results = {
+            r.id: Collected(len(r.prompt), r.sampling.n, self.began, logprobs=r.sampling.logprobs is not None)
+            for r in requests
+        }
+        self._left, self._running = deque(requests), set[str]()
+
+    @property
+    def done(self) -> bool:
+        return not self._left and not self._running
+
+    def submit(self, deliver: Deliver) -> None:
+        """Raises `OverloadedError` only when the engine is full of other people's requests."""
+        while self._left:
+            try:
+                self.driver.submit(self._left[0], deliver)
+            except OverloadedError:
+                if not self._running:
+                    raise
+                return
+            self._running.add(self._left.popleft().id)
+
+    def take(self, letter: Letter) -> None:
+        when, outputs = letter
+        for output in outputs:
+            self.results[output.id].add(output, when)
+            if self.results[output.id].done:
+                self._running.discard(output.id)
+
+    def cancel(self) -> None:
+        for id in self._running:
+            self.driver.cancel(id)
+
+    def completions(self) -> list[list[Completion]]:
+        return [self.results[request.id].completions for request in self.requests]
+
+
+def complete(driver: Driver, requests: Sequence[Request]) -> list[list[Completion]]:
+    """Run them together; the `n` completions of each, in order. Raises what ended one of them."""
+    letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+    batch = Batch(driver, requests)
+
+    def deliver(outputs: list[Output]) -> None:
+        letters.put((time.perf_counter(), outputs))
+
+    try:
+        batch.submit(deliver)
+        while not batch.done:
+            batch.take(letters.get())
+            batch.submit(deliver)
+    finally:
+        batch.cancel()
+    return batch.completions()
+
+
+async def acomplete(driver: Driver, requests: Sequence[Request]) -> list[list[Completion]]:
+    """The same without holding up the event loop; cancelling the task cancels the requests."""
+    letters: asyncio.Queue[Letter] = asyncio.Queue()
+    deliver, batch = _into(letters), Batch(driver, requests)
+    try:
+        batch.submit(deliver)
+        while not batch.done:
+            batch.take(await letters.get())
+            batch.submit(deliver)
+    finally:
+        batch.cancel()
+    return batch.completions()
+
+
+def _into(letters: asyncio.Queue[Any]) -> Deliver:
+    """From the driver's thread into a queue of the running loop; of a loop that is over nobody wants to know."""
+    home = asyncio.get_running_loop()
+
+    def deliver(outputs: list[Output]) -> None:
+        if not home.is_closed():
+            home.call_soon_threadsafe(letters.put_nowait, (time.perf_counter(), outputs))
+
+    return deliver
+
+
+class _Running:
+    """One request under way. `completions` grow as it is read; `close` cancels what is not finished."""
+
+    def __init__(self, driver: Driver, request: Request, deliver: Deliver) -> None:
+        """`deliver` must not refer to this object, which is to end when nobody else does."""
+        self.driver, self.request = driver, request
+        self._batch = Batch(driver, [request])
+        self._ready: deque[Piece] = deque()
+        self._batch.submit(deliver)
+
+    @property
+    def completions(self) -> list[Completion]:
+        return self._batch.results[self.request.id].completions
+
+    @property
+    def completion(self) -> Completion:
+        return self.completions[0]
+
+    def _take(self, letter: Letter) -> None:
+        self._batch.take(letter)
+        self._ready += [piece(o) for o in letter[1] if o.text or o.token_ids or o.finish]
+
+    def _cancel(self) -> None:
+        self._batch.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_batch"):  # it was begun
+            self._batch.cancel()
+
+
+class Stream(_Running, Iterator[Piece]):
+    """Pieces as the engine makes them; a context manager, or `close()` it."""
+
+    def __init__(self, driver: Driver, request: Request) -> None:
+        letters: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+        self._letters = letters
+        super().__init__(driver, request, lambda outputs: letters.put((time.perf_counter(), outputs)))
+
+    def __next__(self) -> Piece:
+        while not self._ready:
+            if self._batch.done:
+                raise StopIteration
+            letter = self._letters.get()
+            if letter is None:
+                raise StopIteration
+            self._take(letter)
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        self._cancel()
+        self._letters.put(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class AsyncStream(_Running, AsyncIterator[Piece]):
+    """The same for `async for`; an async context manager, or `await aclose()` it."""
+
+    def __init__(self, driver: Driver, request: Request) -> None:
+        letters: asyncio.Queue[Letter | None] = asyncio.Queue()
+        self._letters = letters
+        super().__init__(driver, request, _into(letters))
+
+    async def __anext__(self) -> Piece:
+        while not self._ready:
+            if self._batch.done:
+                raise StopAsyncIteration
+            letter = await self._letters.get()
+            if letter is None:
+                raise StopAsyncIteration
+            self._take(letter)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        self._cancel()
+        self._letters.put_nowait(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()

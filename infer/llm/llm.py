@@ -1,0 +1,220 @@
+"""A language model of an artifact, opened: its step, its tokenizer and chat template, its engine and the thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, NotUsableError, UsageError
+from ..spec import parse_size
+from .engine.engine import Engine
+from .engine.engine_thread import Driver
+from .engine.requests import Sampling
+from .engine.scheduler import EngineLimits
+from .engine.speculation import PromptLookup
+from .lora.adapters import Adapters
+from .step.paged_step import StepShape
+from .text.chat_template import ChatTemplate, no_template
+from .text.generation_config import GenerationConfig
+from .text.grammar import Grammars
+from .text.tokenizer import Text
+
+__all__ = ["Language", "parse_size"]
+DEFAULT_TOKENS = Sampling().max_tokens
+
+
+class Language:
+    """`step` runs the graph of `generate.step` over a cache of `shape`; `folder` holds the artifact's text files.
+
+    Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
+    `speculation`: repeated text is drafted by prompt lookup, where that was measured to pay.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        shape: StepShape,
+        folder: Path,
+        *,
+        name: str = "the model",
+        device: str = "cpu",
+        kv_bytes: int | None = None,
+        limits: EngineLimits | None = None,
+        speculation: bool = True,
+    ) -> None:
+        self.step, self.shape, self.folder, self.name, self.device = step, shape, folder, name, device
+        self.vocab_size = shape.vocab_size
+        self._kv_bytes, self._limits, self._speculation = kv_bytes, limits, speculation
+        self._made: tuple[Engine, Driver] | None = None
+        self._closed, self._making = False, threading.Lock()
+
+    @cached_property
+    def text_or_none(self) -> Text | None:
+        path = self.folder / "tokenizer.json"
+        return Text(path) if path.is_file() else None
+
+    @property
+    def text(self) -> Text:
+        """Raises `UsageError` for an artifact without a tokenizer."""
+        if self.text_or_none is None:
+            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
+        return self.text_or_none
+
+    @cached_property
+    def config(self) -> GenerationConfig:
+        ids = self.text_or_none.tokenizer.get_vocab(True) if self.text_or_none is not None else {}
+        return GenerationConfig.open(self.folder, ids)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.open(self.folder)
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """None without a tokenizer or the package that constrains; `check_grammar` says which."""
+        if self.text_or_none is None or find_spec("llguidance") is None:
+            return None
+        return Grammars(self.text.tokenizer, self.vocab_size, self.eos_ids)
+
+    @cached_property
+    def adapters(self) -> Adapters | None:
+        """None for an artifact that was made without room for them."""
+        shape = self.shape.adapters
+        return None if shape is None else Adapters(shape, self.device)
+
+    def load_adapter(self, name: str, folder: Path | str) -> None:
+        """See `Adapters.load`; raises `UsageError` for a model without room for any."""
+        self._adapters.load(name, folder)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Of those that are loaded."""
+        return () if self.adapters is None else tuple(self.adapters.names)
+
+    @property
+    def _adapters(self) -> Adapters:
+        if self.adapters is None:
+            hint = "Make it again with infer optimize … --adapters SLOTS"
+            raise UsageError(f"{self.name} has no room for adapters", hint=hint)
+        return self.adapters
+
+    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
+        """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced. `tried`: bytes and
+        seconds that it took in a trial."""
+        if self.grammars is None:
+            _ = self.text
+            raise NotUsableError(
+                "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
+            )
+        self.grammars.check(constraint, tried[0])
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
+
+    @property
+    def engine(self) -> Engine:
+        """Of the driver: only its thread may step it."""
+        return self._running[0]
+
+    @property
+    def driver(self) -> Driver:
+        return self._running[1]
+
+    @property
+    def _running(self) -> tuple[Engine, Driver]:
+        with self._making:
+            if self._closed:
+                raise UsageError(f"{self.name} is closed", hint="Open the artifact again")
+            if self._made is None:
+                engine = self.new_engine()
+                self._made = engine, Driver(engine, name=self.name)
+            return self._made
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together that there is room for."""
+        return self.engine.context
+
+    def new_engine(
+        self,
+        *,
+        kv_bytes: int | None = None,
+        limits: EngineLimits | None = None,
+        speculation: bool | None = None,
+    ) -> Engine:
+        """One more engine over the same step, with a cache of its own; whoever asks for it steps it."""
+        drafts = self._speculation if speculation is None else speculation
+        text = self.text_or_none
+        return Engine(
+            self.step,
+            self.shape,
+            tokenizer=None if text is None else text.tokenizer,
+            eos_ids=self.eos_ids,
+            grammars=self.grammars,
+            adapters=self.adapters,
+            speculation=PromptLookup() if drafts else None,
+            kv_bytes=kv_bytes or self._kv_bytes,
+            limits=limits or self._limits,
+            device=self.device,
+        )
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return self.text.encode(text, special)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.text.decode(ids, skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.text.token_bytes(token_id)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, special tokens in it; raises `UsageError` for a model without a template."""
+        if self.template is None:
+            raise no_template(self.name)
+        return self.template.render(messages, tools=tools, **kwargs)
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        return self.encode(self.render_chat(messages, tools, **kwargs), special=False)
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Of text, or token ids as they are; raises `InputError` for anything else, and for nothing."""
+        given: Any = prompt
+        if isinstance(given, str):
+            ids = self.encode(given)
+        elif isinstance(given, Sequence) and not isinstance(given, bytes):
+            ids = list(given)
+        else:
+            raise InputError(f"expected text or token ids, got {type(prompt).__name__}", where="prompt")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise InputError("expected token ids", where="prompt")
+        if not ids:
+            raise InputError("the prompt is empty", where="prompt")
+        return ids
+
+    def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
+        """`given`, completed by what the model's makers recommend; without `max_tokens` at most 256, or what fits."""
+        made = dict(given)
+        if made.get("max_tokens") is None:
+            made["max_tokens"] = max(1, min(DEFAULT_TOKENS, self.context - prompt_tokens))
+        return self.config.complete(made)
+
+    def close(self) -> None:
+        with self._making:
+            self._closed, made = True, self._made
+        if made is not None:
+            made[1].close()

@@ -1,0 +1,1 @@
+"""LoRA adapters: their configuration, their weights and their part of the step."""

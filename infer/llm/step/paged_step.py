@@ -1,0 +1,280 @@
+"""The step of a language model: a flat run of tokens of many sequences over a paged KV cache, captured once.
+
+    token_ids, positions, slot_mapping int64 [tokens]   the new tokens, sequence after sequence
+    query_start int32 [batch + 1], seq_lens int32 [batch], block_table int32 [batch, blocks]
+    logit_rows int64 [rows]                              which of the tokens need logits
+    kv_cache uint8 [layers, pages, page_bytes]           written in place
+    → logits float32 [rows, vocab]
+
+The same graph serves prefill, chunked prefill, decode and any mixture. The model's own code runs: its attention is
+routed by transformers' AttentionInterface to `infer::attend_paged` (see `infer.attention`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ...attention import KV_DTYPES, PageLayout
+from ...errors import NotUsableError
+from ...graph import capture
+from ...spec import Finding, TensorSpec
+from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
+
+INTERFACE = "infer_paged"
+PAGE = 32
+MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS, MAX_PAGES = 16384, 1024, 65536, 1 << 24
+# Arguments of transformers' attention that change nothing here: no dropout, always causal, positions already applied.
+_HARMLESS = {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
+_HARMLESS |= {"logits_to_keep", "output_hidden_states", "return_dict", "position_embeddings"}
+
+
+class StepShape(msgspec.Struct, frozen=True):
+    """What a KV cache for this model looks like; stored in the manifest as `meta["generation"]`."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    page: int = PAGE
+    kv_dtype: str = "float16"
+    adapters: AdapterShape | None = None
+
+    @property
+    def layout(self) -> PageLayout:
+        return PageLayout(self.kv_heads, self.head_dim, self.page, self.kv_dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in one layer."""
+        return self.layout.num_bytes
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of keys and values, all layers together."""
+        return self.layers * self.page_bytes / self.page
+
+    def finding(self) -> Finding:
+        return Finding(
+            "capture",
+            "KV cache",
+            self.bytes_per_token,
+            "bytes/token",
+            f"{self.kv_dtype}, pages of {self.page} tokens",
+        )
+
+    def new_cache(self, pages: int, device: str = "cpu") -> Tensor:
+        """Zeros, so that no NaN of freed memory can reach a masked product."""
+        return torch.zeros((self.layers, pages, self.page_bytes), dtype=torch.uint8, device=device)
+
+
+class Seen(NamedTuple):
+    """The arguments of one attention call, recorded by a step that `looks`."""
+
+    query: Tensor  # [1, query heads, tokens, width]
+    key: Tensor  # [1, key heads, tokens, width]
+    value: Tensor
+    mask: Tensor | None
+    window: int
+    causal: bool
+    refusal: str | None  # why the paged operator can't compute this call
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, key heads, width."""
+        return self.query.shape[1], self.key.shape[1], self.query.shape[3]
+
+    def each_token_alone(self) -> Tensor:
+        """A stand-in for attention that mixes no tokens and depends on all of its inputs → [1, tokens, query heads,
+        width of the values]."""
+        times = self.query.shape[1] // self.key.shape[1]
+        key, value = (x.repeat_interleave(times, 1) for x in (self.key, self.value))
+        return (value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)).transpose(1, 2)
+
+
+class _Call:
+    """The tensors of one call of a step, as the attention function finds them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, looks: bool) -> None:
+        self.tensors, self.page, self.dtype, self.looks = tensors, page, dtype, looks
+        self.layers = 0  # attention calls so far
+        self.seen: list[Seen] = []  # of a call that looks
+
+
+_CALL: ContextVar[_Call] = ContextVar("step")
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
+    call = _CALL.get()
+    refusal = _refusal(query, key, value, others)
+    if query.shape[2] != key.shape[2]:
+        raise NotUsableError("attention of this model has other keys than those of its tokens")
+    if not call.looks and (refusal or attention_mask is not None):
+        raise NotUsableError(refusal or "attention of this model wants attention_mask")
+    # Not by the module: the exporter passes short-lived stand-ins, whose ids come again.
+    layer, call.layers = call.layers, call.layers + 1
+    if call.looks:
+        causal = others.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        window = int(sliding_window or 0)
+        call.seen.append(Seen(query, key, value, attention_mask, window, bool(causal), refusal))
+        return call.seen[-1].each_token_alone(), None
+    named = call.tensors
+    out = torch.ops.infer.attend_paged(
+        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        *(named[n] for n in ("kv_cache", "slot_mapping", "block_table", "query_start", "seq_lens")),
+        *(s_aux, layer, call.page, call.dtype),
+        float(scaling if scaling is not None else query.shape[-1] ** -0.5),
+        *(int(sliding_window or 0), float(softcap or 0.0)),
+    )
+    return out[None], None
+
+
+def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any]) -> str | None:
+    unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
+    if unknown or others.get("dropout"):
+        return f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}"
+    if query.shape[-1] != key.shape[-1] or key.shape != value.shape:
+        return "keys and values of this model differ in shape"
+    return None
+
+
+class Step(nn.Module):
+    """`model` is a causal language model of transformers."""
+
+    def __init__(self, model: nn.Module, page: int, kv_dtype: str) -> None:
+        super().__init__()
+        self.model, self.page, self.dtype = model, page, KV_DTYPES.index(kv_dtype)
+        self.looks = False  # only see what attention is called with
+        self.last: _Call | None = None
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        seq_lens: Tensor,
+        logit_rows: Tensor,
+        kv_cache: Tensor,
+        adapter_index: Tensor | None = None,
+        adapter_weights: Tensor | None = None,
+    ) -> Tensor:
+        tensors = {"slot_mapping": slot_mapping, "block_table": block_table, "query_start": query_start}
+        tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
+        if adapter_index is not None and adapter_weights is not None:
+            tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
+        self.last = _Call(tensors, self.page, self.dtype, self.looks)
+        token = _CALL.set(self.last)
+        try:
+            out = self.model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=logit_rows,
+            )
+        finally:
+            _CALL.reset(token)
+        return out.logits[0].float()
+
+
+@contextlib.contextmanager
+def paged(model: nn.Module) -> Iterator[None]:
+    """Route the attention of a transformers model to the paged operator."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(INTERFACE, _attention)
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = {key: getattr(config, "_attn_implementation", None) for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = INTERFACE
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def example(kv_cache: Tensor) -> dict[str, Tensor]:
+    """Two sequences of three and two new tokens, the smallest call in which no size is one."""
+    return {
+        "token_ids": torch.tensor([1, 2, 3, 1, 2]),
+        "positions": torch.tensor([0, 1, 2, 0, 1]),
+        "slot_mapping": torch.full((5,), -1),
+        "block_table": torch.zeros((2, 2), dtype=torch.int32),
+        "query_start": torch.tensor([0, 3, 5], dtype=torch.int32),
+        "seq_lens": torch.tensor([3, 2], dtype=torch.int32),
+        "logit_rows": torch.tensor([2, 4]),
+        "kv_cache": kv_cache,
+    }
+
+
+def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("token_ids", "int64", ("tokens",)),
+        TensorSpec("positions", "int64", ("tokens",)),
+        TensorSpec("slot_mapping", "int64", ("tokens",)),
+        TensorSpec("block_table", "int32", ("sequences", "blocks")),
+        TensorSpec("query_start", "int32", ("starts",)),
+        TensorSpec("seq_lens", "int32", ("sequences",)),
+        TensorSpec("logit_rows", "int64", ("rows",)),
+        TensorSpec("kv_cache", "uint8", (shape.layers, "pages", shape.page_bytes)),
+        *_adapter_inputs(shape.adapters),
+    )
+
+
+def _adapter_inputs(shape: AdapterShape | None) -> tuple[TensorSpec, ...]:
+    if shape is None:
+        return ()
+    return TensorSpec(INDEX, "int64", ("tokens",)), TensorSpec(WEIGHTS, "float32", (shape.size,))
+
+
+def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> StepShape:
+    """`shape` of a step whose layers have room for `slots` adapters of `rank`."""
+    step = Step(model, shape.page, shape.kv_dtype)
+    step.looks = True
+    named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
+    with paged(model):
+        found = adapter_shape(model, lambda: step(**named), len(named["token_ids"]), slots, rank)
+    return msgspec.structs.replace(shape, adapters=found)
+
+
+def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> capture.Graph:
+    """Export the step of a causal language model. `whole`: what to export instead of a plain `Step` of it."""
+    sizes = {
+        "tokens": (1, MAX_TOKENS),
+        "sequences": (1, MAX_SEQUENCES),
+        "starts": (2, MAX_SEQUENCES + 1),
+        "rows": (1, MAX_TOKENS),
+        "blocks": (1, MAX_BLOCKS),
+        "pages": (1, MAX_PAGES),
+    }
+    step = whole or Step(model, shape.page, shape.kv_dtype).eval()
+    samples = example(shape.new_cache(2))
+    if shape.adapters is not None:
+        samples |= shape.adapters.none(len(samples["token_ids"]))
+    with paged(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):
+        return capture.capture(
+            step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
+        )

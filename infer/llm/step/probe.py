@@ -1,0 +1,146 @@
+"""Decide whether a causal language model can run step by step over a paged KV cache, and what its cache looks like.
+
+A model is refused by name of what is in the way: a layer with state of its own, a mask that the paged operator does not
+compute, or logits that differ from those of one whole run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import NotUsableError
+from .attention_masks import recorded_masks, wrong_mask
+from .full_sequence import arrange
+from .paged_step import INTERFACE, PAGE, Seen, Step, StepShape, example, paged
+from .token_mixing import mixes, mixing_module, sample_tokens
+
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
+# New tokens of two sequences in each step of the trial run: prefill, one beside many, one token alone.
+_CHUNKS = ((5, 1), (1, 4), (0, 1), (5, 5))
+_MAX_ERROR = 1e-3  # relative, of float32 over a float32 cache; right ones are below 1e-5
+
+
+def probe(
+    model: nn.Module, *, page: int = PAGE, kv_dtype: str = "float16", run_chunks: bool = True
+) -> StepShape:
+    """Run a few tokens of `model` to see what the attention of each layer looks like.
+
+    With `run_chunks` also two sequences in uneven chunks over a small cache, compared with the model's own forward;
+    models on meta are not run on values. Raises `NotUsableError` with the reason.
+    """
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    try:
+        shape = _look(model, page, kv_dtype, values=not on_meta)
+        if run_chunks and not on_meta:
+            _compare_chunks(model, shape)
+    except NotUsableError:
+        raise
+    except _FAILURES as error:
+        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
+    return shape
+
+
+def _look(model: nn.Module, page: int, kv_dtype: str, *, values: bool) -> StepShape:
+    step = Step(model, page, kv_dtype)
+    step.looks = True
+    tokens = sample_tokens(_vocab_size(model))
+    with torch.no_grad(), paged(model), recorded_masks(INTERFACE):
+        seen, logits = base = _run(step, tokens[0])
+        if values and _mixing(base, _run(step, tokens[1])):
+            name = mixing_module(model, lambda row: _run(step, row), tokens)
+            raise NotUsableError(
+                f"layer {name} mixes tokens outside of transformers' attention interface: its state would be lost "
+                "between steps"
+            )
+        if not seen:
+            raise NotUsableError("the model does not call transformers' attention interface")
+        longest = _max_positions(model)
+        for index, call in enumerate(seen):
+            if reason := _wrong_attention(index, call, longest):
+                raise NotUsableError(reason)
+    if len({call.shape for call in seen}) > 1:
+        raise NotUsableError("the attention of its layers differs in shape")
+    query_heads, kv_heads, head_dim = seen[0].shape
+    return StepShape(
+        layers=len(seen),
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=logits.shape[-1],
+        max_positions=longest,
+        page=page,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _run(step: Step, tokens: Tensor) -> tuple[list[Seen], Tensor]:
+    """One sequence in one call that looks: its attention calls and the logits of every token."""
+    count = len(tokens)
+    named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
+    named |= {"token_ids": tokens, "positions": torch.arange(count), "logit_rows": torch.arange(count)}
+    logits = step(**named)
+    return step.last.seen if step.last is not None else [], logits
+
+
+def _wrong_attention(index: int, call: Seen, longest: int) -> str | None:
+    if call.refusal is not None:
+        return call.refusal
+    if not call.causal and call.mask is None:
+        return f"attention call {index} is not causal: a token would see tokens that are not there yet"
+    wrong = wrong_mask(call.mask, call.window, longest)
+    if wrong is None:
+        return None
+    kind = f"a sliding window of {call.window} tokens" if call.window else "plain causal attention"
+    return f"the mask of attention call {index} is not {kind}: {wrong}"
+
+
+def _mixing(base: tuple[list[Seen], Tensor], other: tuple[list[Seen], Tensor]) -> bool:
+    before = [base[1], *(x for call in base[0] for x in (call.query, call.key, call.value))]
+    after = [other[1], *(x for call in other[0] for x in (call.query, call.key, call.value))]
+    return any(mixes(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
+    """Raise unless the step in uneven chunks gives the logits of the model's own forward."""
+    small = StepShape(**{**_fields(shape), "page": 4, "kv_dtype": "float32"})
+    length = sum(new[0] for new in _CHUNKS)
+    first, second = sample_tokens(shape.vocab_size)
+    ids = torch.stack([first[:length], second.flip(0)[:length]])
+    step = Step(model, small.page, small.kv_dtype)
+    table = torch.arange(7, -1, -1, dtype=torch.int32).reshape(2, 4)
+    cache, done = small.new_cache(8), [0, 0]
+    rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+    with torch.no_grad():
+        whole: Any = model
+        expected = whole(input_ids=ids, use_cache=False).logits.float()
+        with paged(model):
+            for new in _CHUNKS:
+                tokens = torch.cat(
+                    [ids[i, d : d + n] for i, (d, n) in enumerate(zip(done, new, strict=True))]
+                )
+                named = arrange(small, done, new, table)
+                logits = step(token_ids=tokens, logit_rows=torch.arange(len(tokens)), kv_cache=cache, **named)
+                for into, part in zip(rows, logits.split(new), strict=True):
+                    into.append(part)
+                done = [d + n for d, n in zip(done, new, strict=True)]
+    got = torch.stack([torch.cat(part) for part in rows])
+    error = float((got - expected[:, : got.shape[1]]).norm() / expected.norm().clamp(min=1e-30))
+    if not error <= _MAX_ERROR:
+        raise NotUsableError(
+            f"step by step over a paged cache its logits differ from those of one run by {error:.2g} (relative)"
+        )
+
+
+def _fields(shape: StepShape) -> dict[str, Any]:
+    return {name: getattr(shape, name) for name in shape.__struct_fields__}
+
+
+def _vocab_size(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _max_positions(model: Any) -> int:
+    return int(getattr(model.config, "max_position_embeddings", 0) or 1 << 20)

@@ -1,0 +1,169 @@
+"""The logits of a step on every schedule, compared with its own single prefill and with the float model's forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ...errors import GateError
+from ...fidelity import judge
+from ...fidelity.token_errors import token_errors
+from ...graph.capture import Graph
+from ...results import Metric
+from ...spec import Finding
+from ...thresholds import Limits
+from .full_sequence import Windows
+from .paged_step import Step, StepShape, paged
+from .schedules import SCHEDULES, SHORTER, TOKENS, Play, Schedule, Stepping, WrongShape, prefill
+
+ROUTED = 2
+DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
+FLOAT_LIMITS = Limits(relative_error=1e-3, worst_token=1e-3, schedule=1e-3)  # 1e-6 is usual
+ALONE = Schedule("prefill", "one prefill", (0,), prefill)
+
+
+def spared_tokens(graph: Graph) -> int:
+    """Tokens of a schedule that may differ more: a router sends a token that is near a tie to another expert for the
+    rounding of a lower format, so that of models with `topk` in their graph two tokens are not judged."""
+    nodes = graph.program.graph.nodes if graph.program is not None else ()
+    return ROUTED if any("topk" in str(node.target) for node in nodes) else 0
+
+
+class Worst(NamedTuple):
+    """The token that is farthest from what it is compared with, and on which schedule."""
+
+    error: float
+    position: int
+    words: str
+
+
+def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
+    """Two sequences of different lengths, of at most `longest` tokens, from rows of token ids, one row after the other
+    as the text had them; of random ids where the rows hold too few."""
+    flat = ids.flatten().cpu()
+    if len(flat) < TOKENS or len(flat.unique()) < DISTINCT:
+        generator = torch.Generator().manual_seed(0)
+        flat = torch.randint(0, vocab_size, (TOKENS + SHORTER,), generator=generator)
+    return [flat[: min(TOKENS, longest)], flat[-min(SHORTER, max(longest - 1, 1)) :]]
+
+
+def compare_schedules(
+    stepping: Stepping,
+    windows: Sequence[Tensor],
+    reference: Callable[[Tensor], Tensor],
+    *,
+    spared: int = 0,
+) -> list[Metric]:
+    """`reference` gives the float model's logits [tokens, vocab] of one window.
+
+    One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
+    float model: the worst token, and the largest relative error of a schedule. `spared`: so many tokens of a schedule
+    are worse than its worst.
+    """
+    try:
+        alone = [_rows(_played(stepping, [ids], ALONE).logits[0])[1] for ids in windows]
+    except WrongShape as error:
+        return [Metric("prefill", "shape", False, detail=str(error))]
+    floats = [reference(ids).detach().cpu() for ids in windows]
+    found: list[Metric] = []
+    worst, largest = Worst(-1.0, 0, ""), Worst(-1.0, 0, "")
+    for schedule in SCHEDULES:
+        try:
+            play = _played(stepping, [windows[i] for i in schedule.sequences], schedule)
+        except WrongShape as error:
+            found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
+            continue
+        own = _worst(alone, play, schedule, spared)
+        found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
+        worst = max(worst, _worst(floats, play, schedule, spared))
+        largest = max(largest, Worst(_relative(floats, play, schedule), 0, schedule.words))
+    found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    why = (
+        f"against the float model, {len(SCHEDULES)} schedules of {tokens} tokens, the worst: {largest.words}"
+    )
+    return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
+
+
+def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[Finding]:
+    """Judge the float model's own code as a step, over a float32 cache, before anything is lowered.
+
+    Raises `GateError` when a schedule gives other logits than the model's forward.
+    """
+    windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
+    place = str(next(model.parameters()).device)
+
+    def reference(ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(input_ids=ids[None].to(place), use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+
+    layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
+    stepping = Windows(_Uncaptured(model, layout, place), layout, place)
+    found = compare_schedules(stepping, windows, reference)
+    if reason := judge(found, FLOAT_LIMITS, None):
+        raise GateError(
+            f"refused, the float model can't be run in steps over a paged cache: {reason}",
+            hint="Nothing was published. A layer of the model keeps state between calls, mixes sequences or "
+            "counts places instead of positions; use a model whose only state is the KV cache",
+        )
+    tokens = " and ".join(str(len(ids)) for ids in windows)
+    worst = max(float(metric.value) for metric in found if isinstance(metric.value, float))
+    why = f"float32, {len(SCHEDULES)} schedules of {tokens} tokens: worst error of a token's logits"
+    return [Finding("capture", "float step", worst, why=why)]
+
+
+class _Uncaptured:
+    """The step of a model as its own code runs it, not captured."""
+
+    def __init__(self, model: nn.Module, shape: StepShape, device: str) -> None:
+        self._model, self._device, self._step = model, device, Step(model, shape.page, shape.kv_dtype)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given: Any = {name: value.to(self._device) for name, value in inputs.items()}
+        with paged(self._model), torch.no_grad():
+            return {"logits": self._step(**given)}
+
+
+def _why(worst: Worst, other: str) -> str:
+    if worst.error == 0:
+        return f"{worst.words} equals {other} at every position"
+    return f"{worst.words} differs most from {other} at position {worst.position}"
+
+
+def _played(stepping: Stepping, sequences: Sequence[Tensor], schedule: Schedule) -> Play:
+    play = Play(stepping, sequences)
+    schedule.play(play)
+    return play
+
+
+def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
+    """Positions in order, and their logits [positions, vocab]."""
+    positions = sorted(logits)
+    return positions, torch.stack([logits[position] for position in positions])
+
+
+def _worst(expected: Sequence[Tensor], play: Play, schedule: Schedule, spared: int) -> Worst:
+    tokens: list[Worst] = []
+    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+        positions, rows = _rows(logits)
+        errors = token_errors(expected[window][positions], rows).tolist()
+        tokens += [Worst(e, position, schedule.words) for e, position in zip(errors, positions, strict=True)]
+    tokens.sort(reverse=True)
+    return tokens[0 if math.isinf(tokens[0].error) else min(spared, len(tokens) - 1)]
+
+
+def _relative(expected: Sequence[Tensor], play: Play, schedule: Schedule) -> float:
+    """Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
+    difference = norm = 0.0
+    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+        positions, rows = _rows(logits)
+        wanted = expected[window][positions].double()
+        finite = wanted.isfinite() & rows.isfinite()
+        difference += float((rows.double() - wanted).where(finite, 0.0).square().sum())
+        norm += float(wanted.where(finite, 0.0).square().sum())
+    return (difference / norm) ** 0.5 if norm else 0.0

@@ -1,0 +1,191 @@
+"""Schedules: the same tokens given to a step in every way in which an engine gives them, their logits collected.
+
+A step that is right in one prefill may be wrong in the next call: a layer keeps state that is lost between calls, mixes
+sequences of one call, counts places in the flat run instead of positions, or reads other pages than it should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .full_sequence import arrange
+from .paged_step import StepShape
+
+TOKENS = 72  # of the first window, two pages and a quarter
+SHORTER = 45  # of the second
+CHUNKS = (3, 1, 14, 2, 29, 5, 11)  # tokens a chunk, over and over
+
+
+class Stepping(Protocol):
+    """What calls a step; `generate.Windows` does."""
+
+    shape: StepShape
+    device: str
+
+    def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor: ...
+
+
+class Play:
+    """Sequences over a small pool of pages, given out in no order; freed pages are the next to be used."""
+
+    def __init__(self, stepping: Stepping, sequences: Sequence[Tensor]) -> None:
+        self._call, shape = stepping.call, stepping.shape
+        self.shape, self.sequences = shape, sequences
+        count = sum(-(-len(ids) // shape.page) for ids in sequences) + 2
+        self._cache = shape.new_cache(count, stepping.device)
+        self._free = [*range(0, count, 2), *range(1, count, 2)]
+        self.done = [0] * len(sequences)
+        self.logits: list[dict[int, Tensor]] = [{} for _ in sequences]
+        self._pages: list[list[int]] = [[] for _ in sequences]
+
+    def left(self, index: int) -> int:
+        return len(self.sequences[index]) - self.done[index]
+
+    def step(self, *new: tuple[int, int], last: bool = False) -> None:
+        """One call: of each (sequence, tokens) so many more; `last`: logits of the last token of each alone."""
+        new = tuple((i, n) for i, n in new if n > 0)
+        if not new:
+            return
+        ids = [self.sequences[i][self.done[i] : self.done[i] + n] for i, n in new]
+        answers = self._run(new, torch.cat(ids), last)
+        at = 0
+        for i, n in new:
+            kept = range(self.done[i] + n - 1 if last else self.done[i], self.done[i] + n)
+            for position in kept:
+                self.logits[i][position] = answers[at]
+                at += 1
+            self.done[i] += n
+
+    def draft(self, index: int, ids: Tensor) -> None:
+        """Tokens that are computed, and then not taken."""
+        self._run(((index, len(ids)),), ids, last=True)
+
+    def release(self, index: int) -> None:
+        """Preempt a sequence: its pages are free, its tokens have to be computed again."""
+        self._free.extend(self._pages[index])
+        self._pages[index], self.done[index] = [], 0
+
+    def share(self, index: int, other: int) -> None:
+        """Begin a sequence with the full pages of another one that has the same tokens; the last token is computed."""
+        page = self.shape.page
+        count = min(self.done[other], len(self.sequences[index]) - 1) // page
+        self._pages[index] = self._pages[other][:count]
+        self.done[index] = count * page
+
+    def _run(self, new: Sequence[tuple[int, int]], ids: Tensor, last: bool) -> Tensor:
+        page = self.shape.page
+        for i, n in new:
+            while len(self._pages[i]) * page < self.done[i] + n:
+                self._pages[i].append(self._free.pop())
+        widest = max(len(self._pages[i]) for i, _ in new)
+        table = torch.zeros((len(new), widest), dtype=torch.int32)
+        for row, (i, _) in enumerate(new):
+            table[row, : len(self._pages[i])] = torch.tensor(self._pages[i], dtype=torch.int32)
+        counts = [n for _, n in new]
+        named = arrange(self.shape, [self.done[i] for i, _ in new], counts, table)
+        rows = named["query_start"][1:].long() - 1 if last else torch.arange(len(ids))
+        answers = self._call(ids, rows, self._cache, named)
+        if answers.shape != (len(rows), self.shape.vocab_size):
+            raise WrongShape([len(rows), self.shape.vocab_size], list(answers.shape))
+        return answers.detach().cpu()
+
+
+class WrongShape(Exception):
+    """Logits of another shape than the rows that were asked for."""
+
+    def __init__(self, expected: list[int], got: list[int]) -> None:
+        super().__init__(f"expected logits {expected}, got {got}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`sequences`: the window of each sequence that is played."""
+
+    name: str
+    words: str
+    sequences: tuple[int, ...]
+    play: Callable[[Play], None]
+
+
+def prefill(play: Play) -> None:
+    for index in range(len(play.sequences)):
+        play.step((index, play.left(index)))
+
+
+def _decode(play: Play) -> None:
+    while play.left(0):
+        play.step((0, 1))
+
+
+def _chunks(play: Play) -> None:
+    for count in _uneven():
+        play.step((0, min(count, play.left(0))))
+        if not play.left(0):
+            return
+
+
+def _together(play: Play) -> None:
+    """Prefill beside decoding, either first in the flat run, both decoding, one waiting."""
+    first, second = (play.left(i) for i in (0, 1))
+    play.step((0, first // 4))
+    for step in range(3):
+        play.step((1, second // 4 - step), (0, 1))
+    for _ in range(4):
+        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    play.step((0, play.left(0) // 3), (1, min(1, play.left(1))))
+    play.step((1, play.left(1)), (0, play.left(0) // 2))
+    play.step((0, play.left(0)))
+
+
+def _preempted(play: Play) -> None:
+    """The pages of the second sequence go to the first; it is computed again in others, and decodes beside it."""
+    play.step((0, play.left(0) * 2 // 5))
+    play.step((1, play.left(1) * 2 // 3))
+    for _ in range(2):
+        play.step((1, min(1, play.left(1))))
+    again = play.done[1]
+    play.release(1)
+    play.step((0, max(play.left(0) - 6, 0)))
+    play.step((1, again), (0, min(1, play.left(0))), last=True)
+    for _ in range(4):
+        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    play.step((0, play.left(0)), (1, play.left(1)))
+
+
+def _cached_prefix(play: Play) -> None:
+    """The second sequence reads pages that the first wrote, while the first goes on."""
+    play.step((0, play.left(0) - 5))
+    play.share(1, 0)
+    play.step((0, 1), (1, play.left(1) // 2))
+    for _ in range(4):
+        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    play.step((1, play.left(1)))
+
+
+def _drafts(play: Play) -> None:
+    """Tokens that were guessed wrong are in the cache; the right ones take their place."""
+    play.step((0, play.left(0) // 3))
+    for kept in (1, 3, 1, 2):
+        play.draft(0, play.sequences[0].flip(0)[: min(4, play.left(0))])
+        play.step((0, min(kept, play.left(0))))
+    play.step((0, play.left(0)))
+
+
+def _uneven() -> Iterator[int]:
+    while True:
+        yield from CHUNKS
+
+
+SCHEDULES = (
+    Schedule("decode", "decoding token by token", (0,), _decode),
+    Schedule("chunks", "prefill in uneven chunks", (0,), _chunks),
+    Schedule("batch", "two sequences of different lengths in one step", (0, 1), _together),
+    Schedule("preempted", "recomputing in other pages after a preemption", (0, 1), _preempted),
+    Schedule("prefix", "reading a prefix from cached pages", (0, 0), _cached_prefix),
+    Schedule("drafts", "decoding after rejected draft tokens", (0,), _drafts),
+)

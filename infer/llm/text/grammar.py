@@ -1,0 +1,188 @@
+"""Structured output: constraints as masks over the vocabulary.
+
+What can't be enforced is refused with its name, never ignored. Grammars come from strangers: their size, depth, compile
+time and the work per token are bounded (`constraints.GrammarLimits`). `Grammars.check` may be called from any thread
+and belongs there: it compiles into the cache, so that `open`, in the engine's thread, only copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ...errors import GrammarError, InputError, NotUsableError, OverloadedError
+from .grammar_compiler import GrammarCompiler, brief
+from .grammar_request import GrammarLimits, read
+
+GROWTH = 2 << 20  # bytes by which a grammar grows while it is used
+
+
+class _Compiled:
+    """A grammar in its first state, alive as long as the cache or a completion holds it; `size` in bytes."""
+
+    __slots__ = ("__weakref__", "key", "matcher", "size")
+
+    def __init__(self, key: str, matcher: Any, size: int) -> None:
+        self.key, self.matcher, self.size = key, matcher, size
+
+
+class Matcher:
+    """How far one completion is in its grammar; implements `hooks.Grammar`. One thread at a time."""
+
+    def __init__(self, owner: Grammars, compiled: _Compiled) -> None:
+        self._owner, self._compiled = owner, compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._ended = (
+            False  # by an end token after the last that could come; the library does not count that one
+        )
+
+    @property
+    def finished(self) -> bool:
+        return (self._ended or bool(self._matcher.is_stopped())) and not self._matcher.is_error()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output so far satisfies the grammar."""
+        return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
+
+    def fill(self, bitmask: Tensor, row: int) -> None:
+        """Raises `GrammarError` when the grammar becomes too complex here; the completion can't go on then."""
+        target, words = bitmask[row], self._owner.words
+        if target.numel() == words:
+            self._matcher.unsafe_compute_mask_ptr(target.data_ptr(), 4 * words)
+        else:
+            whole = torch.empty(words, dtype=torch.int32)
+            self._matcher.unsafe_compute_mask_ptr(whole.data_ptr(), 4 * words)
+            shared = min(words, target.numel())
+            target.zero_()
+            target[:shared] = whole[:shared]
+        self._check()  # the library would allow nothing but the end token from here on
+
+    def accept(self, token: int) -> bool:
+        """False for a token that may not come; raises `GrammarError` as `fill` does."""
+        if self._ended or not 0 <= token < self._owner.vocab_size:
+            return False
+        if token in self._owner.eos_ids:
+            self._ended = self.complete
+            return self._ended
+        taken = bool(self._matcher.try_consume_tokens([token]))
+        self._check()
+        return taken
+
+    def rollback(self, count: int) -> None:
+        if count and self._ended:
+            self._ended, count = False, count - 1
+        if count:
+            self._matcher.rollback(count)
+
+    def _check(self) -> None:
+        """Raise `GrammarError` once a limit is hit; no other completion starts from what this one shares then."""
+        if self._matcher.is_error():
+            self._owner.forget(self._compiled.key)
+            reason = brief(self._matcher.get_error())
+            raise GrammarError(f"the grammar became too complex: {reason}", where="grammar")
+
+
+class Grammars:
+    """Compiles constraints for one tokenizer; implements `hooks.Grammars`.
+
+    `vocab_size`: of the model, which may be more than the tokenizer has; `eos_ids`: what may follow a complete output.
+    """
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], limits: GrammarLimits | None = None
+    ) -> None:
+        if find_spec("llguidance") is None:
+            raise NotUsableError(
+                "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
+            )
+        self.limits = limits or GrammarLimits()
+        self.eos_ids = tuple(eos_ids)
+        self._compiler = GrammarCompiler(tokenizer, vocab_size, eos_ids, self.limits)
+        self.vocab_size = self._compiler.vocab_size
+        self.words = -(-self.vocab_size // 32)
+        self._lock = threading.Lock()
+        self._compiling = threading.Semaphore(self.limits.compiling)
+        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
+        self._alive: WeakValueDictionary[str, _Compiled] = WeakValueDictionary()
+
+    def check(self, constraint: Mapping[str, Any], size: int = 0) -> None:
+        """Compile into the cache. `size`: bytes that it took in a trial. Raises `InputError` naming what is wrong or
+        can't be enforced, `OverloadedError` while those that are used take all memory that there is for them."""
+        self._compiled(constraint, size)
+
+    def open(self, constraint: Mapping[str, Any]) -> Matcher:
+        return Matcher(self, self._compiled(constraint))
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._cache.pop(key, None)
+            self._alive.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def _compiled(self, constraint: Mapping[str, Any], size: int = 0) -> _Compiled:
+        kind, text = read(constraint, self.limits)
+        key = hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()
+        with self._lock:
+            compiled = self._alive.get(key)
+        if compiled is None:
+            size = (size or len(text)) + GROWTH
+            self._make_room(size)
+            compiled = _Compiled(key, self._within_time(kind, constraint[kind]), size)
+        with self._lock:
+            self._alive[key] = compiled
+            self._cache[key] = compiled
+            self._cache.move_to_end(key)
+            self._shrink(self.limits.cached_bytes)
+        return compiled
+
+    def _make_room(self, size: int) -> None:
+        with self._lock:
+            self._shrink(self.limits.cached_bytes - size)
+            if size + _bytes(self._alive) > self.limits.used_bytes:
+                self._shrink(0)
+            if size + _bytes(self._alive) > self.limits.used_bytes:
+                raise OverloadedError("grammars of other requests take all memory for them", where="grammar")
+
+    def _shrink(self, most: int) -> None:
+        while self._cache and (len(self._cache) > self.limits.cached or _bytes(self._cache) > most):
+            self._cache.popitem(last=False)
+
+    def _within_time(self, kind: str, value: Any) -> Any:
+        """In a thread of its own: the library can't be stopped, but lets go of the interpreter while it compiles."""
+        if not self._compiling.acquire(timeout=self.limits.compile_seconds):
+            raise OverloadedError("other grammars are being compiled", where="grammar")
+        result: list[Any] = []
+
+        def work() -> None:
+            try:
+                result.append(self._compiler.compile(kind, value))
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                result.append(error)
+            finally:
+                self._compiling.release()
+
+        thread = threading.Thread(target=work, name="grammar", daemon=True)
+        thread.start()
+        thread.join(self.limits.compile_seconds)
+        if not result:
+            raise InputError(
+                f"the grammar takes longer than {self.limits.compile_seconds:g} s to compile", where=kind
+            )
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return result[0]
+
+
+def _bytes(grammars: Mapping[str, _Compiled]) -> int:
+    return sum(compiled.size for compiled in list(grammars.values()))

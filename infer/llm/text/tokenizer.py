@@ -1,0 +1,160 @@
+"""Text ↔ token ids for an artifact that carries a tokenizer; needs `tokenizers`, never transformers.
+
+`Tokenizer` makes batches for encoders and cuts what is too long; `Text` is a language model's and never cuts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArtifactError, InputError, NotUsableError
+from ...regular_files import read_regular
+
+MAX_BYTES = 1 << 28  # of tokenizer.json
+TextOrPair = str | Sequence[str]  # a text, or two that a model compares
+
+
+class Tokenizer:
+    """`tokenizer.json` of the artifact; texts longer than `max_length` tokens are cut on the right."""
+
+    def __init__(self, path: Path, *, max_length: int, pad_id: int = 0) -> None:
+        self.max_length, self.pad_id = max_length, pad_id
+        self._tokenizer = _opened(path)
+        self._tokenizer.enable_truncation(max_length)
+
+    def encode(self, texts: Sequence[TextOrPair]) -> list[list[int]]:
+        """One list of ids per text or pair of texts, special tokens added, cut to `max_length`."""
+        return [encoding.ids for encoding in self._encodings(texts)]
+
+    def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask` and `token_type_ids` (1 on the second text of a pair), int64 [len(texts),
+        longest], padded on the right."""
+        encodings = self._encodings(texts)
+        found = self.pad([encoding.ids for encoding in encodings])
+        types = np.zeros_like(found["input_ids"])
+        for row, encoding in zip(types, encodings, strict=True):
+            row[: len(encoding.type_ids)] = encoding.type_ids
+        return {**found, "token_type_ids": types}
+
+    def _encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
+        rows: list[Any] = []
+        for index, row in enumerate(texts):
+            pair = isinstance(row, list | tuple) and len(row) == 2
+            for part in row if pair else (row,):
+                check_text(part, f"texts[{index}]")  # type: ignore[arg-type]
+            rows.append(tuple(row) if pair else row)
+        return list(self._tokenizer.encode_batch(rows))
+
+    def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
+        longest = max((len(row) for row in rows), default=0)
+        ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
+        mask = np.zeros((len(rows), longest), dtype=np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+            mask[i, : len(row)] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+class Text:
+    """`tokenizer.json` of a language model: texts of any length, ids back to text, and what single tokens are.
+
+    `tokenizer` is the `tokenizers.Tokenizer` itself, without truncation and padding.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = _opened(path)
+        self.tokenizer.no_truncation()
+        self.tokenizer.encode_special_tokens = False
+        self.vocab_size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        self._added = {number: token.content for number, token in added.items()}
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """`special` adds what the tokenizer puts around a text, like a begin token; raises `InputError`."""
+        check_text(text, "text")
+        return self.tokenizer.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Bytes that are no whole character come as U+FFFD; an id outside the vocabulary is an `InputError`."""
+        for index, number in enumerate(ids):
+            if self.piece(number) is None:
+                raise InputError(f"no token has the id {number}", where=f"ids[{index}]")
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def piece(self, number: int) -> str | None:
+        """The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`), or None."""
+        return self.tokenizer.id_to_token(number) if 0 <= number < 1 << 31 else None
+
+    def token_bytes(self, number: int) -> bytes:
+        """What the token adds to a text, in UTF-8; of some tokens only a part of a character. Empty for no token."""
+        piece = self.piece(number)
+        if piece is None:
+            return b""
+        if number in self._added:
+            return self._added[number].encode()
+        if "ByteLevel" in self._decoders:
+            return b"".join(_BYTE_OF[c] if c in _BYTE_OF else c.encode() for c in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and "ByteFallback" in self._decoders:
+            return bytes([int(piece[3:5], 16)])
+        return self._spelled(piece).encode()
+
+    def _spelled(self, piece: str) -> str:
+        if {"Metaspace", "Replace"} & self._decoders:
+            return piece.replace("\u2581", " ")
+        if "WordPiece" in self._decoders:
+            return piece.removeprefix("##") if piece.startswith("##") else f" {piece}"
+        return piece
+
+    @cached_property
+    def _decoders(self) -> set[str]:
+        """Types of the decoder and its parts, as tokenizer.json names them."""
+        found = json.loads(self.tokenizer.to_str()).get("decoder") or {}
+        parts = [found, *found.get("decoders", [])]
+        return {part.get("type", "") for part in parts}
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise `InputError` unless it is text that has an UTF-8 form."""
+    if not isinstance(text, str):
+        raise InputError(f"expected text, got {type(text).__name__}", where=where)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError("expected valid Unicode, got a lone surrogate", where=where) from error
+
+
+def _opened(path: Path) -> Any:
+    if find_spec("tokenizers") is None:
+        raise NotUsableError("text needs the package tokenizers", hint="pip install 'infer[serve]'")
+    import tokenizers
+
+    data = read_regular(path, MAX_BYTES, error=ArtifactError)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # of no class of its own
+        said = str(error)[:200]
+        raise ArtifactError(f"the tokenizer can't be read: {said}", where=str(path)) from error
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _bytes_of_characters() -> dict[str, bytes]:
+    """The alphabet of byte-level BPE (GPT-2): printable Latin-1 stands for itself, other bytes from U+0100 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    characters = {chr(byte): bytes([byte]) for byte in own}
+    return characters | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _bytes_of_characters()

@@ -1,0 +1,26 @@
+"""Opens any source safely: recognises it by content, asks for the one thing that is missing.
+
+identify(path)      what a file or folder is, without running anything in it
+load(plan)          a model whose weights are still on disk, its inputs, and real samples
+fill(loaded)        gives the weights their values, by one of `STRATEGIES`
+read_data(spec, …)  what `--data` names, as samples
+"""
+
+from __future__ import annotations
+
+from .data import read_data
+from .fill_weights import STRATEGIES, fill, resolve_strategy
+from .identify import Identified, identify
+from .loaded_model import LoadedModel
+from .open_source import load
+
+__all__ = [
+    "STRATEGIES",
+    "Identified",
+    "LoadedModel",
+    "fill",
+    "identify",
+    "load",
+    "read_data",
+    "resolve_strategy",
+]

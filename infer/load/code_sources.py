@@ -1,0 +1,240 @@
+"""Sources that are code: the user's own function; pickles, TorchScript and `.pt2` by `--trust-code`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotUsableError, SourceError, UsageError
+from ..plan import Plan
+from ..silence_logs import quiet
+from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from .input_specs import resolve_inputs
+from .layer_recovery import restore_layers
+from .loaded_model import LoadedModel
+from .user_module import Recipe, users_code
+
+DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
+
+
+class Named(nn.Module):
+    """A program with positional or keyword arguments, called by keyword; its signature shows the names."""
+
+    def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.model = model
+
+        def forward(**inputs: Tensor) -> Any:
+            given = [inputs[name] for name in positional]
+            return self.model(*given, **{name: inputs[name] for name in keyword})
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        self.forward = forward
+
+    def train(self, mode: bool = True) -> Named:
+        """A program was captured in one mode and stays in it."""
+        self.training = mode
+        return self
+
+
+def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
+    """`file.py:factory` as the source: the module brings its own weights."""
+    recipe = Recipe(plan.source)
+    with users_code(recipe.text):
+        module = recipe.build()
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"expected {recipe.text} to return an nn.Module, got {type(module).__name__}")
+    return _in_memory("module", module.eval(), recipe), recipe
+
+
+def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
+    """A pickled nn.Module, under `plan.trust_code` only."""
+    try:
+        found = torch.load(plan.source, map_location="cpu", weights_only=False)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise SourceError(
+            f"the pickled model names code that is not here: {error}",
+            where=plan.source,
+            hint="Run where it can be imported, or save model.state_dict() and give --model file.py:factory",
+        ) from error
+    if not isinstance(found, nn.Module):
+        held = f"a mapping of {', '.join(map(str, list(found)[:6]))}" if isinstance(found, Mapping) else ""
+        raise SourceError(
+            f"expected a pickled nn.Module, got {held or type(found).__name__}",
+            where=plan.source,
+            hint="Save the state dict in it on its own and give --model file.py:factory",
+        )
+    return _in_memory("module", found.float().eval(), recipe)
+
+
+def load_exported(plan: Plan) -> LoadedModel:
+    """A `.pt2`, under `plan.trust_code` only: names, dtypes and sizes from the program's own signature."""
+    try:
+        with quiet():
+            program = torch.export.load(plan.source)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise SourceError(f"torch.export can't read it: {text}", where=plan.source) from error
+    inputs, sizes = _signature(program, plan)
+    loaded = _in_memory("exported", as_module(program, inputs), None)
+    loaded.inputs, loaded.sizes = inputs, sizes
+    return loaded
+
+
+def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
+    """TorchScript, under `plan.trust_code` only: read, converted to an exported program, never written."""
+    script = _read_script(plan.source)
+    names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
+    known = recipe.inputs if recipe else ()
+    if not known and not plan.inputs:
+        sizes = ", ".join(
+            f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
+        )
+        raise UsageError(
+            f"TorchScript does not tell its inputs' sizes; its forward takes {', '.join(names)}",
+            where="--input",
+            hint=f"First weights: {sizes}. Example: --input {(*names, 'x')[0]}=float32[batch,3,224,224]",
+        )
+    inputs, _ = resolve_inputs(plan, known, None)
+    by_name = {spec.name: spec for spec in inputs}
+    if set(by_name) - set(names):
+        raise UsageError(
+            f"TorchScript's forward takes {', '.join(names)}, got {', '.join(by_name)}", where="--input"
+        )
+    order = tuple(by_name[name] for name in names if name in by_name)
+    program = _convert(script, tuple(_stand_in(spec) for spec in order), plan.source)
+    module = Named(_unguarded(program), tuple(spec.name for spec in order))
+    loaded = _in_memory("torchscript", module, recipe)
+    loaded.inputs = order
+    why = "TorchScript is deprecated: read and converted, never written"
+    loaded.findings.append(Finding("load", "converted", "torch.export", why=why))
+    return loaded
+
+
+def _read_script(source: str) -> Any:
+    if sys.version_info >= (3, 14):
+        raise NotUsableError(
+            "torch does not read TorchScript on Python 3.14 or later",
+            hint="Convert it once on Python 3.13 or earlier",
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\..*deprecated", category=DeprecationWarning)
+        try:
+            return torch.jit.load(source, map_location="cpu").eval()
+        except RuntimeError as error:
+            raise SourceError(
+                f"torch.jit can't read it: {str(error).splitlines()[0][:200]}", where=source
+            ) from error
+
+
+def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.export.ExportedProgram:
+    try:
+        converter = importlib.import_module("torch._export.converter").TS2EPConverter
+    except (ImportError, AttributeError) as error:
+        raise NotUsableError(
+            f"torch {torch.__version__} has no TorchScript converter any more",
+            hint="Save the state dict of the original model and give --model file.py:factory",
+        ) from error
+    with quiet():
+        try:
+            return converter(script, examples).convert()
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            raise NotUsableError(
+                f"this TorchScript can't be converted: {text[0][:200] if text else type(error).__name__}",
+                hint=f"Save the state dict of the original of {source} and give --model file.py:factory",
+            ) from error
+
+
+def _stand_in(spec: TensorSpec) -> Tensor:
+    """Zeros to convert with; distinct symbolic sizes could not be told apart by value, and need not be."""
+    return torch.zeros(
+        [DYNAMIC if isinstance(size, str) else size for size in spec.shape], dtype=spec.torch_dtype
+    )
+
+
+def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> nn.Module:
+    """The program as a module that is called by keyword."""
+    args, kwargs = program.call_spec.in_spec.children() if program.call_spec.in_spec else ([], [])
+    flat = args.num_leaves == args.num_children and kwargs.num_leaves == kwargs.num_children
+    if not flat:
+        raise NotUsableError(
+            "the program takes nested inputs (lists or dicts of tensors)",
+            hint="Export it with one tensor an argument",
+        )
+    names = tuple(spec.name for spec in inputs)
+    return Named(_unguarded(program), names[: args.num_leaves], tuple(kwargs.context))
+
+
+def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
+    """The program as a module whose layers can be quantized."""
+    # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
+    known = "check_guards" in inspect.signature(program.module).parameters
+    module = program.module(check_guards=False) if known else program.module()
+    restore_layers(module)
+    return module
+
+
+def _signature(
+    program: torch.export.ExportedProgram, plan: Plan
+) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[int, int]]]:
+    """Specs of the user's inputs; symbols are named batch (first dimension) or dim1, dim2, … in order."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    symbols: dict[str, str] = {}
+    specs = []
+    for name in program.graph_signature.user_inputs:
+        value = nodes[str(name)].meta["val"] if str(name) in nodes else None
+        if not isinstance(value, Tensor):
+            raise NotUsableError(f"the program takes {name!r}, which is not a tensor", where=plan.source)
+        if value.dtype not in DTYPE_NAMES:
+            raise NotUsableError(
+                f"input {str(name)!r} of the program is of dtype {str(value.dtype).removeprefix('torch.')}",
+                where=plan.source,
+                hint=f"Known: {', '.join(DTYPE_NAMES.values())}",
+            )
+        shape = tuple(_size(size, axis, symbols) for axis, size in enumerate(value.shape))
+        specs.append(TensorSpec(str(name), DTYPE_NAMES[value.dtype], shape))
+    ranges = {str(symbol): value for symbol, value in program.range_constraints.items()}
+    sizes = {}
+    for symbol, name in symbols.items():
+        low, high = (int(ranges[symbol].lower), ranges[symbol].upper) if symbol in ranges else (1, None)
+        cap = plan.max_batch if name == "batch" else plan.max_length
+        sizes[name] = (max(low, 1), min(int(high), cap) if high is not None and _finite(high) else cap)
+    return tuple(specs), sizes
+
+
+def _size(size: int | torch.SymInt, axis: int, symbols: dict[str, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    symbol = str(size)
+    if symbol not in symbols:
+        symbols[symbol] = (
+            "batch" if axis == 0 and "batch" not in symbols.values() else f"dim{len(symbols) + 1}"
+        )
+    return symbols[symbol]
+
+
+def _finite(bound: Any) -> bool:
+    return str(bound).lstrip("-").isdigit()
+
+
+def _in_memory(kind: str, module: nn.Module, recipe: Recipe | None) -> LoadedModel:
+    return LoadedModel(
+        kind=kind,
+        module=module,
+        reader=None,
+        inputs=recipe.inputs if recipe else (),
+        samples={},
+        samples_from="",
+        outputs=recipe.outputs if recipe else (),
+        task=recipe.task if recipe else "tensors",
+    )

@@ -1,0 +1,257 @@
+"""Real inputs for checking and calibration: what `--data` names, or what was shipped beside the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, SourceError, UsageError
+from ..plan import Plan
+from ..regular_files import require_regular
+from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from . import data_split, images
+from .loaded_model import LoadedModel
+from .text_data import TEXT_INPUTS, tokenize
+from .user_module import Recipe, called_for_tensors, import_file, importable
+from .weights import raw_bytes
+from .weights.containers import refuse_expanded
+from .weights.torch_reader import load_safely
+
+RANDOM_ROWS = 8
+ARRAYS = (".npy", ".npz")
+LOUD = "random inputs say nothing about fidelity on real data"
+Samples = dict[str, Tensor]
+
+
+def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
+    """Give `loaded` its samples, from `plan.data` else as shipped; `UsageError` asks for --data.
+
+    When the model is to be quantized, rows to calibrate with are taken out of them: what calibrates never judges.
+    """
+    if plan.data is not None:
+        samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
+        rows = len(next(iter(samples.values())))
+        why = LOUD if plan.data == "random" else loaded.samples_from
+        loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
+    else:
+        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, recipe)
+    loaded.samples, source = samples, loaded.samples_from
+    more = recipe.tensors("calibration_inputs") if recipe and plan.data is None else None
+    if more and recipe:
+        source = f"{recipe.path}:calibration_inputs"
+        loaded.calibration = data_split.without(checked(more, loaded.inputs, source), samples)
+    elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
+        loaded.samples, loaded.calibration = data_split.split(samples, loaded.inputs)
+    digest = digest_of(loaded.calibration)
+    loaded.findings += data_split.said(loaded.samples, loaded.calibration, source, digest)
+
+
+def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> tuple[Samples, str]:
+    shipped = _shipped(loaded, plan, recipe)
+    if shipped is None:
+        takes = ", ".join(spec.format() for spec in loaded.inputs)
+        raise UsageError(
+            f"no real inputs to check the result with; the model takes {takes}",
+            where="--data",
+            hint=f"Give some: {_example(loaded)}. '--data random' checks the numbers only, not the fidelity",
+        )
+    found, source = shipped
+    samples = checked(found, loaded.inputs, source)
+    why = f"{source}; sha256 {digest_of(samples)}"
+    loaded.findings.append(Finding("load", "data", len(next(iter(samples.values()))), "rows", why))
+    return samples, source
+
+
+def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
+    """`(samples, said, sha256)` of .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
+
+    Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
+    tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
+    """
+    if spec == "random":
+        samples = random_inputs(loaded.inputs, seed)
+        return samples, f"--data random: {LOUD}", digest_of(samples)
+    file, _, name = spec.rpartition(":")
+    if file.endswith(".py") and name.isidentifier():
+        return _from_function(Path(file), name, loaded)
+    path = Path(spec)
+    if not path.exists():
+        raise UsageError(f"there is no {spec}", where="--data", hint=f"Give {_example(loaded)}")
+    files = _inside(path) if path.is_dir() else [path]
+    samples, used = _from_files(files, loaded, spec)
+    return checked(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
+
+
+def checked(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
+    """The samples that the model takes, in its order; floats are cast to its float, integers likewise."""
+    sizes: dict[str, int] = {}
+    found: Samples = {}
+    for spec in specs:
+        if spec.name not in samples:
+            held = ", ".join(samples) or "nothing"
+            raise InputError(
+                f"expected input {spec}, got {held}", where=where, hint="Name the arrays as the inputs"
+            )
+        value = _fit(samples[spec.name], spec)
+        spec.check(value, where, sizes)
+        found[spec.name] = value
+    rows = {name: value.shape[0] for name, value in found.items() if value.ndim}
+    if not rows or min(rows.values()) == 0:
+        raise InputError("expected at least one row", where=where)
+    return found
+
+
+def random_inputs(specs: tuple[TensorSpec, ...], seed: int) -> Samples:
+    """Normal floats, ones for masks and other integers; a symbolic size is 8."""
+    generator = torch.Generator().manual_seed(seed)
+    samples: Samples = {}
+    for spec in specs:
+        shape = [RANDOM_ROWS if isinstance(size, str) else size for size in spec.shape]
+        if spec.torch_dtype.is_floating_point:
+            samples[spec.name] = torch.randn(shape, generator=generator).to(spec.torch_dtype)
+        elif spec.dtype == "bool" or "mask" in spec.name:
+            samples[spec.name] = torch.ones(shape, dtype=spec.torch_dtype)
+        else:
+            samples[spec.name] = torch.randint(0, 2, shape, generator=generator).to(spec.torch_dtype)
+    return samples
+
+
+def _fit(value: Tensor, spec: TensorSpec) -> Tensor:
+    want, have = spec.torch_dtype, value.dtype
+    if have != want and (have.is_floating_point and want.is_floating_point or _whole(have) and _whole(want)):
+        value = value.to(want)
+    fixed = spec.shape[0] if spec.shape else None
+    if isinstance(fixed, int) and value.ndim and value.shape[0] > fixed:
+        value = value[:fixed]
+    return value.contiguous()
+
+
+def _whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _shipped(loaded: LoadedModel, plan: Plan, recipe: Recipe | None) -> tuple[Samples, str] | None:
+    if recipe is not None:
+        found = recipe.tensors("example_inputs")
+        return None if found is None else (found, f"{recipe.path}:example_inputs")
+    folder = Path(plan.source)
+    for name in ("samples.npz", "samples.txt"):
+        if loaded.kind == "huggingface" and (folder / name).is_file():
+            samples, _ = _from_files([folder / name], loaded, name)
+            return samples, str(folder / name)
+    return None
+
+
+def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples, str, str]:
+    call = getattr(import_file(path), name, None)
+    where = f"{path}:{name}"
+    if not callable(call):
+        raise UsageError(f"{path} has no function {name!r}", where="--data")
+    with importable(path.parent):
+        found = call()
+        if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
+            found = tokenize(found, loaded)
+        samples = checked(called_for_tensors(lambda: found, where), loaded.inputs, where)
+    return samples, f"--data {where}", digest_of(samples)
+
+
+def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+    for path in files:
+        require_regular(path)
+    texts = [path for path in files if _is_text(path)]
+    arrays = [path for path in files if path.suffix in ARRAYS]
+    if arrays:
+        parts = [_arrays(path, loaded.inputs) for path in arrays]
+        try:
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, arrays
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"the files don't fit together: {error}", where=where) from error
+    if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
+        return _torch_tensors(files[0], loaded.inputs), files
+    if pictures := [path for path in files if path.suffix.lower() in images.SUFFIXES]:
+        pixels, used = images.read_images(pictures, loaded.inputs, where)
+        return {loaded.inputs[0].name: pixels}, used
+    if texts:
+        return tokenize([_text(path) for path in texts], loaded), texts
+    held = ", ".join(path.name for path in files[:5]) or "nothing"
+    raise SourceError(
+        f"expected .npz, .npy, .pt, .txt or images, got {held}", where=where, hint=f"Give {_example(loaded)}"
+    )
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files of a folder; of one that has only folders (a class each), theirs."""
+    files = sorted(item for item in folder.iterdir() if item.is_file())
+    return files or sorted(item for item in folder.rglob("*") if item.is_file())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"expected UTF-8 text: {error}", where=str(path)) from error
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix in (".txt", ".md")
+
+
+def _arrays(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
+    try:
+        found = np.load(path, allow_pickle=False)
+        arrays = {name: found[name] for name in found.files} if hasattr(found, "files") else {"": found}
+    except (ValueError, OSError, EOFError) as error:
+        raise SourceError(f"NumPy can't read it without pickle: {error}", where=str(path)) from error
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
+    if odd:
+        raise InputError(
+            f"expected numbers, got {arrays[odd[0]].dtype} in {odd[0] or path.name!r}", where=str(path)
+        )
+    return _one_for_one({name: torch.from_numpy(array) for name, array in arrays.items()}, specs)
+
+
+def _torch_tensors(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
+    found = load_safely(path)
+    tensors = {"": found} if isinstance(found, Tensor) else found
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise SourceError(f"expected a dict of tensors, got {type(found).__name__}", where=str(path))
+    refuse_expanded(tensors, str(path))
+    return _one_for_one(dict(tensors), specs)
+
+
+def _one_for_one(tensors: Samples, specs: tuple[TensorSpec, ...]) -> Samples:
+    """One array for a model with one input needs no name."""
+    if len(tensors) == 1 and len(specs) == 1:
+        return {specs[0].name: next(iter(tensors.values()))}
+    return tensors
+
+
+def digest_of(samples: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in samples.items():
+        digest.update(f"{name} {DTYPE_NAMES[value.dtype]} {list(value.shape)}".encode())
+        digest.update(raw_bytes(value))
+    return digest.hexdigest()
+
+
+def _file_digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if len(paths) > 1:
+            digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _example(loaded: LoadedModel) -> str:
+    if {spec.name for spec in loaded.inputs} <= set(TEXT_INPUTS) and "tokenizer.json" in loaded.files:
+        return "--data texts.txt"
+    names = ", ".join(spec.name for spec in loaded.inputs)
+    return f"--data inputs.npz with {names}, or --data file.py:function"

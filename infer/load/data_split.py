@@ -1,0 +1,59 @@
+"""Real rows apart: some judge the result, others calibrate; none does both."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..spec import Finding, TensorSpec
+from .weights import raw_bytes
+
+Samples = dict[str, Tensor]
+
+
+def split(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> tuple[Samples, Samples]:
+    """(held out, calibration): every second row each, so that sorted data is spread over both.
+
+    A row whose content is among those held out does not calibrate. Inputs of a fixed batch can't be split: nothing
+    calibrates then.
+    """
+    if not all(spec.batched for spec in specs):
+        return dict(samples), {}
+    held = {name: value[::2].contiguous() for name, value in samples.items()}
+    return held, without({name: value[1::2] for name, value in samples.items()}, held)
+
+
+def without(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
+    """The rows of `samples` that are not in `others`; no inputs at all when none is left."""
+    taken = set(_rows(others))
+    keep = [index for index, row in enumerate(_rows(samples)) if row not in taken]
+    if not keep:
+        return {}
+    index = torch.tensor(keep)
+    return {name: value.index_select(0, index) for name, value in samples.items()}
+
+
+def _rows(samples: Mapping[str, Tensor]) -> list[bytes]:
+    """A digest of each row over all inputs."""
+    count = min((len(value) for value in samples.values()), default=0)
+    rows = []
+    for index in range(count):
+        digest = hashlib.sha256()
+        for value in samples.values():
+            digest.update(raw_bytes(value[index].contiguous()))
+        rows.append(digest.digest())
+    return rows
+
+
+def said(
+    held: Mapping[str, Tensor], calibration: Mapping[str, Tensor], source: str, digest: str
+) -> list[Finding]:
+    """Where calibration rows come from, how many, their hash."""
+    if not calibration:
+        return []
+    rows, judging = (len(next(iter(part.values()))) for part in (calibration, held))
+    why = f"{source}; sha256 {digest}; none of them is among the {judging} that judge"
+    return [Finding("load", "calibration rows", rows, "rows", why)]

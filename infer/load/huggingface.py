@@ -1,0 +1,251 @@
+"""A Hugging Face folder: its model from transformers, its weights from safetensors, never code of its own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import NotUsableError, SourceError, UnsafeSourceError
+from ..plan import Plan
+from ..regular_files import MAX_JSON, read_regular
+from ..spec import Finding, TensorSpec
+from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
+from .loaded_model import LoadedModel
+from .meta_model import Match, build_skeleton, match
+from .pooling import Pooling, read_pooling
+from .weights import FiniteReader, num_bytes
+from .weights.safetensors_reader import SafetensorsReader
+
+CARRIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "merges.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "classification",
+}
+_OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
+LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
+
+
+def load_huggingface(plan: Plan) -> LoadedModel:
+    """Config, tokenizer files and a model on meta, wrapped to take and give plain tensors."""
+    folder = Path(plan.source)
+    config = read_json(folder / "config.json")
+    _refuse_code(config, folder)
+    task = task_of(config, folder)
+    if find_spec("transformers") is None:
+        raise NotUsableError(
+            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
+        )
+    reader = SafetensorsReader(_weight_files(folder))
+    model, findings = build_skeleton(lambda: _from_config(folder, task), _architecture(config))
+    if task != "text-generation":
+        _refuse_other_modalities(model, config, folder)
+    pooling = read_pooling(folder) if task == "embedding" else None
+    wrapped = _wrap(model, task, pooling)
+    fit = match(wrapped, reader, lambda name: _other_names(name, model))
+    fit.check(str(folder), strict=False)
+    findings += _said(reader, fit)
+    return LoadedModel(
+        kind="huggingface",
+        module=wrapped,
+        reader=FiniteReader(reader, str(folder)),
+        inputs=_inputs(wrapped),
+        samples={},
+        samples_from="",
+        outputs=("embedding",) if task == "embedding" else ("logits",),
+        task=task,
+        sizes=_sizes(plan, config),
+        renames=fit.renames,
+        files={name: folder / name for name in CARRIED if (folder / name).is_file()},
+        meta=_meta(plan, config, folder, pooling),
+        weight_bytes=num_bytes(reader),
+        findings=findings,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(path, MAX_JSON))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"expected JSON: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
+    return found
+
+
+def task_of(config: Mapping[str, Any], folder: Path) -> str:
+    """From the `architectures` of config.json; raises `SourceError` for anything else."""
+    name = _architecture(config)
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        named = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise SourceError(
+            f"the checkpoint is quantized already ({named})",
+            where=str(folder / "config.json"),
+            hint="Give the original float checkpoint: quantizing twice only loses more",
+        )
+    if config.get("is_encoder_decoder"):
+        raise SourceError(
+            f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",
+            where=str(folder / "config.json"),
+            hint="Give the state dict of the half you need and --model file.py:factory",
+        )
+    for ending, task in TASKS.items():
+        if name.endswith(ending):
+            return task
+    if (folder / "modules.json").is_file() or name.endswith("Model"):
+        return "embedding"
+    raise SourceError(
+        f"expected an architecture ending in {', '.join(TASKS)} or Model, got {name!r}",
+        where=str(folder / "config.json"),
+        hint="Export it with torch.export, or give its state dict and --model file.py:factory",
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    found = config.get("architectures")
+    if isinstance(found, list) and found and isinstance(found[0], str):
+        return found[0]
+    return f"{config.get('model_type', 'no')} model without architectures"
+
+
+def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
+    remote = config.get("auto_map")
+    if remote:
+        named = ", ".join(map(str, remote.values())) if isinstance(remote, dict) else str(remote)
+        raise UnsafeSourceError(
+            f"the folder wants code of its own to be run (auto_map: {named[:200]})",
+            where=str(folder / "config.json"),
+            hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [index]
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors") in files:
+        return [folder / "model.safetensors"]
+    return files
+
+
+def _from_config(folder: Path, task: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    model = kinds.get(task, AutoModel).from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    model.tie_weights()
+    return model
+
+
+def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
+    if task == "text-generation":
+        return Decoder(model).eval()
+    if task == "classification":
+        return (PairClassifier if _has_token_types(model) else Classifier)(model).eval()
+    # The pooler's output is not the embedding, and many checkpoints lack its weights.
+    if getattr(model, "pooler", None) is not None:
+        setattr(model, "pooler", None)  # noqa: B010
+    return Encoder(model, pooling or Pooling()).eval()
+
+
+def _other_names(name: str, model: nn.Module) -> list[str]:
+    """What a checkpoint may call the wrapper's `model.…`: with or without the prefix of the base model."""
+    inner = name.removeprefix("model.")
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]
+    old = [
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for n in names
+    ]
+    return names + old
+
+
+def _said(reader: SafetensorsReader, fit: Match) -> list[Finding]:
+    stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
+    findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
+    if {"float16", "bfloat16"} & set(stored):
+        why = "the float original is the checkpoint in float32, which holds its values exactly"
+        findings.append(Finding("load", "upcast", "float32", why=why))
+    if fit.unexpected:
+        left = f"the model does not use {', '.join(fit.unexpected[:8])}"
+        findings.append(Finding("load", "tensors left", len(fit.unexpected), why=left))
+    return findings
+
+
+def _inputs(wrapped: nn.Module) -> tuple[TensorSpec, ...]:
+    """What the wrapper's forward takes: token ids, and of encoders their mask and token types."""
+    names = inspect.signature(wrapped.forward).parameters
+    return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names)
+
+
+def _has_token_types(model: nn.Module) -> bool:
+    types = getattr(getattr(model, "config", None), "type_vocab_size", 0) or 0
+    return types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def _refuse_other_modalities(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise `SourceError` for a model that reads images or sound, by the inputs of its own forward."""
+    names = [n for n in inspect.signature(model.forward).parameters if n in _OTHER_MODALITIES]
+    if names:
+        raise SourceError(
+            f"expected a model of text, but {_architecture(config)} takes {', '.join(names)}",
+            where=str(folder / "config.json"),
+            hint="Save its text half as a folder of its own, or give the model with --model file.py:factory and name "
+            "its tensors with --input",
+        )
+
+
+def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    positions = config.get("max_position_embeddings")
+    longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
+    return {"batch": (1, plan.max_batch), "seq": (1, longest)}
+
+
+def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling | None) -> dict[str, Any]:
+    """What serving needs to know, as JSON."""
+    limits = [_sizes(plan, config)["seq"][1]]
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        if isinstance(found, int | float) and 0 < found < LARGE_VOCAB:
+            limits.append(int(found))
+    meta: dict[str, Any] = {
+        "architecture": _architecture(config),
+        "model_type": config.get("model_type"),
+        "max_length": min(limits),
+        "vocab_size": config.get("vocab_size"),
+        "pad_id": config.get("pad_token_id"),
+        "bos_id": config.get("bos_token_id"),
+        "eos_id": config.get("eos_token_id"),
+    }
+    if isinstance(config.get("id2label"), dict):
+        meta["labels"] = [
+            str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
+        ]
+    if pooling is not None:
+        meta |= {"pooling": pooling.mode, "normalize": pooling.normalize}
+    return meta

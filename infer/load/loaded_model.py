@@ -1,0 +1,38 @@
+"""What opening a source gives: a model before anything was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..spec import Finding, TensorSpec
+from .weights import WeightReader
+
+
+@dataclass
+class LoadedModel:
+    """A model before anything was done to it. Parameters are on the meta device while `reader` is set."""
+
+    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "onnx"
+    module: nn.Module | None  # None for onnx
+    reader: WeightReader | None
+    inputs: tuple[TensorSpec, ...]
+    samples: Mapping[str, Tensor]  # real inputs, batch first
+    samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
+    outputs: tuple[str, ...] = ()  # names, when the source knows them
+    task: str = "tensors"  # "tensors" | "classification" | "embedding" | "text-generation"
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
+    renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
+    calibration: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # real inputs kept for calibration, or none
+    load: str = "meta"  # how `fill` gives the weights, "auto" resolved
+    onnx: Path | None = None
+    weight_bytes: int | None = None  # as the source stores them, where it has them on disk
+    files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
+    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
+    findings: list[Finding] = field(default_factory=list)

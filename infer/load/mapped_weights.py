@@ -1,0 +1,77 @@
+"""Weights that stay in the file: one private mapping per file, tensors as views of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .weights import (
+    BLOCK_BYTES,
+    FileBlocks,
+    MappableReader,
+    Piece,
+    WeightReader,
+    check_finite,
+    raw_bytes,
+    read_as,
+    row_blocks,
+)
+
+
+class Mapper:
+    """Gives tensors as views of the mapped file where dtype and alignment allow, else copies; counts both."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self.reader = reader
+        self.mapped = self.copied = 0
+        self._storages: dict[Path, torch.UntypedStorage] = {}
+        self._files: dict[Path, FileBlocks] = {}
+        self._scratch = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+
+    def __call__(self, name: str, dtype: torch.dtype) -> Tensor:
+        piece = self.reader.piece(name) if isinstance(self.reader, MappableReader) else None
+        if piece is None or piece.dtype != dtype or piece.offset % dtype.itemsize or piece.num_bytes == 0:
+            tensor = read_as(self.reader, name, dtype)
+            self.copied += tensor.numel() * tensor.element_size()
+            return tensor
+        self._check(name, piece)
+        self.mapped += piece.num_bytes
+        return view(self._storage(piece.path), piece)
+
+    def said(self) -> str:
+        mapped = f"{self.mapped / 1e6:.1f} MB mapped from the file"
+        return f"{mapped}, {self.copied / 1e6:.1f} MB copied (cast or not aligned)" if self.copied else mapped
+
+    def _check(self, name: str, piece: Piece) -> None:
+        """Refuse NaN and infinity by `pread` into one buffer: the mapping's pages stay out of the resident set.
+
+        Blocks allocated one by one would be pinned in malloc's heap by what is allocated between them.
+        """
+        shape = piece.shape or (1,)
+        row_bytes = piece.num_bytes // shape[0]
+        file = self._files.setdefault(piece.path, FileBlocks(piece.path))
+        for start, stop in row_blocks(shape, piece.dtype.itemsize):
+            size = (stop - start) * row_bytes
+            if size > self._scratch.numel():
+                self._scratch = torch.empty(size, dtype=torch.uint8)
+            part = self._scratch[:size]
+            file.read_into(raw_bytes(part), piece.offset + start * row_bytes)
+            rows = part.view(piece.dtype).view(stop - start, *shape[1:])
+            check_finite(name, rows, str(piece.path), row=start)
+
+    def _storage(self, path: Path) -> torch.UntypedStorage:
+        if path not in self._storages:
+            # Private: a write to a weight copies its page and never reaches the file.
+            mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+            self._storages[path] = cast(torch.UntypedStorage, mapped)
+        return self._storages[path]
+
+
+def view(storage: torch.UntypedStorage, piece: Piece) -> Tensor:
+    """The tensor that lies at the piece's place in the mapped file; shares memory with it."""
+    stride = torch.empty(piece.shape, device="meta").stride()
+    empty = torch.empty(0, dtype=piece.dtype)
+    return empty.set_(storage, piece.offset // piece.dtype.itemsize, piece.shape, stride)

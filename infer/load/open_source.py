@@ -1,0 +1,75 @@
+"""load(): from a path to a model that can be shrunk or captured, by what the path turned out to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import UnsafeSourceError, UsageError
+from ..plan import Plan
+from ..spec import Finding
+from . import data
+from .code_sources import load_exported, load_pickled, load_recipe, load_torchscript
+from .fill_weights import resolve_strategy
+from .huggingface import load_huggingface
+from .identify import Identified, identify
+from .input_specs import bounds, resolve_inputs
+from .loaded_model import LoadedModel
+from .onnx_file import load_onnx
+from .state_dict import load_state_dict
+from .user_module import Recipe
+
+STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
+HINTS = {
+    "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
+    "torchscript": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
+    "exported": "Opening a .pt2 can run code. Pass --trust-code when you or someone you trust made it",
+}
+
+
+def load(plan: Plan) -> LoadedModel:
+    """Recognise `plan.source` by content and open it; raises `SourceError`, or `UsageError` asking one thing.
+
+    Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
+    """
+    found = identify(Path(plan.source))
+    if found.code and not plan.trust_code:
+        raise _untrusted(plan, found)
+    loaded, recipe = _open(plan, found)
+    loaded.findings.insert(0, Finding("load", "source", found.kind, why=found.says))
+    if found.code:
+        why = f"it names {', '.join(found.globals[:8])}" if found.globals else found.says
+        loaded.findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
+    if loaded.module is not None:
+        loaded.inputs, said = resolve_inputs(plan, loaded.inputs, loaded.module)
+        loaded.findings += said
+    loaded.sizes = {**bounds(loaded.inputs, plan), **loaded.sizes}
+    choice = resolve_strategy(plan, loaded)
+    loaded.load = choice.value
+    loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
+    data.attach(plan, loaded, recipe)
+    return loaded
+
+
+def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, Recipe | None]:
+    if found.kind in STATE_DICTS:
+        return load_state_dict(plan, found.kind)
+    recipe = Recipe(plan.model) if plan.model and found.kind != "huggingface" else None
+    if found.kind == "recipe":
+        return load_recipe(plan)
+    if found.kind == "huggingface":
+        return load_huggingface(plan), None
+    if found.kind == "onnx":
+        return load_onnx(plan), recipe
+    if found.kind == "torchscript":
+        return load_torchscript(plan, recipe), recipe
+    if found.kind == "exported":
+        return load_exported(plan), recipe
+    if found.kind in ("module", "legacy-module"):
+        return load_pickled(plan, recipe), recipe
+    raise UsageError(f"no way to open a source of kind {found.kind!r}", where=plan.source)
+
+
+def _untrusted(plan: Plan, found: Identified) -> UnsafeSourceError:
+    named = f": {', '.join(found.globals[:8])}" if found.globals else ""
+    kind = found.kind.removeprefix("legacy-")
+    return UnsafeSourceError(f"{found.says}; it is code{named}", where=plan.source, hint=HINTS[kind])

@@ -1,0 +1,69 @@
+"""A checkpoint of tensors only (`.pt` state dict, `.safetensors`) and the user's file with the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import UsageError
+from ..plan import Plan
+from ..spec import Finding
+from .loaded_model import LoadedModel
+from .meta_model import build_skeleton, match
+from .user_module import Recipe
+from .weights import DictReader, FiniteReader, WeightReader, num_bytes
+from .weights.containers import refuse_expanded, strip_prefixes, unwrap
+from .weights.safetensors_reader import SafetensorsReader
+from .weights.torch_reader import TorchReader, load_safely
+
+
+def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
+    """Builds `plan.model` on meta and checks every name and shape against the checkpoint; no samples yet."""
+    path = Path(plan.source)
+    reader, said = open_checkpoint(path, kind)
+    if plan.model is None:
+        raise UsageError(
+            f"{path.name} {describe(reader)}: weights without the model's code",
+            where=str(path),
+            hint="Give the Python file and the function that builds the model: --model net.py:build",
+        )
+    recipe = Recipe(plan.model)
+    module, findings = build_skeleton(recipe.build, recipe.text)
+    fit = match(module, reader)
+    fit.check(str(path), strict=True)
+    findings += [Finding("load", "checkpoint", text) for text in said]
+    findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB", describe(reader)))
+    loaded = LoadedModel(
+        kind="safetensors" if kind == "safetensors" else "state-dict",
+        module=module,
+        reader=FiniteReader(reader, str(path)),
+        inputs=recipe.inputs,
+        samples={},
+        samples_from="",
+        outputs=recipe.outputs,
+        task=recipe.task,
+        renames=fit.renames,
+        weight_bytes=num_bytes(reader),
+        findings=findings,
+    )
+    return loaded, recipe
+
+
+def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
+    """The reader for a checkpoint of that kind, and what was unwrapped or stripped."""
+    if kind == "safetensors":
+        return SafetensorsReader(path), []
+    if kind == "state-dict":
+        reader = TorchReader(path, verify=True)
+        return reader, reader.said
+    tensors, said = unwrap(load_safely(path), str(path))
+    refuse_expanded(tensors, str(path))
+    tensors, stripped = strip_prefixes(tensors)
+    return DictReader(tensors), [*said, *stripped, "the format of torch before 1.6: read whole into memory"]
+
+
+def describe(reader: WeightReader) -> str:
+    """`holds 34 tensors, first fc1.weight [128, 64]`."""
+    names = reader.names()
+    if not names:
+        return "holds no tensors"
+    return f"holds {len(names)} tensors, first {names[0]} {list(reader.shape(names[0]))}"

@@ -1,0 +1,114 @@
+"""Text as samples: windows of tokens for a language model, one padded row a paragraph for an encoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, NotUsableError, SourceError, UsageError
+from ..regular_files import MAX_JSON, read_regular
+
+if TYPE_CHECKING:
+    from .loaded_model import LoadedModel
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+WINDOW = 128
+MAX_ROWS = 128
+T = TypeVar("T")
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+
+
+def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
+    """int64 [rows, seq] for each text input the model takes; at most 128 rows, spread evenly over the text."""
+    if "tokenizer.json" not in loaded.files:
+        raise UsageError(
+            "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
+        )
+    foreign = [spec.name for spec in loaded.inputs if spec.name not in TEXT_INPUTS]
+    if foreign:
+        raise UsageError(
+            f"text can't be made into {foreign[0]!r}", where="--data", hint="Give arrays: --data x.npz"
+        )
+    window = min(WINDOW, int(loaded.meta.get("max_length", WINDOW)))
+    pad_id = loaded.meta.get("pad_id")
+    encode = _encoder(loaded.files["tokenizer.json"])
+    if loaded.task == "text-generation":
+        rows = _windows([row for row, _ in encode(texts, None)], window)
+        types = [[0] * len(row) for row in rows]
+    else:
+        pieces: list[Any] = _spread(_pieces(texts))
+        if any(spec.name == "token_type_ids" for spec in loaded.inputs):
+            pieces = _paired(pieces)
+        encoded = [pair for pair in encode(pieces, window) if pair[0]]
+        rows, types = [row for row, _ in encoded], [kinds for _, kinds in encoded]
+    if not rows:
+        raise InputError("expected text, got none", where="--data")
+    found = _padded(_spread(rows), int(pad_id or 0))
+    shape = found["input_ids"].shape
+    found["token_type_ids"] = _padded(_spread(types), 0)["input_ids"]
+    found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
+    return {spec.name: found[spec.name] for spec in loaded.inputs}
+
+
+def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
+    """A function of texts, or pairs of them, and the most tokens → token ids and token types of each."""
+    if find_spec("tokenizers") is None:
+        raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
+    import tokenizers
+
+    data = read_regular(path, MAX_JSON)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # of no class of its own
+        raise SourceError(f"the tokenizer can't be read: {str(error)[:200]}", where=str(path)) from error
+    tokenizer.no_padding()
+
+    def encode(texts: list[Any], limit: int | None) -> list[tuple[list[int], list[int]]]:
+        tokenizer.no_truncation() if limit is None else tokenizer.enable_truncation(limit)
+        return [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(texts)]
+
+    return encode
+
+
+def _padded(rows: list[list[int]], pad_id: int) -> dict[str, Tensor]:
+    """Padded on the right to the longest row, the mask 1 on real tokens."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _windows(documents: list[list[int]], window: int) -> list[list[int]]:
+    """All tokens after each other, cut into full windows, so that no padding is judged."""
+    tokens = [token for document in documents for token in document]
+    size = min(window, len(tokens))
+    return [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)] if size else []
+
+
+def _pieces(texts: list[str]) -> list[str]:
+    """Paragraphs; lines where a text has only one paragraph."""
+    found: list[str] = []
+    for text in texts:
+        parts = [part.strip() for part in _PARAGRAPHS.split(text) if part.strip()]
+        found += parts if len(parts) > 1 else [line.strip() for line in text.splitlines() if line.strip()]
+    return found
+
+
+def _paired(pieces: list[str]) -> list[str | tuple[str, str]]:
+    """Each other paragraph together with the one after it: single texts and pairs are both judged."""
+    found: list[str | tuple[str, str]] = list(pieces)
+    for index in range(0, len(pieces) - 1, 2):
+        found[index] = (pieces[index], pieces[index + 1])
+    return found
+
+
+def _spread(items: list[T]) -> list[T]:
+    if len(items) <= MAX_ROWS:
+        return items
+    return [items[i * len(items) // MAX_ROWS] for i in range(MAX_ROWS)]

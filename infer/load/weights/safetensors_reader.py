@@ -1,0 +1,207 @@
+"""Safetensors, read row by row after a strict check of the header.
+
+The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON object
+`{name: {dtype, shape, data_offsets}}`; the data, without holes. Duplicate keys, which the format forbids and
+the reference reader accepts, are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import SourceError
+from ...regular_files import open_regular, read_regular
+from .file_blocks import FileBlocks, Piece
+
+MAX_HEADER = 100_000_000
+MAX_NUMEL = 2**63 - 1
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class SafetensorsReader:
+    """One file, several shards, or the `*.safetensors.index.json` that names them."""
+
+    def __init__(self, paths: Path | Sequence[Path]) -> None:
+        given = [paths] if isinstance(paths, Path) else list(paths)
+        self.paths = [shard for path in given for shard in _shards(path)]
+        self.metadata: dict[str, str] = {}
+        self._pieces: dict[str, Piece] = {}
+        self._files: dict[Path, FileBlocks] = {}
+        for path in self.paths:
+            pieces, metadata = read_header(path)
+            twice = sorted(pieces.keys() & self._pieces.keys())
+            if twice:
+                raise SourceError(f"tensor {twice[0]!r} is in two shards", where=str(path))
+            self._pieces |= pieces
+            self.metadata |= metadata
+            self._files[path] = FileBlocks(path)
+        for index in (path for path in given if path.suffix == ".json"):
+            _check_index(index, self._pieces)
+
+    def names(self) -> list[str]:
+        return list(self._pieces)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._pieces[name].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._pieces[name].shape
+
+    def piece(self, name: str) -> Piece | None:
+        return self._pieces[name]
+
+    def read(self, name: str) -> Tensor:
+        piece = self._pieces[name]
+        return self._files[piece.path].tensor(piece.dtype, piece.shape, piece.offset)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        piece = self._pieces[name]
+        inner = piece.shape[1:]
+        row_bytes = torch.Size(inner).numel() * piece.dtype.itemsize
+        stop = min(stop, piece.shape[0])
+        shape = (max(stop - start, 0), *inner)
+        return self._files[piece.path].tensor(piece.dtype, shape, piece.offset + start * row_bytes)
+
+
+def _shards(path: Path) -> list[Path]:
+    if path.suffix != ".json":
+        return [path]
+    names = sorted(set(_weight_map(path).values()))
+    for name in names:
+        if Path(name).name != name or not (path.parent / name).is_file():
+            raise SourceError(
+                f"the index names a shard {name!r} that is not beside it",
+                where=str(path),
+                hint="Download the folder again, whole",
+            )
+    return [path.parent / name for name in names]
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        index = json.loads(read_regular(path, MAX_HEADER))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"the index is not JSON: {error}", where=str(path)) from error
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
+        raise SourceError("expected an index with 'weight_map': {tensor: file}", where=str(path))
+    return found
+
+
+def _check_index(index: Path, pieces: dict[str, Piece]) -> None:
+    for name, shard in _weight_map(index).items():
+        if name not in pieces or pieces[name].path.name != shard:
+            where = f"in {pieces[name].path.name}" if name in pieces else "in no shard"
+            raise SourceError(f"the index promises {name!r} in {shard}, it is {where}", where=str(index))
+
+
+def read_header(path: Path) -> tuple[dict[str, Piece], dict[str, str]]:
+    """Where each tensor lies, and the `__metadata__`; raises `SourceError` on anything the format forbids."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > MAX_HEADER:
+            raise _bad(path, f"expected a header of at most {MAX_HEADER} bytes, got {length}")
+        if 8 + length > size:
+            raise _bad(path, f"expected {8 + length} bytes of header, got a file of {size}: truncated")
+        raw = file.read(length)
+    entries = _parse(raw, path)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise _bad(path, "expected '__metadata__' to be an object")
+    begin = 8 + length
+    spans = [(name, *_entry(name, entry, path)) for name, entry in entries.items()]
+    _check_coverage(spans, size - begin, path)
+    pieces = {name: Piece(path, begin + start, dtype, shape) for name, dtype, shape, start, _ in spans}
+    return pieces, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _parse(raw: bytes, path: Path) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise _bad(path, f"the header holds {key!r} twice")
+            found[key] = value
+        return found
+
+    try:
+        entries = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"the header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise _bad(path, f"expected a JSON object as header, got {type(entries).__name__}")
+    return entries
+
+
+def _entry(name: str, entry: Any, path: Path) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _bad(path, f"expected dtype, shape and data_offsets for {name!r}, got {str(entry)[:80]}")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise _bad(path, f"dtype {entry['dtype']!r} of {name!r} can't be read. Known: {', '.join(DTYPES)}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise _bad(
+            path, f"expected sizes and offsets that are not negative for {name!r}, got {str(entry)[:80]}"
+        )
+    numel = 1
+    for dim in shape:
+        numel *= dim
+        if numel * dtype.itemsize > MAX_NUMEL or dim > MAX_NUMEL // 8:
+            raise _bad(path, f"the shape {shape} of {name!r} overflows")
+    if offsets[1] - offsets[0] != numel * dtype.itemsize:
+        raise _bad(
+            path,
+            f"expected {numel * dtype.itemsize} bytes for {name!r} {entry['dtype']} {shape}, "
+            f"got {offsets[1] - offsets[0]}",
+        )
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_coverage(
+    spans: list[tuple[str, torch.dtype, tuple[int, ...], int, int]], have: int, path: Path
+) -> None:
+    """The tensors must tile the data: no hole, no overlap, nothing after."""
+    at = 0
+    for name, _, _, start, stop in sorted(spans, key=lambda span: (span[3], span[4])):
+        if start != at:
+            kind = "overlaps the tensor before it" if start < at else "leaves a hole before it"
+            raise _bad(path, f"{name!r} {kind}: expected offset {at}, got {start}")
+        at = stop
+    if at > have:
+        raise _bad(path, f"expected {at} bytes of tensors, got {have}: truncated")
+    if at < have:
+        raise _bad(path, f"expected {at} bytes of tensors, got {have}: {have - at} bytes belong to none")
+
+
+def _bad(path: Path, message: str) -> SourceError:
+    return SourceError(message, where=str(path), hint="Not a sound safetensors file: copy or save it again")

@@ -1,0 +1,165 @@
+"""A `torch.save` zip holding a state dict: metadata through torch's weights-only loader, rows by offset.
+
+Nothing is unpickled but by `torch.load(weights_only=True)` under fake tensors, so no data is read for it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+from ...errors import SourceError, UnsafeSourceError
+from .containers import strip_prefixes, unwrap
+from .file_blocks import Piece
+from .pickle_scan import MAX_PICKLE, code_among, globals_of
+from .torch_zip import TorchZip
+
+MAX_RANK = 16
+
+
+class Stored:
+    """Where one tensor's elements lie: a storage in the file, and the strides over it, in elements."""
+
+    def __init__(self, storage: Piece, stride: tuple[int, ...], first: int, contiguous: bool) -> None:
+        self.storage, self.stride, self.first, self.contiguous = storage, stride, first, contiguous
+
+    @property
+    def offset(self) -> int:
+        return self.storage.offset + self.first * self.storage.dtype.itemsize
+
+
+class TorchReader:
+    """The tensors of a state dict in a `.pt` zip. `said` tells what was unwrapped, stripped or left out."""
+
+    def __init__(self, path: Path, *, verify: bool = False) -> None:
+        self.path, self.said = path, list[str]()
+        self.zip = TorchZip(path)
+        if verify:
+            self.zip.verify()
+        tensors, said = unwrap(_metadata(self.zip), str(path))
+        self.said += said
+        tensors, said = strip_prefixes(tensors)
+        self.said += said
+        members = {m.offset: m.num_bytes for m in self.zip.members.values()}
+        self._stored = {name: _place(name, tensor, members, path) for name, tensor in tensors.items()}
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._stored[name].storage.dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].storage.shape
+
+    def piece(self, name: str) -> Piece | None:
+        stored = self._stored[name]
+        if not stored.contiguous:
+            return None
+        return Piece(self.path, stored.offset, stored.storage.dtype, stored.storage.shape)
+
+    def read(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        if stored.contiguous:
+            return self.zip.blocks.tensor(stored.storage.dtype, stored.storage.shape, stored.offset)
+        return self._strided(stored, stored.storage.shape, stored.first)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        stored = self._stored[name]
+        shape = stored.storage.shape
+        stop = min(stop, shape[0])
+        part = (max(stop - start, 0), *shape[1:])
+        if stored.contiguous:
+            row_bytes = torch.Size(shape[1:]).numel() * stored.storage.dtype.itemsize
+            return self.zip.blocks.tensor(stored.storage.dtype, part, stored.offset + start * row_bytes)
+        return self._strided(stored, part, stored.first + start * stored.stride[0])
+
+    def _strided(self, stored: Stored, shape: tuple[int, ...], first: int) -> Tensor:
+        """Read the span the strides cover (for a transposed weight: all of it), then pick."""
+        if 0 in shape:
+            return torch.empty(shape, dtype=stored.storage.dtype)
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, stored.stride, strict=True))
+        offset = stored.storage.offset + first * stored.storage.dtype.itemsize
+        flat = self.zip.blocks.tensor(stored.storage.dtype, (span,), offset)
+        return flat.as_strided(shape, stored.stride).contiguous()
+
+
+def load_safely(path: Path, where: str = "") -> Any:
+    """`torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsafeSourceError(
+            f"torch's weights-only loader refuses it: {_first_line(error)}", where=where or str(path)
+        ) from error
+    except (RuntimeError, ValueError, KeyError, EOFError, AssertionError, TypeError, AttributeError) as error:
+        raise SourceError(f"torch can't read it: {_first_line(error)}", where=where or str(path)) from error
+
+
+def _metadata(file: TorchZip) -> Any:
+    where = str(file.path)
+    if file.has("byteorder") and file.read("byteorder", 16).strip() != b"little":
+        raise SourceError(
+            "a big-endian checkpoint can't be read by offset", where=where, hint="Save it again here"
+        )
+    names = globals_of(io.BytesIO(file.read("data.pkl", MAX_PICKLE)), where)
+    code = code_among(names)
+    if code:
+        raise UnsafeSourceError(
+            f"the file holds code: {', '.join(code[:8])}",
+            where=where,
+            hint="Save model.state_dict() instead and give --model file.py:factory, or pass --trust-code",
+        )
+    with FakeTensorMode():
+        return load_safely(file.path)
+
+
+def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) -> Stored:
+    where, shape = str(path), tuple(tensor.shape)
+    if tensor.layout != torch.strided or tensor.is_quantized or not isinstance(tensor, FakeTensor):
+        kind = str(tensor.layout) if tensor.layout != torch.strided else type(tensor).__name__
+        raise SourceError(f"tensor {name!r} is {kind}; only plain dense tensors can be read", where=where)
+    storage = tensor.untyped_storage()
+    offset, have = getattr(storage, "_checkpoint_offset", None), storage.nbytes()
+    if offset is None or members.get(offset, -1) != have:
+        raise SourceError(
+            f"the storage of {name!r} claims {have} bytes, there are {members.get(offset or -1, 'none')}",
+            where=where,
+            hint="The file is damaged, or was packed again by another tool: save it with torch.save",
+        )
+    first, stride, itemsize = int(tensor.storage_offset()), tuple(tensor.stride()), tensor.dtype.itemsize
+    if (
+        len(shape) > MAX_RANK
+        or any(size >= 2**31 for size in shape)
+        and torch.Size(shape).numel() * itemsize > have
+    ):
+        raise SourceError(
+            f"expected a weight, got {name!r} of shape {list(shape)} over {have} bytes", where=where
+        )
+    last = (
+        first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if 0 not in shape
+        else 0
+    )
+    need = torch.Size(shape).numel() * itemsize
+    if need > have or (last + 1) * itemsize > max(have, itemsize):
+        raise SourceError(
+            f"tensor {name!r} {list(shape)} needs {need} bytes, its storage has {have}",
+            where=where,
+            hint="An expanded tensor: save it after .contiguous()",
+        )
+    piece = Piece(path, offset, tensor.dtype, shape)
+    return Stored(piece, stride, first, tensor.is_contiguous())
+
+
+def _first_line(error: Exception) -> str:
+    # torch's own text goes on to advise weights_only=False.
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200] if text else 'no reason given'}"

@@ -1,0 +1,113 @@
+"""The operands of int8 layers: weights packed or decoded, activations quantized.
+
+ONNX Runtime gets float32 around its integers. TensorRT computes in the dtype of the activations, so for it
+scales and biases have that dtype too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .graph_builder import Emit, data
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Target = Literal["ort-u8u8", "ort-u8s8", "trt"]
+KEEP_VALUES = ("MaxPool", "Flatten", "Reshape")  # operators whose results are among their inputs
+AXES_AS_INPUT = 18  # the opset in which ReduceMax takes its axes as an input
+FORM_KEY = "infer.int8"  # metadata of a written model: the target its int8 layers were written for
+
+
+def inputs(emit: Emit, count: int) -> list[Any]:
+    """The node's inputs as values, absent ones as None, so that they can be unpacked."""
+    given = list(emit.node.inputs)
+    return given + [None] * (count - len(given))
+
+
+def as_float(emit: Emit, x: ir.Value, target: Target) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    """`x` as float32, and the cast that brings a result back to its dtype; for TensorRT `x` as it is."""
+    import onnx_ir as ir
+
+    if target == "trt" or x.dtype in (None, ir.DataType.FLOAT):
+        return x, lambda value: value
+    dtype = int(x.dtype)
+    return emit("Cast", x, to=1), lambda value: emit("Cast", value, to=dtype)
+
+
+def float_type(emit: Emit, target: Target) -> np.dtype[Any]:
+    """The dtype of scales and biases around this node."""
+    x = emit.node.inputs[0]
+    return np.dtype(np.float32 if target != "trt" or x is None or x.dtype is None else x.dtype.numpy())
+
+
+def floats(
+    emit: Emit, value: ir.Value, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
+) -> ir.Value:
+    """A stored vector in another float dtype, and in `shape` when that is given."""
+    array = data(value, emit.node).astype(dtype)
+    array = array if shape is None else array.reshape(shape)
+    return emit.constant(f"{value.name}/{dtype.name}/{'x'.join(map(str, array.shape))}", array)
+
+
+def add_bias(
+    emit: Emit, y: ir.Value, bias: ir.Value | None, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
+) -> ir.Value:
+    """`y` plus a bias [N], reshaped to broadcast when `shape` is given."""
+    return y if bias is None else emit("Add", y, floats(emit, bias, dtype, shape))
+
+
+def packed(emit: Emit, codes: ir.Value, target: Target) -> tuple[ir.Value, ir.Value]:
+    """codes int8 [N, K] as the [K, N] operand of MatMulInteger, and its zero point."""
+    if target == "ort-u8s8":
+        array = np.ascontiguousarray(data(codes, emit.node).T)
+        return emit.constant(f"{codes.name}/s8", array), emit.scalar(0, np.int8)
+    array = np.ascontiguousarray(flipped(data(codes, emit.node)).T)
+    return emit.constant(f"{codes.name}/u8", array), emit.scalar(128, np.uint8)
+
+
+def flipped(codes: np.ndarray) -> np.ndarray:
+    """int8 with zero point 0 as uint8 with zero point 128, or back: the sign bit flipped."""
+    other = np.uint8 if codes.dtype == np.int8 else np.int8
+    return (codes.view(np.uint8) ^ np.uint8(128)).view(other)
+
+
+def dequantized(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+    """codes int8 [N, K] · scale [N] as a float [K, N] operand that is int8 in the file."""
+    array = np.ascontiguousarray(data(codes, emit.node).T)
+    zeros = emit.constant(f"{codes.name}/zero", np.zeros(array.shape[1], np.int8))
+    weight = emit.constant(f"{codes.name}/s8", array)
+    return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=1)
+
+
+def decoded(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+    """codes int8 [N, K] · scale [N] as a float [K, N] operand that is float in the file too."""
+    weight = data(codes, emit.node).astype(np.float32) * data(scale, emit.node).astype(np.float32)[:, None]
+    return emit.constant(f"{codes.name}/{dtype.name}", np.ascontiguousarray(weight.T.astype(dtype)))
+
+
+def fake_quantized(emit: Emit, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:
+    """`x` through a pair QuantizeLinear, DequantizeLinear: symmetric int8, one scale for the tensor."""
+    scale, zero = emit.scalar(step, dtype), emit.scalar(0, np.int8)
+    return emit("DequantizeLinear", emit("QuantizeLinear", x, scale, zero), scale, zero)
+
+
+def token_scale(emit: Emit, x: ir.Value) -> ir.Value:
+    """Absmax / 127 of every row of x [..., K], float32 [..., 1]; for a row of zeros a tiny number."""
+    if emit.opset >= AXES_AS_INPUT:
+        axes = emit.constant("const/last_axis", np.array([-1], np.int64))
+        largest = emit("ReduceMax", emit("Abs", x), axes, keepdims=1)
+    else:
+        largest = emit("ReduceMax", emit("Abs", x), axes=[-1], keepdims=1)
+    return emit("Div", emit("Max", largest, emit.scalar(1e-30)), emit.scalar(127.0))
+
+
+def is_positive(value: ir.Value) -> bool:
+    """Whether a value comes out of a Relu, so that an unsigned grid may give its whole range to it."""
+    node: Any = value.producer()
+    while node is not None and node.op_type in KEEP_VALUES:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "Relu"

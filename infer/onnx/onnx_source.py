@@ -1,0 +1,177 @@
+"""ONNX sources: copied into an artifact with their external data, or quantized to int8 first."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..compress import Coverage
+from ..errors import NotUsableError, SourceError
+from . import source_weights
+from .export import DOMAIN, IR_VERSION_CAP, save
+from .graph_builder import Emit, drop_unused
+from .int8_layers import Rewritten, rewrite
+from .int8_linear import Form
+from .int8_operands import Target
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+OLDEST_OPSET = 11  # of the operators that int8 layers are written with
+SMALLEST_WEIGHT = 16  # rows and columns below which int8 gains nothing
+
+
+def copy(source: Path, path: Path) -> None:
+    """Copy a model byte by byte, its external data files beside it under the names it uses.
+
+    Raises `SourceError` when a name points outside the model's folder or the file is absent.
+    """
+    import onnx
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = onnx.load(str(source), load_external_data=False)
+    for name in sorted(_external(model)):
+        origin = (source.parent / name).resolve()
+        if not origin.is_relative_to(source.parent.resolve()):
+            raise SourceError(f"external data {name!r} lies outside the model's folder", where=str(source))
+        if not origin.is_file():
+            raise SourceError(f"external data {name!r} is missing", where=str(source))
+        place = path.parent / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, place)
+    shutil.copyfile(source, path)
+
+
+def opset(source: Path) -> int:
+    """The model's operator set."""
+    import onnx
+
+    model = onnx.load(str(source), load_external_data=False)
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> tuple[Rewritten, Coverage]:
+    """Write the model with int8 weights: products and embeddings with a stored matrix compute with them, all others
+    decode them. The coverage counts every stored float tensor.
+    """
+    import onnx_ir as ir
+
+    model = ir.load(str(source))
+    if model.opset_imports.get("", 0) < OLDEST_OPSET:
+        raise NotUsableError(f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above", where=str(source))
+    graph = model.graph
+    weights = source_weights.find(model)
+    written = set(graph.initializers)
+    embeddings = 0
+    for node in list(graph):
+        if (weight := _weight(node)) is not None:
+            _mark(graph, node, weight)
+        elif (table := _table(node)) is not None:
+            emit = Emit(graph, node)
+            emit.replace(source_weights.gather(emit, table))
+            embeddings += 1
+    model.opset_imports[DOMAIN] = 1
+    done = rewrite(model, target, form)
+    written = set(graph.initializers) - written
+    done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
+    kept = {name: value for name, value in graph.initializers.items() if name not in written}
+    if count := source_weights.store(graph, weights, kept):
+        done.forms[source_weights.FORM] += count
+    coverage = weights.count(graph, written)
+    drop_unused(graph)
+    if not coverage.quantized_values:
+        reasons = "; ".join(f"{kind}: {left.reason}" for kind, left in list(coverage.left.items())[:3])
+        raise NotUsableError(
+            f"no weight of this model can be int8 ({reasons or 'it stores none'})", hint="Use --quant none"
+        )
+    model.ir_version = min(model.ir_version, max(IR_VERSION_CAP, 3))
+    save(model, path)
+    return done, coverage
+
+
+def is_float32(model: ir.Model) -> bool:
+    """Whether no stored float tensor is of lower precision yet."""
+    import onnx_ir as ir
+
+    low = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return not any(value.dtype in low for value in model.graph.initializers.values())
+
+
+def _external(model: onnx.ModelProto) -> set[str]:
+    from onnx.external_data_helper import uses_external_data
+
+    tensors = list(model.graph.initializer)
+    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
+    return {
+        entry.value
+        for tensor in tensors
+        if uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _weight(node: ir.Node) -> np.ndarray | None:
+    """The weight [K, N] of a product with a stored float32 matrix, its factor included, else None."""
+    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    value = node.inputs[1]
+    array = None if value is None else source_weights.weight_of(value)
+    if array is None or array.ndim != 2 or min(array.shape) < SMALLEST_WEIGHT or not np.isfinite(array).all():
+        return None
+    if node.op_type == "MatMul":
+        return array
+    array = array.T if node.attributes.get_int("transB", 0) else array
+    return array * np.float32(node.attributes.get_float("alpha", 1.0))
+
+
+def _table(node: ir.Node) -> np.ndarray | None:
+    """The rows of an embedding, else None."""
+    value = node.inputs[0] if node.domain == "" and node.op_type == "Gather" else None
+    if value is None or node.attributes.get_int("axis", 0) != 0:
+        return None
+    array = source_weights.weight_of(value)
+    large = array is not None and array.ndim == 2 and array.size >= source_weights.SMALLEST
+    return array if large and np.isfinite(array).all() else None  # type: ignore[arg-type]
+
+
+def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
+    """Put an `infer::linear_int8` in the place of a product; per output channel, absmax / 127."""
+    import onnx_ir as ir
+
+    codes, scale = source_weights.quantized(np.ascontiguousarray(weight.T), 0)
+    emit = Emit(graph, node)
+    # A weight that is shared may be scaled, or turned, differently by each of its products.
+    name = f"{emit.weight_name}/{emit.prefix}"
+    x: Any = node.inputs[0]
+    turned = node.attributes.get_int("transA", 0) if node.op_type == "Gemm" else 0
+    if turned:
+        x = emit("Transpose", x, perm=[1, 0])
+    layer = [x, emit.constant(f"{name}/codes", codes), emit.constant(f"{name}/step", scale.reshape(-1))]
+    bias = _bias(emit, node)
+    output = ir.val(f"{emit.prefix}/int8")
+    is_vector = bias is not None and bias.const_value is not None and bias.const_value.numpy().ndim == 1
+    if is_vector and bias.const_value.numpy().size == len(codes):
+        layer.append(bias)
+        bias = None
+    emit.nodes.append(
+        ir.node("linear_int8", layer, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/linear")
+    )
+    emit.replace(output if bias is None else emit("Add", output, bias))
+
+
+def _bias(emit: Emit, node: ir.Node) -> Any:
+    """What a Gemm adds, times its beta."""
+    bias: Any = node.inputs[2] if len(node.inputs) > 2 else None
+    beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
+    if bias is None or beta == 1.0:
+        return bias
+    if bias.const_value is None:
+        return emit("Mul", bias, emit.scalar(beta))
+    scaled = (bias.const_value.numpy() * np.float32(beta)).astype(np.float32)
+    return emit.constant(f"{bias.name}/{emit.prefix}/beta", scaled)

@@ -1,0 +1,1 @@
+"""The pipeline from a source to a published artifact."""

@@ -1,0 +1,141 @@
+"""The float original in the forms that trials are compared with and timed against: plain torch, and lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import library_errors, plugins
+from ..errors import NotUsableError, ResourceError
+from ..graph import capture
+from ..llm.step import cuda_graphs
+from ..llm.step.full_sequence import Windows
+from ..llm.step.paged_step import StepShape
+from ..plan import Plan
+from ..spec import Finding
+
+EAGER = "torch eager"
+
+
+class FloatForms:
+    """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
+    module, called as the user calls it."""
+
+    def __init__(
+        self,
+        original: capture.Graph,
+        work: Path,
+        step: Callable[[], capture.Graph] | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self._original, self._work, self._step, self._module = original, work, step, module
+        self._runners: dict[str, Any] = {}
+        self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
+        self._steps: capture.Graph | None = None
+
+    def reference(self, plan: Plan) -> Any:
+        """What outputs are compared with."""
+        return self.runner(plan) if self._original.onnx is not None else Eager(self._original)
+
+    def forms(
+        self,
+        plan: Plan,
+        backends: Sequence[str],
+        shape: StepShape | None,
+        step: Callable[[str, str], None],
+    ) -> tuple[dict[str, Any], list[Finding]]:
+        """Name → runner of every float form that can be made, and why others can't.
+
+        The original in plain torch, always; for a plan that changes numbers also lowered by each of `backends`, and
+        those that were made for earlier trials.
+        """
+        if self._original.onnx is not None:
+            return {"ONNX Runtime float32": self.runner(plan)}, []
+        if self._original.module is not None:
+            return {f"{EAGER}, weights streamed": self.reference(plan)}, []
+        forms, findings = {EAGER: self._plain(plan, shape)}, []
+        made = [name for name in plugins.names("backends") if self._key(name, shape) in self._runners]
+        changed = plan.quant != "none" or plan.dtype != "float32"
+        for name in dict.fromkeys([*made, *backends]) if changed else ():
+            form = f"{name} float32"
+            if self._key(name, shape) not in self._runners:
+                step("lower", f"{name}, a float form to time against")
+            try:
+                forms[form] = self.runner(plan.with_(backend=name), shape)
+            except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
+                refusal = library_errors.of_backend(name, "lower", error, [])
+                if not isinstance(refusal, NotUsableError | ResourceError):
+                    raise
+                findings.append(Finding("time", f"no {form}", None, why=str(refusal)))
+        return forms, findings
+
+    def runner(self, plan: Plan, shape: StepShape | None = None) -> Any:
+        """The unquantized graph on the plan's backend, lowered once."""
+        key = self._key(plan.backend, shape)
+        if key not in self._runners:
+            backend = plugins.get("backends", plan.backend)
+            place = self._work / key
+            place.mkdir(parents=True)
+            graph = self._graph(shape)
+            capture.save(graph, place)
+            backend.lower(graph, plan.with_(quant="none", dtype="float32"), place)
+            self._runners[key] = opened(backend.open(place, plan.device), shape, plan.device)
+        return self._runners[key]
+
+    def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
+        """The original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
+        if plan.device != "cpu":
+            return self.runner(plan.with_(backend="eager"), shape)
+        if shape is not None:
+            return opened(Eager(self._graph(shape)), shape, plan.device)
+        return Eager(self._original) if self._module is None else Own(self._module, self._original)
+
+    def _graph(self, shape: StepShape | None) -> capture.Graph:
+        if shape is None or self._step is None:
+            return self._original
+        self._steps = self._steps or self._step()
+        return self._steps
+
+    def _key(self, backend: str, shape: StepShape | None) -> str:
+        return f"float-{backend}" if shape is None else f"float-{backend}-step"
+
+
+class Eager:
+    """A graph in plain torch: what everything is compared with."""
+
+    def __init__(self, graph: capture.Graph) -> None:
+        self._names = [o.name for o in graph.outputs]
+        whole = graph.callable() if graph.program is None else None
+        self._call = _by_keyword(whole) if whole else capture.plain_call(graph.exported, graph.inputs)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return dict(zip(self._names, self._call(inputs), strict=True))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    return lambda inputs: call(**inputs)
+
+
+class Own:
+    """The user's own module, called as its users call it: nothing is checked or renamed."""
+
+    def __init__(self, module: nn.Module, graph: capture.Graph) -> None:
+        self._module, self._names = module.eval(), [o.name for o in graph.outputs]
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            outputs = self._module(**inputs)
+        return {self._names[0]: outputs} if isinstance(outputs, Tensor) else {}
+
+
+def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
+    """The runner, of a step as one of whole windows."""
+    return runner if shape is None else Windows(cuda_graphs.wrap(runner, device), shape, device)

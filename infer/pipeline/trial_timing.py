@@ -1,0 +1,155 @@
+"""Each trial is timed against the fastest float form that was tried, in the same interleaved run.
+
+Float forms: the user's own module in plain torch, always; the float graph on the backend that was asked for; of
+`--backend auto` on every backend that may win, inductor (torch.compile) always among them. A model of tensors is timed
+as it will be called, through the checks of `Predictor.predict`; a float form without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import latency, plugins
+from ..graph import capture
+from ..llm.step.full_sequence import Windows
+from ..plan import Plan
+from ..predict.tensors import Calls
+from ..report import formatting, step_breakdown
+from ..spec import Finding
+from ..workload import WORKLOAD
+from .float_reference import FloatForms
+from .trial import Timing, Trial, batches_of
+
+HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
+FASTEST = "the fastest float form"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A float form and its seconds a call, by batch size."""
+
+    name: str
+    runner: Any
+    seconds: Mapping[int, float]
+
+
+def time_trials(
+    plan: Plan,
+    original: capture.Graph,
+    trials: Sequence[Trial],
+    floats: FloatForms,
+    step: Callable[[str, str], None],
+    failed: Callable[[Trial, Exception], None],
+) -> list[Finding]:
+    """Fill `latency` and `baseline` of every faithful trial; returns what the float forms took.
+
+    `plan.backend` is what was asked for. What its fidelity gate refuses anyway is not timed. `failed` is told of a
+    trial that can't run at the batch sizes of the plan.
+    """
+    judged = [t for t in trials if t.unfaithful(plan) is None]
+    if not plan.batches or not judged:
+        return []
+    step("time", ", ".join(t.backend for t in judged))
+    took: dict[str, float] = {}
+    for trial in judged:
+        try:
+            took[trial.backend] = sum(_glance(trial.runner, original, plan, served=True).values())
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
+            failed(trial, error)
+    judged = [t for t in judged if t.backend in took]
+    findings: list[Finding] = []
+    for shape in {t.shape for t in judged}:
+        own = [t for t in judged if t.shape == shape]
+        backends = _worth_lowering(plan, original, {t.backend: took[t.backend] for t in own})
+        runners, absent = floats.forms(plan.with_(backend=own[0].backend), backends, shape, step)
+        forms = _look(runners, floats.seconds.setdefault(shape, {}), original, plan)
+        findings += [*absent, *(_finding(form) for form in forms)]
+        for trial in own:
+            _time(trial, forms, original, plan, step)
+    return findings
+
+
+def _worth_lowering(plan: Plan, original: capture.Graph, took: Mapping[str, float]) -> list[str]:
+    """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor; plain torch is
+    among the forms anyway."""
+    if plan.backend != "auto" or original.program is None:
+        return list(took)
+    limit = HOPELESS * min(took.values())
+    found = [name for name, seconds in took.items() if seconds <= limit and name != "eager"]
+    if "inductor" not in found and plugins.why_not("backends", "inductor") is None:
+        found.append("inductor")
+    return found
+
+
+def _look(
+    runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: capture.Graph, plan: Plan
+) -> list[Form]:
+    """The float forms with their seconds, measured in turns; `known` keeps them for the trials that come after."""
+    if not runners.keys() <= known.keys():
+        for batch in plan.batches:
+            calls = [call_of(runner, original, batch) for runner in runners.values()]
+            for name, taken in zip(runners, latency.in_turns(calls, device=plan.device), strict=True):
+                known.setdefault(name, {})[batch] = taken.p50
+    return [Form(name, runner, known[name]) for name, runner in runners.items()]
+
+
+def _time(
+    trial: Trial, forms: Sequence[Form], original: capture.Graph, plan: Plan, step: Callable[[str, str], None]
+) -> None:
+    """Pairs with the form that is fastest at each batch size."""
+    rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
+    trial.baseline = _named(rivals, several=len(forms) > 1)
+    trial.forms = {form.name: dict(form.seconds) for form in forms}
+    step("time", f"{trial.backend} against {trial.baseline}")
+    for batch, rival in rivals.items():
+        ours = call_of(trial.runner, original, batch, served=True)
+        theirs = call_of(rival.runner, original, batch)
+        trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device), rival.name))
+        is_step = isinstance(trial.runner, Windows)
+        if is_step and (parts := step_breakdown.of_call(trial.runner.decoding(batch), batch)):
+            trial.steps.append(parts)
+    rival = rivals[plan.batches[0]].runner
+    if isinstance(trial.runner, Windows) and isinstance(rival, Windows):
+        ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
+        trial.prompt = latency.paired(ours, theirs, device=plan.device)
+
+
+def _named(rivals: Mapping[int, Form], *, several: bool) -> str:
+    """`the fastest float form (inductor float32)`; only its name where there was no other."""
+    names = {form.name for form in rivals.values()}
+    each = ", ".join(f"{form.name} at batch {batch}" for batch, form in rivals.items())
+    which = next(iter(names)) if len(names) == 1 else each
+    return f"{FASTEST} ({which})" if several else which
+
+
+def call_of(runner: Any, graph: capture.Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
+    """One call on a batch of the samples, of a language model one decode step; `served`: as the Predictor makes it."""
+    if isinstance(runner, Windows):
+        return runner.decoding(batch)
+    inputs = next(batches_of(graph, batch))
+    inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
+    if served:
+        calls = Calls(graph.inputs, graph.outputs, graph.sizes, runner)
+        return lambda: calls.predict(inputs)
+    return lambda: runner.run(inputs)
+
+
+def _glance(runner: Any, graph: capture.Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
+    """Seconds a call at each batch size, a short look."""
+    return {
+        batch: latency.measure(
+            call_of(runner, graph, batch, served=served),
+            device=plan.device,
+            min_seconds=0.1,
+            min_runs=5,
+            max_runs=300,
+        ).p50
+        for batch in plan.batches
+    }
+
+
+def _finding(form: Form) -> Finding:
+    each = ", ".join(f"{formatting.seconds(s)} at batch {batch}" for batch, s in form.seconds.items())
+    return Finding("time", f"float form {form.name}", sum(form.seconds.values()), "s", each)

@@ -1,0 +1,115 @@
+"""What an artifact needs before it runs here: its machine is compared with this one, its graph lowered again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import library_errors, paths, plugins
+from ..artifact import store
+from ..errors import ArtifactError, InferError, NotUsableError, UsageError
+from ..graph import capture
+from ..llm import StepShape
+from ..sanitize import plain
+from ..spec import Finding
+
+
+def generation_shape(manifest: store.Manifest) -> StepShape | None:
+    """The KV cache of a language model that can generate, else None."""
+    found = manifest.meta.get("generation")
+    return None if found is None else msgspec.convert(found, StepShape)
+
+
+@contextlib.contextmanager
+def blaming(folder: Path, what: str) -> Iterator[None]:
+    """Make an `ArtifactError` that says `what` failed of whatever a library raises while it reads an artifact."""
+    try:
+        yield
+    except UsageError as error:  # nothing that the user asked for: names and sizes are the artifact's own
+        raise ArtifactError(f"{what}: {error.message}", where=str(folder)) from error
+    except (InferError, MemoryError):
+        raise
+    except Exception as error:
+        if refusal := library_errors.resource(error):
+            raise refusal from error
+        said = plain(" ".join(str(error).split()), 400)
+        raise ArtifactError(
+            f"{what}: {type(error).__name__}: {said}",
+            where=str(folder),
+            hint="It is damaged, or was made by another version of infer: make it again",
+        ) from error
+
+
+def backend_of(manifest: store.Manifest, folder: Path) -> Any:
+    """The backend that the artifact was made for; raises `ArtifactError` or `NotUsableError`."""
+    known = plugins.names("backends")
+    if manifest.backend not in known:
+        raise ArtifactError(
+            f"made for backend {manifest.backend!r}, which this infer does not have ({', '.join(known)})",
+            where=str(folder),
+        )
+    backend = plugins.get("backends", manifest.backend)
+    if reason := backend.missing():
+        raise NotUsableError(f"backend {manifest.backend} is not usable on this machine: {reason}")
+    return backend
+
+
+def differences(made: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    return [
+        f"{key} {made.get(key)} → {here.get(key)}"
+        for key in sorted({*made, *here})
+        if made.get(key) != here.get(key)
+    ]
+
+
+def lower_again(
+    folder: Path,
+    manifest: store.Manifest,
+    backend: Any,
+    device: str,
+    differs: list[str],
+    trust_code: bool,
+    notes: list[Finding],
+) -> Path:
+    """Lower graph.pt2 for this machine into the user's cache; a finished earlier result is used as it is."""
+    why = ", ".join(differs)
+    if not (folder / capture.PROGRAM).exists():
+        raise ArtifactError(
+            f"made for another machine ({why}) and it holds no portable graph", where=str(folder)
+        )
+    if not trust_code:
+        store.require_trust(folder, "graph.pt2, to lower it again for this machine")
+    key = store.digest(json.dumps([manifest.files, backend.target(device)], sort_keys=True).encode())
+    place = paths.cache("lowered") / key
+    notes.append(Finding("open", "lowered again", str(place), why=f"made for another machine: {why}"))
+    if place.exists():
+        _link_to(folder, place)
+        return place
+    with tempfile.TemporaryDirectory(dir=place.parent) as work:
+        fresh = Path(work) / key
+        fresh.mkdir(mode=0o700)
+        _link_to(folder, fresh)
+        backend.lower(capture.load(folder), manifest.plan, fresh)
+        with contextlib.suppress(OSError):  # another process was first: its result is equal
+            fresh.rename(place)
+    return place
+
+
+def _link_to(folder: Path, place: Path) -> None:
+    """Make the graph and the weights in `place` those of `folder`: it was lowered from an equal artifact, which may
+    have moved or changed since."""
+    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+        link, target = place / name, str((folder / name).resolve())
+        if link.is_symlink() and os.readlink(link) == target:
+            continue
+        fresh = place / f".{name}.{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(target)
+        fresh.replace(link)

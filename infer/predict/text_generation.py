@@ -1,0 +1,287 @@
+"""Text out: completions, chat, streams and scores of a language model, for threads and for asyncio.
+
+Every call goes to one engine on a thread of its own, which runs whatever is under way together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict, Unpack
+
+import msgspec
+from torch import Tensor
+
+from ..errors import InputError, UsageError
+from ..llm.completion import Completion, Score, scored, windows
+from ..llm.engine.engine_thread import Driver
+from ..llm.engine.requests import Request, Sampling
+from ..llm.engine.scheduler import EngineLimits
+from ..llm.handles import AsyncStream, Stream, acomplete, complete, new_id
+from ..llm.llm import Language, parse_size
+from ..llm.step.full_sequence import Windows
+from ..llm.text.tools import check_tools, parse, style_of
+from .text_inputs import Texts
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every method that generates text.
+
+    What is left out, or None, is as the model's generation_config.json recommends; without one, tokens are drawn from
+    the model's own distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
+    """
+
+    max_tokens: Annotated[int | None, "most tokens of the completion; default: 256, or as many as fit"]
+    min_tokens: Annotated[int | None, "tokens before which the completion can't end by a stop token"]
+    temperature: Annotated[float | None, "randomness; 0 always takes the most likely token"]
+    top_k: Annotated[int | None, "sample among this many of the most likely tokens"]
+    top_p: Annotated[float | None, "sample among the most likely tokens that together have this probability"]
+    min_p: Annotated[float | None, "leave out tokens less likely than this share of the most likely one"]
+    repetition_penalty: Annotated[
+        float | None,
+        "above 1: make tokens of the prompt and the completion less likely (Keskar et al., 2019)",
+    ]
+    presence_penalty: Annotated[
+        float | None, "subtracted from the logit of each token that the completion holds"
+    ]
+    frequency_penalty: Annotated[
+        float | None, "subtracted from a token's logit once for each time that the completion holds it"
+    ]
+    logit_bias: Annotated[Mapping[int, float] | None, "added to the logits of these token ids"]
+    seed: Annotated[int | None, "seed; the same one gives the same text"]
+    stop: Annotated[str | Sequence[str] | None, "end before these texts"]
+    stop_token_ids: Annotated[Sequence[int] | None, "end at these token ids"]
+    include_stop: Annotated[bool | None, "keep the stop text in the completion"]
+    skip_special_tokens: Annotated[bool | None, "leave special tokens out of the text; default: true"]
+    ignore_eos: Annotated[bool | None, "go on after the model ends its text"]
+    logprobs: Annotated[int | None, "log probability of each token, and of this many alternatives"]
+    prompt_logprobs: Annotated[
+        int | None, "log probability of each prompt token, and of this many alternatives"
+    ]
+    n: Annotated[int | None, "completions of each prompt"]
+    priority: Annotated[int, "order among waiting requests; smaller goes first"]
+    adapter: Annotated[str | None, "name of the LoRA adapter to use"]
+    json_schema: Annotated[Mapping[str, Any] | None, "JSON schema that the output must match"]
+    json_object: Annotated[bool | None, "make the output a JSON object"]
+    regex: Annotated[str | None, "regular expression that the output must match"]
+    choice: Annotated[Sequence[str] | None, "texts of which the output must be one"]
+
+
+_CONSTRAINTS = ("json_schema", "json_object", "regex", "choice")
+_OWN = ("priority", "adapter", *_CONSTRAINTS)
+
+
+class Generation(Texts):
+    kv_memory: str | int | None = None
+    max_tokens_per_step: int | None = None
+    speculation: bool = True
+    batch_invariant: bool = False
+    _language: Language | None = None
+
+    @property
+    def language(self) -> Language:
+        """Tokenizer, chat template and engine of a language model; raises `UsageError` for any other."""
+        if self._language is None:
+            runner = self._runner
+            if not isinstance(runner, Windows):
+                raise UsageError(*self._why_not())
+            self._language = Language(
+                _Shared(runner.step, self._lock),
+                runner.shape,
+                self.path,
+                name=self.name,
+                device=runner.device,
+                kv_bytes=parse_size(self.kv_memory, "kv_memory"),
+                limits=_limits(self.max_tokens_per_step, self.batch_invariant),
+                speculation=self.speculation,
+            )
+        return self._language
+
+    @property
+    def driver(self) -> Driver:
+        return self.language.driver
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
+        """Complete a prompt (text or token ids): returns a `Completion`, for a list of prompts a list of them.
+
+        With `n` above 1 each result is a list of `n` completions. Raises `InputError` for a prompt longer than the
+        context or an option out of its range, `OverloadedError` when too many requests wait, and `UsageError` for a
+        model that can't generate.
+        """
+        rows, many = _split(prompts)
+        requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
+        return _shaped(complete(self.driver, requests), many)
+
+    async def agenerate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
+        """Complete prompts as `generate` does, for asyncio; cancelling the task cancels the requests."""
+        rows, many = _split(prompts)
+        requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
+        return _shaped(await acomplete(self.driver, requests), many)
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """Complete a prompt piece by piece: returns an iterator of `Piece`.
+
+        Its `.completion` is the `Completion` so far. `close()`, the end of its `with` block and garbage collection
+        cancel the request.
+        """
+        return Stream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+        """Stream as `stream` does, for `async for`."""
+        return AsyncStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Answer a conversation such as [{"role": "user", "content": "..."}]; returns a `Completion`.
+
+        The prompt is made by the artifact's chat template, with `template` as further variables. With `tools`
+        (functions in OpenAI's format) calls come as `.tool_calls`, other text as `.text`. Raises as `generate` does,
+        and `UsageError` for a model without a chat template.
+        """
+        checked = check_tools(tools) if tools else []
+        ids = self.language.chat_ids(messages, tools, **dict(template or {}))
+        found = complete(self.driver, [self._request(ids, options)])
+        if checked and self.language.template is not None:
+            style = style_of("\n".join(self.language.template.sources.values()))
+            for made in found[0]:
+                content, made.tool_calls = parse(made.text, style, checked)
+                made.text = (content or "") if made.tool_calls else made.text
+        return _shaped(found, many=False)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls."""
+        ids = self.language.chat_ids(messages, tools, **dict(template or {}))
+        return Stream(self.driver, self._request(ids, options))
+
+    def score(self, texts: Prompt | Sequence[Prompt], *, special: bool = True) -> Any:
+        """Score a text (or token ids): log probability of each token given those before it, and perplexity.
+
+        Returns a `Score`, for a list a list of them. `special` puts the begin token before a text, if the tokenizer
+        has one. A text longer than the context is read in windows that overlap by half, so that each token has at
+        least half a context before it.
+        """
+        language = self.language
+        rows, many = _split(texts)
+        ids = [language.encode(r, special) if isinstance(r, str) else language.prompt_ids(r) for r in rows]
+        for index, row in enumerate(ids):
+            if not row:
+                raise InputError("expected at least one token", where=f"texts[{index}]")
+        cuts = [windows(len(row), language.context) for row in ids]
+        sampling = Sampling(max_tokens=0, prompt_logprobs=0)
+        requests = [
+            Request(id=new_id(), prompt=row[start:stop], sampling=sampling)
+            for row, cut in zip(ids, cuts, strict=True)
+            for start, stop, _ in cut
+        ]
+        read = iter(complete(self.driver, requests))
+        scores = []
+        for row, cut, text in zip(ids, cuts, rows, strict=True):
+            parts = []
+            for start, _, first in cut:
+                logprobs = next(read)[0].prompt_logprobs or []
+                parts.append((first, logprobs[first - start :]))
+            size = len(text.encode()) if isinstance(text, str) else None
+            scores.append(
+                Score(token_ids=row, logprobs=scored(row, parts), windows=len(cut), text_bytes=size)
+            )
+        return scores if many else scores[0]
+
+    def _request(self, prompt: list[int], options: Options) -> Request:
+        if unknown := sorted(set(options) - Options.__annotations__.keys()):
+            raise UsageError(f"generate has no option {unknown[0]!r}")
+        given = {name: value for name, value in options.items() if name not in _OWN}
+        grammar = _grammar(options)
+        if grammar is not None:
+            self.language.check_grammar(grammar)
+        return Request(
+            id=new_id(),
+            prompt=prompt,
+            sampling=self.language.sampling(len(prompt), given),
+            priority=options.get("priority", 0),
+            adapter=options.get("adapter"),
+            grammar=grammar,
+        )
+
+    def _why_not(self) -> tuple[str]:
+        if self._runner is None:
+            return ("this Predictor is closed; open the artifact again with Predictor.load",)
+        if self.task != "text-generation":
+            return (f"{self.name} is a {self.task} model: it generates no text",)
+        only = self.manifest.scores_only
+        if self.manifest.plan.task == "score":
+            return (f"{self.name} can't generate: it was made with --task score; make it again without",)
+        if only is not None and only.by_model:
+            return (f"{self.name} scores text only, by infer predict: {only.reason}",)
+        why = (
+            only.reason
+            if only is not None
+            else f"backend {self.manifest.backend} lowered whole windows of tokens"
+        )
+        return (f"{self.name} can't generate: {why}; make it again with --backend inductor",)
+
+    def close(self) -> None:
+        if self._language is not None:
+            self._language.close()
+        super().close()
+
+
+class _Shared:
+    """The step, one call at a time with whatever else the Predictor runs."""
+
+    def __init__(self, step: Any, lock: threading.Lock) -> None:
+        self._step, self._lock = step, lock
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        with self._lock:
+            return self._step.run(inputs)
+
+
+def _limits(step_tokens: int | None, batch_invariant: bool) -> EngineLimits:
+    defaults = EngineLimits(batch_invariant=batch_invariant)
+    if step_tokens is None:
+        return defaults
+    return msgspec.structs.replace(
+        defaults,
+        step_tokens=step_tokens,
+        mixed_tokens=min(defaults.mixed_tokens, step_tokens),
+        max_running=min(defaults.max_running, step_tokens),
+    )
+
+
+def _grammar(options: Options) -> dict[str, Any] | None:
+    given = {name: options.get(name) for name in _CONSTRAINTS if options.get(name)}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are two constraints on one output", hint="Give one of them")
+    return given or None
+
+
+def _split(prompts: Any) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a list of several."""
+    if isinstance(prompts, str):
+        return [prompts], False
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise InputError(f"expected text or token ids, got {type(prompts).__name__}", where="prompts")
+    if prompts and all(isinstance(item, int) and not isinstance(item, bool) for item in prompts):
+        return [prompts], False
+    return list(prompts), True
+
+
+def _shaped(found: list[list[Completion]], many: bool) -> Any:
+    rows = [row if len(row) > 1 else row[0] for row in found]
+    return rows if many else rows[0]

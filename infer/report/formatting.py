@@ -1,0 +1,134 @@
+"""Numbers and decisions in the words that people read; the same for the terminal and the page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..options import command_line
+from ..plan import Plan
+from ..results import Metric
+from ..thresholds import default_kv_dtype
+
+if TYPE_CHECKING:
+    from ..latency import Paired  # which imports torch
+
+
+def seconds(value: float | None) -> str:
+    """`3.21 ms`; a dash for what is unknown."""
+    if value is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{_three(value / scale)} {unit}"
+    return f"{_three(value / 1e-9)} ns" if value > 0 else "0 s"
+
+
+def size(num_bytes: float | None) -> str:
+    """`22.7 MB`, in powers of ten; a dash for what is unknown."""
+    if num_bytes is None:
+        return "-"
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{_three(num_bytes / scale)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def share(value: float | None) -> str:
+    """`99.7 %`, never rounded up to 100."""
+    if value is None:
+        return "-"
+    if value in (0, 1):
+        return f"{100 * value:.0f} %"
+    percent = 100 * value
+    if 99.95 <= percent < 100:
+        return f"{min(percent, 99.999):.3f} %"
+    return f"{percent:.1f} %"
+
+
+def of_ceiling(value: float | None, *, in_cache: bool = False) -> str:
+    """`63.0 %`, `63.0 % (in cache)`; a ceiling that a call was faster than was measured too low: `≥ 100 %`."""
+    text = "≥ 100 %" if value is not None and value >= 1 else share(value)
+    return f"{text} (in cache)" if in_cache else text
+
+
+def number(value: float | int | str | bool | None, unit: str = "") -> str:
+    """A finding's value with its unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool | str):
+        return str(value).lower() if isinstance(value, bool) else value
+    if unit == "s":
+        return seconds(value)
+    if unit == "B":
+        return size(value)
+    if unit in ("B/s", "FLOP/s"):
+        return f"{_three(value / 1e9)} G{unit}"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{text} {unit}".strip()
+
+
+def _three(value: float) -> str:
+    """Three figures, never an exponent."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def speed(pair: Paired) -> str:
+    """`faster 2.10x`, `slower 1.20x`, `same`, `within noise`."""
+    if pair.verdict == "faster":
+        return f"faster {pair.speedup:.2f}x"
+    return f"slower {pair.ratio:.2f}x" if pair.verdict == "slower" else pair.verdict
+
+
+def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
+    """One phrase for all batch sizes: `faster 2.10x (batch 1), 1.34x (batch 8)`, `same`."""
+    phrases = [speed(pair) for _, pair in pairs]
+    if len(set(phrases)) == 1:
+        return phrases[0]
+    if len({pair.verdict for _, pair in pairs}) == 1:
+        phrases[1:] = [phrase.rpartition(" ")[2] for phrase in phrases[1:]]
+    return ", ".join(f"{phrase} (batch {batch})" for phrase, (batch, _) in zip(phrases, pairs, strict=True))
+
+
+def faithful(metrics: Sequence[Metric]) -> str:
+    """The one number that says most: top-1 agreement, else equal values, else the relative error."""
+    for name, phrase in (
+        ("top1", "top-1 agreement"),
+        ("exact", "equal"),
+        ("relative_error", "relative error"),
+    ):
+        values = [metric.number for metric in metrics if metric.name == name]
+        known = [float(value) for value in values if value is not None]
+        if known:
+            worst = max(known) if name == "relative_error" else min(known)
+            text = f"{100 * worst:.2g} %" if name == "relative_error" else share(worst)
+            return f"{phrase} {text}"
+    return "fidelity not measured"
+
+
+def smaller(original: int | None, now: int) -> str | None:
+    """`3.9x smaller`, from bytes."""
+    if not original or not now:
+        return None
+    ratio = original / now
+    if 0.97 <= ratio <= 1.03:
+        return "same size"
+    return f"{ratio:.1f}x smaller" if ratio > 1 else f"{1 / ratio:.1f}x larger"
+
+
+def command(plan: Plan, output: str) -> str:
+    """The command line that makes this artifact again."""
+    if plan.kv_dtype == default_kv_dtype(plan):
+        plan = plan.with_(kv_dtype="auto")
+    source, *options = command_line(plan)
+    return shlex.join(["infer", "optimize", source, "--output", output, *options])
+
+
+def again(plan: Plan, output: str) -> str:
+    """The command line that takes every decision from the artifact's own manifest; trust is never taken from there."""
+    trust = ["--trust-code"] if plan.trust_code else []
+    words = [plan.source, "--plan", f"{output}/manifest.json", *trust, "--output", output]
+    return shlex.join(["infer", "optimize", *words])

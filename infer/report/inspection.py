@@ -1,0 +1,113 @@
+"""What the eye wants to know without running anything: inspect, verify, doctor, report."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from packaging.requirements import Requirement
+
+from .. import device as hardware
+from .. import load, plugins
+from ..artifact import golden, store
+from ..artifact.manifest import MAX_BYTES, REPORT
+from ..errors import ArtifactError
+from ..kernels import cpu
+from ..predict import Predictor
+from ..regular_files import read_regular
+from ..spec import Finding
+from . import document
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """An artifact's manifest, or what a source file is, from headers alone."""
+    if (path / store.MANIFEST).exists():
+        manifest = store.read_manifest(path)
+        return {
+            "kind": "artifact",
+            "name": manifest.name,
+            "backend": manifest.backend,
+            "quant": manifest.plan.quant,
+            "dtype": manifest.plan.dtype,
+            "task": manifest.task,
+            "inputs": [str(spec) for spec in manifest.inputs],
+            "outputs": [str(spec) for spec in manifest.outputs],
+            "sizes": {name: f"{low}…{high}" for name, (low, high) in manifest.sizes.items()},
+            "data": golden.data_held(path, manifest),
+            "bytes": store.size(path),
+            "files": len(manifest.files),
+            "signed by this user": store.signed_here(path),
+            "made with": manifest.made_with,
+            "verdict": list(manifest.verdict),
+        }
+    found = load.identify(path)
+    return {"kind": found.kind, "says": found.says, "holds code": found.code}
+
+
+def verify(path: Path, *, trust_code: bool = False) -> dict[str, Any]:
+    """Hashes, signature, golden inputs; raises `ArtifactError` at the first thing that is wrong."""
+    manifest = store.read_manifest(path)
+    start = time.perf_counter()
+    store.verify(path, manifest)
+    hashed = time.perf_counter()
+    with Predictor.load(path, trust_code=trust_code) as predictor:
+        notes = [f"{note.what}: {note.why}" for note in predictor.notes]
+    return {
+        "files": f"{len(manifest.files)} match their sha256 ({hashed - start:.2f} s)",
+        "signature": "this user's" if store.signed_here(path) else "not this user's",
+        "golden inputs": f"pass ({time.perf_counter() - hashed:.2f} s to open and run)",
+        "notes": notes,
+    }
+
+
+def report(path: Path) -> document.Report:
+    store.read_manifest(path)
+    try:
+        data = read_regular(path / REPORT, MAX_BYTES, follow_links=False, error=ArtifactError)
+        return document.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"the report can't be read: {error}", where=str(path)) from error
+
+
+def doctor() -> list[Finding]:
+    """One finding per thing that can, or can't, run here."""
+    machine = hardware.fingerprint("cpu")
+    rows = [Finding("machine", key, value) for key, value in machine.items()]
+    rows.append(Finding("machine", "memory available", hardware.memory_available("cpu") / 2**30, "GiB"))
+    rows.append(
+        Finding("machine", "CUDA device", _cuda(), why="" if torch.cuda.is_available() else "CPU only")
+    )
+    reason = cpu.why_not()
+    rows.append(Finding("machine", "native kernels", "no" if reason else cpu.isa(), why=reason or ""))
+    for folder, kind in (("backends", "backend"), ("infer.compress.formats", "quantizer")):
+        for name in plugins.names(folder):
+            reason = plugins.why_not(folder, name)
+            rows.append(Finding(kind, name, "no" if reason else "yes", why=reason or ""))
+    rows += [Finding("version", name, value) for name, value in hardware.versions().items()]
+    return rows + _conflicts()
+
+
+def _cuda() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _conflicts() -> list[Finding]:
+    """Installed packages that are outside what infer asks for, with the line that mends it."""
+    found = []
+    try:
+        wanted = [Requirement(text) for text in requires("infer") or []]
+    except PackageNotFoundError:
+        return []
+    for requirement in wanted:
+        try:
+            have = version(requirement.name)
+        except PackageNotFoundError:
+            continue
+        if not requirement.specifier.contains(have, prereleases=True):
+            bare = f"{requirement.name}{requirement.specifier}"
+            found.append(Finding("conflict", requirement.name, have, why=f"pip install '{bare}'"))
+    return found

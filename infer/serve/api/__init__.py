@@ -1,0 +1,1 @@
+"""Requests and responses of the KServe and OpenAI protocols."""

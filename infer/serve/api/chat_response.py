@@ -1,0 +1,117 @@
+"""What is said to one request of a chat: a message for each completion, whole or as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ...llm.engine.requests import Output, Request
+from ..llm.llm_engine import Generator
+from ..llm.token_stream import Stream
+from . import openai_logprobs, openai_request, openai_response
+from .openai_response import Ledger, Piece
+from .openai_tools import Tools, deltas
+from .openai_types import Answer, ChatChoice, ChatCompletion, ChatLogprobs, ChatRequest
+from .server_sent_events import Chunks, encode
+
+ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
+NOTHING = b'"delta":{}'
+
+
+class Reply:
+    """`request` goes to the engine; once `read` has its stream, `whole` or `events` say what came."""
+
+    def __init__(
+        self,
+        model: Generator,
+        asked_for: ChatRequest,
+        prompt: list[int],
+        tools: Tools,
+        grammar: dict[str, Any] | None,
+        adapter: str | None,
+    ) -> None:
+        self.model, self.tools, self.logprobs = model, tools, bool(asked_for.logprobs)
+        self.head = openai_response.head(model, asked_for, "chatcmpl", "chat.completion.chunk")
+        wanted = asked_for.max_completion_tokens
+        wanted = asked_for.max_tokens if wanted is None else wanted
+        count = (asked_for.top_logprobs or 0) if self.logprobs else None
+        sampling = openai_request.sampling(
+            asked_for, model, openai_request.room(model, prompt, wanted, None), count, None
+        )
+        if tools.active:  # markers of calls may be special tokens
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        self.request = Request(
+            id=self.head.id,
+            prompt=prompt,
+            sampling=sampling,
+            priority=asked_for.priority or 0,
+            grammar=grammar,
+            adapter=adapter,
+        )
+        usage, self.always = openai_response.options(asked_for)
+        self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage
+
+    def read(self, stream: Stream) -> None:
+        self.ledger = Ledger(stream)
+        self.begun = [False] * stream.choices
+        self.readers = [self.tools.reader() for _ in range(stream.choices)]
+
+    def whole(self, outputs: Sequence[Output]) -> ChatCompletion:
+        pieces = [Piece() for _ in self.begun]
+        for output in outputs:
+            self.ledger.add(output)
+            pieces[output.index].add(output)
+        head = msgspec.structs.asdict(self.head)
+        del head["object"]
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        return ChatCompletion(**head, choices=choices, usage=self.ledger.usage())
+
+    def events(self, outputs: Sequence[Output]) -> bytes:
+        return b"".join(event for output in outputs for event in self._events(output))
+
+    def end(self) -> bytes:
+        return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
+
+    def _choice(self, index: int, piece: Piece) -> ChatChoice:
+        content, calls = self.tools.read("".join(piece.text))
+        message = Answer(content=content)
+        finish: Any = piece.finish
+        if calls:
+            message.tool_calls = calls
+            finish = "tool_calls" if finish == "stop" else finish
+        known = openai_logprobs.objects(self.model.text, piece.logprobs) if self.logprobs else None
+        return ChatChoice(index, message, known, finish, piece.stopped_by)
+
+    def _events(self, output: Output) -> list[bytes]:
+        index, made = output.index, list[bytes]()
+        self.ledger.add(output)
+        usage = encode(self.ledger.usage()) if self.always else b""
+
+        def say(delta: bytes, known: ChatLogprobs | None = None, finish: str | None = None) -> None:
+            made.append(self.chunks.choice(index, delta, encode(known), encode(finish), usage))
+
+        if not self.begun[index]:
+            self.begun[index] = True
+            say(ROLE)
+        known = None
+        if self.logprobs and output.logprobs:
+            known = openai_logprobs.objects(self.model.text, output.logprobs)
+        finish = output.finish
+        reader = self.readers[index]
+        if reader is None:
+            found = [b'"delta":{"content":%b}' % encode(output.text)] if output.text else []
+        else:
+            found = deltas(reader.push(output.text))
+            if finish is not None:
+                found += deltas(reader.finish())
+                finish = "tool_calls" if reader.calls and finish == "stop" else finish  # type: ignore[assignment]
+        if known is not None and not found:
+            found = [b'"delta":{"content":""}']
+        for delta in found:
+            say(delta, known)
+            known = None
+        if finish is not None:
+            say(NOTHING, None, finish)
+        return made

@@ -1,0 +1,216 @@
+"""One KServe inference: JSON and binary tensors in, the batcher, JSON or binary tensors out.
+
+`Inference-Header-Content-Length` alone says where JSON ends and raw tensors begin, Content-Type says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from ...errors import InputError
+from ...spec import TensorSpec
+from ..batching import text_inputs
+from ..batching.collate import BATCH
+from ..batching.run_arrays import Arrays
+from ..batching.tensor_engine import NORMAL, Engine
+from ..http.routing import Call, Reply
+from ..llm.tenants import sharer_of
+from .kserve_response import SPLIT, Wanted, write
+from .kserve_tensors import (
+    BINARY_ONLY,
+    DATATYPES,
+    datatype,
+    from_binary,
+    from_json,
+    shape_of,
+    texts_from_binary,
+    texts_from_json,
+)
+from .kserve_types import InferInput, InferRequest, Parameters
+
+TEXT = "text"  # a BYTES input of this name is tokenised
+Tensors = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], Wanted, int]
+
+
+async def infer(call: Call, engine: Engine) -> Reply:
+    """Raises `InputError` for anything that does not fit the model."""
+    tenant = sharer_of(call.service, call.headers)
+    request, raw = _read(call, engine)
+    timeout, priority = _schedule(call, request)
+    wanted = _wanted(request, engine)
+    if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        arrays = await text_inputs.tokenize(call.service, engine, _texts(request, raw))
+        engine.metrics.prompt_tokens.inc(text_inputs.count(arrays))
+        answer = await text_inputs.infer_rows(
+            engine, arrays, timeout=timeout, priority=priority, tenant=tenant
+        )
+    else:
+        arrays = _arrays(request, raw, engine)
+        answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+    call.measure = answer.took
+    return write(engine, request.id, answer, wanted)
+
+
+def read_tensors(call: Call, engine: Engine) -> Tensors | None:
+    """The request of a body, its inputs as they fit the model, the outputs it wants and its priority; None for texts.
+
+    Raises as `infer` does.
+    """
+    request, raw = _read(call, engine)
+    if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+        return None
+    _, priority = _schedule(call, request)
+    wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
+    specs = {spec.name: spec for spec in engine.predictor.inputs}
+    return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
+
+
+def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> None:
+    """Raises `OverloadedError` where this would be refused whatever follows; more urgent requests are read first."""
+    header = call.headers.get(SPLIT, b"")
+    size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
+    if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
+        engine.knock(timeout=call.timeout(), tenant=sharer_of(call.service, call.headers))
+
+
+def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:
+    body, header = memoryview(call.body), call.headers.get(SPLIT)
+    if header is None:
+        return call.json(InferRequest, body), body[len(body) :]
+    if not header.isdigit() or len(header) > 12 or int(header) > len(body):
+        raise InputError(
+            f"expected 0 to {len(body)}, the length of the body", where="Inference-Header-Content-Length"
+        )
+    if int(header) == 0:
+        return _raw_request(engine, len(body)), body
+    return call.json(InferRequest, body[: int(header)]), body[int(header) :]
+
+
+def _raw_request(engine: Engine, size: int) -> InferRequest:
+    """The body is the bytes of the only input; at most one size may be unknown once the batch is 1."""
+    specs = engine.predictor.inputs
+    if len(specs) != 1:
+        raise InputError(f"raw bytes alone need a model of one input, this one has {len(specs)}")
+    spec, shape = specs[0], shape_of(specs[0])
+    if shape.count(-1) > 1 and spec.shape[0] == BATCH:
+        shape[0] = 1
+    if shape.count(-1) > 1:
+        raise InputError("raw bytes alone leave more than one size open; send shapes", where=spec.name)
+    fixed = math.prod(n for n in shape if n >= 0) * DATATYPES[spec.dtype][2].itemsize
+    if -1 in shape:
+        shape[shape.index(-1)] = size // fixed
+    given = InferInput(
+        name=spec.name, datatype=datatype(spec), shape=shape, parameters={"binary_data_size": size}
+    )
+    return InferRequest(inputs=[given], parameters={"binary_data_output": True})
+
+
+def _schedule(call: Call, request: InferRequest) -> tuple[float, int]:
+    """Seconds and priority; what this server does not do is refused, not ignored."""
+    refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
+    if refused:
+        raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
+    timeout = _number(request.parameters, "timeout")
+    priority = _number(request.parameters, "priority")
+    seconds = min(timeout / 1e6, call.timeout()) if timeout else call.timeout()
+    return seconds, min(priority, 255) or NORMAL
+
+
+def _number(parameters: Parameters, name: str) -> int:
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InputError(
+            f"expected a whole number, 0 or more, for {name}", where=f"request.parameters.{name}"
+        )
+    return value
+
+
+def _flag(parameters: Parameters, name: str, default: bool, where: str) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InputError(f"expected true or false for {name}", where=where)
+    return value
+
+
+def _wanted(request: InferRequest, engine: Engine) -> list[tuple[TensorSpec, bool]]:
+    """The outputs to send, in the order asked for, and whether each goes as raw bytes."""
+    specs = engine.layout.outputs
+    binary = _flag(request.parameters, "binary_data_output", False, "request.parameters")
+    if not request.outputs:
+        chosen = [(spec, binary) for spec in specs.values()]
+    else:
+        chosen = []
+        for index, output in enumerate(request.outputs):
+            where = f"request.outputs[{index}]"
+            if output.name not in specs or any(spec.name == output.name for spec, _ in chosen):
+                raise InputError(f"expected each of {', '.join(specs)} at most once", where=where)
+            if refused := {"classification", "shared_memory_region"} & set(output.parameters):
+                raise InputError(f"parameter {min(refused)} is not supported", where=where)
+            chosen.append((specs[output.name], _flag(output.parameters, "binary_data", binary, where)))
+    for spec, raw in chosen:
+        if not raw and spec.dtype in BINARY_ONLY:
+            raise InputError(
+                f"output {spec.name} is {datatype(spec)}, which JSON can't carry", hint="Ask for binary data"
+            )
+    return chosen
+
+
+def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]:
+    """Per input its raw bytes, or None where the data stands in the JSON; together they are all of `raw`."""
+    at, sections = 0, list[memoryview | None]()
+    for index, given in enumerate(request.inputs):
+        where = f"request.inputs[{index}]"
+        if any(key.startswith("shared_memory") for key in given.parameters):
+            raise InputError("shared memory is not supported", where=where)
+        if "binary_data_size" not in given.parameters:
+            sections.append(None)
+            continue
+        size = _number(given.parameters, "binary_data_size")
+        if given.data is not msgspec.UNSET:
+            raise InputError("data is given twice, in JSON and as raw bytes", where=where)
+        if at + size > len(raw):
+            raise InputError(f"{size} raw bytes are announced, {len(raw) - at} are left", where=where)
+        sections.append(raw[at : at + size])
+        at += size
+    if at != len(raw):
+        raise InputError(f"{len(raw) - at} bytes follow the last input")
+    return sections
+
+
+def _arrays(request: InferRequest, raw: memoryview, engine: Engine) -> Arrays:
+    specs = {spec.name: spec for spec in engine.predictor.inputs}
+    arrays: Arrays = {}
+    for index, (given, section) in enumerate(zip(request.inputs, _sections(request, raw), strict=True)):
+        where = f"request.inputs[{index}]"
+        spec = specs.get(given.name)
+        if spec is None or given.name in arrays:
+            known = ", ".join(str(spec) for spec in specs.values())
+            raise InputError(
+                f"{'no' if spec is None else 'more than one'} such input; expected {known}", where=where
+            )
+        if given.datatype != datatype(spec):
+            raise InputError(f"expected {datatype(spec)} for {spec}, got {given.datatype[:16]}", where=where)
+        if len(given.shape) != len(spec.shape):
+            raise InputError(f"expected input {spec}, got {given.datatype} {given.shape}", where=where)
+        if section is not None:
+            arrays[given.name] = from_binary(spec, given.shape, section, where)
+        elif given.data is msgspec.UNSET:
+            raise InputError(f"no data for input {spec}", where=where)
+        else:
+            arrays[given.name] = from_json(spec, given.shape, given.data, where)
+    return arrays
+
+
+def _texts(request: InferRequest, raw: memoryview) -> list[str]:
+    given, where = request.inputs[0], "request.inputs[0]"
+    if len(request.inputs) != 1 or given.datatype != "BYTES":
+        raise InputError(f"expected {TEXT!r} as BYTES and no other input", where=where)
+    (section,) = _sections(request, raw)
+    if section is not None:
+        return texts_from_binary(given.shape, section, where)
+    if given.data is msgspec.UNSET:
+        raise InputError(f"no data for input {TEXT!r}", where=where)
+    return texts_from_json(given.shape, given.data, where)

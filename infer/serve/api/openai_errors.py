@@ -1,0 +1,77 @@
+"""What every /v1 route shares: errors as OpenAI words them, and finding the model that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
+from ..http.error_text import error_text, plain
+from ..http.routing import Call, Dialect
+from ..llm.llm_engine import Generator
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAIError(msgspec.Struct):
+    error: ErrorBody
+
+
+class ModelNotFoundError(NotFoundError):
+    code = "model_not_found"
+
+
+class ContextLengthError(InputError):
+    code = "context_length_exceeded"
+
+
+def _status(error: InferError) -> int:
+    return 429 if isinstance(error, OverloadedError) else error.status
+
+
+def _body(error: InferError) -> OpenAIError:
+    status = _status(error)
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    param = plain(error.where.removeprefix("$."), 128) if error.where and status in (400, 422) else None
+    return OpenAIError(ErrorBody(error_text(error), kind, param, error.code))
+
+
+DIALECT = Dialect("openai", _status, _body, OpenAIError)
+
+
+def require_json(call: Call) -> None:
+    """Raises `UnsupportedMediaError` for a body that says it is something else."""
+    media = call.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    if media != b"application/json":
+        raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
+
+
+def find(call: Call, name: str) -> Any:
+    """The served model of that name, of whatever kind, or the one that has an adapter of that name; raises
+    `ModelNotFoundError`."""
+    model = call.service.models.get(name)
+    if model is None and (owner := call.service.adapters.get(name)) is not None:
+        call.adapter, name = name, owner
+        model = call.service.models.get(owner)
+    if model is None:
+        served = ", ".join([*call.service.models, *call.service.adapters])
+        raise ModelNotFoundError("no such model is served", hint=f"Served: {served}")
+    call.model = name
+    return model
+
+
+def generator(call: Call, name: str) -> Generator:
+    """The language model of that name; raises `ModelNotFoundError`, or `InputError` for another kind of model."""
+    model = find(call, name)
+    if not isinstance(model, Generator):
+        task = model.predictor.task
+        raise InputError(f"{name} is a model for {task} and generates no text", where="model")
+    return model

@@ -1,0 +1,216 @@
+"""From the fields of a request to what the engine is asked: prompts, sampling, grammar, time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...errors import GrammarError, InputError, NotUsableError, UsageError
+from ...llm.engine.requests import Sampling
+from ..http import json_parse
+from ..http.routing import Call
+from ..llm.llm_engine import Generator
+from ..llm.tenants import tenant_of
+from .openai_errors import ContextLengthError, require_json
+from .openai_types import Common, Message, Structured, Tool
+
+T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
+TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
+RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
+MAX_PROMPTS, MAX_BIAS = 1024, 1024
+DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
+
+
+def read(call: Call, to: type[T]) -> tuple[T, int]:
+    """The body, and how many of its fields mean nothing here."""
+    require_json(call)
+    value = call.value()
+    request = json_parse.convert(value, to)
+    return request, len(value.keys() - _fields(to))
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
+
+
+async def prompts(call: Call, generator: Generator, given: str | list[Any], special: bool) -> list[list[int]]:
+    """Token ids of every prompt of a /v1/completions request, none of them empty."""
+    rows: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    if not rows or len(rows) > MAX_PROMPTS:
+        raise InputError(f"expected 1 to {MAX_PROMPTS} prompts, got {len(rows)}", where="prompt")
+    if isinstance(given, list) and isinstance(given[0], int):
+        rows = [given]
+    kind = str if isinstance(rows[0], str) else list
+    if not all(isinstance(row, kind) for row in rows) or not all(
+        isinstance(token, int) for row in rows if kind is list for token in row
+    ):
+        raise InputError("expected a text, texts, token ids, or lists of token ids", where="prompt")
+    if kind is str:
+        return await encode(call, generator, rows, special, "prompt")
+    return [
+        check_ids(generator, row, f"prompt[{i}]" if len(rows) > 1 else "prompt") for i, row in enumerate(rows)
+    ]
+
+
+async def chat_prompt(
+    call: Call,
+    generator: Generator,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    options: dict[str, Any],
+) -> list[int]:
+    """The conversation as the model's own template renders it; raises `InputError`, also where there is none."""
+    template = generator.template
+    if template is None:
+        hint = "Ask at /v1/completions, which needs none"
+        raise InputError("this model has no chat template", where="messages", hint=hint)
+    for name in RESERVED & options.keys():
+        raise InputError(f"{name} can't be said here", where=f"chat_template_kwargs.{name}")
+    chat = [without_nulls(message) for message in messages]
+    named = [without_nulls(tool) for tool in tools] if tools else None
+    _check_size(generator, [str(message.get("content", "")) for message in chat], "messages")
+    row = await generator.texts.chat_ids(chat, named, options)
+    if not row:
+        raise InputError("the prompt is empty", where="messages")
+    return row
+
+
+def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
+    """As a plain object, absent fields absent."""
+    return {name: field for name, field in msgspec.to_builtins(value).items() if field is not None}
+
+
+async def encode(
+    call: Call, generator: Generator, texts: Sequence[str], special: bool, where: str
+) -> list[list[int]]:
+    _check_size(generator, texts, where)
+    rows = await generator.texts.encode(texts, special, where)
+    for row in rows:
+        if not row:
+            raise InputError("the prompt is empty", where=where)
+    return rows
+
+
+def _check_size(generator: Generator, texts: Sequence[str], where: str) -> None:
+    if any(len(text) > generator.context * TOKEN_CHARACTERS for text in texts):
+        raise ContextLengthError(f"the text is longer than {generator.context} tokens", where=where)
+
+
+def check_ids(generator: Generator, row: list[int], where: str) -> list[int]:
+    size = generator.vocab_size
+    if not row:
+        raise InputError("the prompt is empty", where=where)
+    if min(row) < 0 or max(row) >= size:
+        raise InputError(f"expected token ids between 0 and {size - 1}", where=where)
+    return row
+
+
+def room(generator: Generator, prompt: Sequence[int], wanted: int | None, default: int | None) -> int:
+    """How many tokens may follow the prompt: `wanted`, or at most `default` (None: as many as fit)."""
+    left = generator.context - len(prompt)
+    if left < (wanted or 0):
+        asked = f" and {wanted} to come" if wanted else ""
+        raise ContextLengthError(
+            f"this model's context is {generator.context} tokens, the prompt has {len(prompt)}{asked}",
+            hint="Shorten the prompt or lower max_tokens",
+            where="max_tokens" if wanted else "prompt",
+        )
+    if wanted is None and left == 0:
+        raise ContextLengthError(
+            f"the prompt fills the context of {generator.context} tokens", where="prompt"
+        )
+    return wanted if wanted is not None else left if default is None else min(default, left)
+
+
+def sampling(
+    request: Common, generator: Generator, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+) -> Sampling:
+    """What is not said is as the model's makers recommend. Raises `InputError` naming a field out of its range."""
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    plain = {
+        name: value
+        for name in _PLAIN
+        if (value := getattr(request, name)) is not None and not (name == "top_k" and value < 0)
+    }
+    made: Sampling = generator.language.config.complete(plain)
+    made = msgspec.structs.replace(
+        made,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stop=stop,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        ignore_eos=bool(request.ignore_eos),
+        logit_bias=_bias(request.logit_bias or {}),
+    )
+    made.check(generator.vocab_size)
+    return made
+
+
+_PLAIN = [
+    *("min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+]
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    if len(given) > MAX_BIAS:
+        raise InputError(f"expected at most {MAX_BIAS} tokens, got {len(given)}", where="logit_bias")
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise InputError("expected token ids as names", where="logit_bias")
+    return {int(key): value for key, value in given.items()}
+
+
+def timeout(call: Call, request: Common) -> float:
+    """Seconds: the field, the header, or the server's own limit for generation."""
+    return request.timeout or call.timeout(call.service.limits.generation_seconds)
+
+
+def grammar(request: Common) -> dict[str, Any] | None:
+    """`Request.grammar` of `response_format` or of `structured_outputs`."""
+    wanted, other = request.response_format, request.structured_outputs
+    if other is not None:
+        if wanted is not None and wanted.type != "text":
+            raise InputError("two constraints on one output", where="structured_outputs")
+        return _structured(other)
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"json_object": True}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise InputError("expected a JSON schema", where="response_format.json_schema.schema")
+    return {"json_schema": wanted.json_schema.schema}
+
+
+def _structured(given: Structured) -> dict[str, Any]:
+    named = {"json_schema": given.json, "regex": given.regex, "choice": given.choice}
+    found = {name: value for name, value in named.items() if value is not None}
+    if len(found) != 1:
+        raise InputError("expected one of json, regex, choice", where="structured_outputs")
+    return found
+
+
+async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] | None, where: str) -> None:
+    """Try the grammar out, then compile it, in a thread, so that the engine finds it ready; raises `GrammarError` if
+    it can't be."""
+    if constraint is None:
+        return
+    check = partial(generator.language.check_grammar, constraint)
+    try:
+        if generator.trials is not None:
+            tried = await generator.trials.check(tenant_of(call), constraint)
+            check = partial(check, (tried.size, tried.seconds))
+        await asyncio.get_running_loop().run_in_executor(call.service.grammars, check)
+    except NotUsableError as error:
+        raise InputError(error.message, where=where, hint=error.hint) from error
+    except UsageError as error:
+        raise GrammarError(error.message, where=where, hint=error.hint) from error

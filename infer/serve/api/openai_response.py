@@ -1,0 +1,107 @@
+"""The answer to one request for text: what both APIs build it from, whole or as events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from ...errors import InferError
+from ...llm.engine.requests import Output, TokenLogprob
+from ..http.routing import Reply
+from ..llm.llm_engine import Generator
+from ..llm.token_stream import Stream
+from . import server_sent_events
+from .openai_errors import DIALECT
+from .openai_types import Common, PromptDetails, Usage
+
+PING_SECONDS = 15.0
+
+
+class Head(msgspec.Struct):
+    """Fields that every event of an answer repeats."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Piece:
+    """What one completion has so far."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish: str | None = None
+        self.stopped_by: str | int | None = None
+
+    def add(self, output: Output) -> None:
+        self.text.append(output.text)
+        self.logprobs += output.logprobs
+        self.finish, self.stopped_by = output.finish, output.stopped_by
+
+
+class Ledger:
+    """Tokens that went in and came out, of all prompts and completions of one request."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.prompt = sum(len(request.prompt) for request in stream.requests.values())
+        self.made = 0
+        self._cached: dict[str, int] = {}
+
+    def add(self, output: Output) -> None:
+        self.made += len(output.token_ids)
+        if output.cached_tokens:
+            self._cached[output.id] = output.cached_tokens
+
+    def usage(self) -> Usage:
+        cached = PromptDetails(sum(self._cached.values()))
+        return Usage(self.prompt, self.made, self.prompt + self.made, cached)
+
+
+def head(generator: Generator, request: Common, prefix: str, kind: str) -> Head:
+    return Head(
+        f"{prefix}-{os.urandom(12).hex()}", kind, int(time.time()), request.model, generator.fingerprint
+    )
+
+
+def options(request: Common) -> tuple[bool, bool]:
+    """Whether the stream ends with its usage, and whether every event says it."""
+    chosen = request.stream_options
+    include = chosen is not None and bool(chosen.include_usage)
+    return include, chosen is not None and bool(chosen.continuous_usage_stats)
+
+
+class Events:
+    """A stream's body. `render` makes the bytes of what came; `end` those before [DONE]."""
+
+    def __init__(
+        self, stream: Stream, render: Callable[[Sequence[Output]], bytes], end: Callable[[], bytes]
+    ) -> None:
+        self._stream, self._render, self._end = stream, render, end
+
+    def reply(self, headers: list[tuple[bytes, bytes]]) -> Reply:
+        return Reply(
+            media=server_sent_events.MEDIA, headers=[*server_sent_events.HEADERS, *headers], pieces=self
+        )
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        stream = self._stream
+        try:
+            while True:
+                outputs = await stream.take(None if stream.started else PING_SECONDS)
+                body = self._render(outputs) if outputs else b""
+                if stream.drained:
+                    yield b"%b%b%b" % (body, self._end(), server_sent_events.DONE)
+                    return
+                if body or not outputs:
+                    yield body or server_sent_events.PING
+        except InferError as error:
+            yield server_sent_events.event(DIALECT.body(error))
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,265 @@
+"""The bodies of /v1/completions and /v1/chat/completions, as their clients send and read them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ...llm.engine.requests import MOST_PRIORITY
+
+Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Stop = Annotated[str, Meta(max_length=1024)]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    name: str = ""
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Structured(msgspec.Struct, kw_only=True):
+    """One of them: a JSON schema, a regular expression, or the texts to choose from."""
+
+    json: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """Fields of both. Null is the same as nothing; what is not listed is accepted, counted and ignored."""
+
+    model: str
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=16)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+
+
+class CompletionRequest(Common, kw_only=True):
+    """`prompt`: a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[Token]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class Part(msgspec.Struct):
+    """A piece of a message; a model for text takes only those of type text."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Common, kw_only=True):
+    """`chat_template` is there to be refused: templates come with the model."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists over the tokens of `text`; of an echoed prompt's first token nothing is known."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: str | int | None | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """Also one event of a stream; the last before [DONE] holds `usage` alone, if it was asked for."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None | UnsetType = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+class Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: None = None
+    annotations: list[Any] = []
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: str | int | None | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    refusal: None | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event; the last before [DONE] holds `usage` alone, if it was asked for."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | None | UnsetType = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

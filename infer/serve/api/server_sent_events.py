@@ -1,0 +1,41 @@
+"""Server-sent events of a completion that is streamed: bytes that stay the same are written once per request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..http.routing import EVENTS
+
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+MEDIA = f"{EVENTS}; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+encode = msgspec.json.Encoder().encode
+
+
+def event(value: object) -> bytes:
+    return b"data: %b\n\n" % encode(value)
+
+
+class Chunks:
+    """Events of one answer: `head` are the fields that all share, without `choices` and `usage`.
+
+    With `usage` every event says `usage`, null where the caller has no numbers.
+    """
+
+    def __init__(self, head: object, *, usage: bool) -> None:
+        self._head = b"data: %b," % encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if usage else b"}\n\n"
+        self._start = self._head + b'"choices":[{"index":'
+
+    def choice(self, index: int, delta: bytes, logprobs: bytes, finish: bytes, usage: bytes = b"") -> bytes:
+        """One choice's next piece; `delta` are its fields as JSON, the others JSON values."""
+        tail = b',"usage":%b}\n\n' % usage if usage else self._tail
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+            *(self._start, index, delta, logprobs, finish),
+            tail,
+        )
+
+    def usage(self, usage: bytes) -> bytes:
+        """The last event, without choices."""
+        return b'%b"choices":[],"usage":%b}\n\n' % (self._head, usage)

@@ -1,0 +1,1 @@
+"""Dynamic batching of tensor requests: admission, queue, collation and executors."""

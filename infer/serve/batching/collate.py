@@ -1,0 +1,180 @@
+"""How requests of one model lie together in a batch: checked, split, joined (and padded), cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...errors import InferError, InputError
+from ...spec import TensorSpec
+from .run_arrays import Arrays
+
+New = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, dtype → where to put that input
+BATCH = "batch"
+
+
+class Layout:
+    """Made from a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and, where it has one, `padding`.
+
+    `batched`: every tensor has the batch as its first dimension. `ragged`: the sizes that may differ inside
+    one batch, because each input that has them says what to pad with and each output can be cut back.
+    bfloat16 lies in arrays of uint16: numpy has no such type.
+    """
+
+    def __init__(self, predictor: Any, max_batch: int | None = None) -> None:
+        self.inputs = {spec.name: _stored(spec) for spec in predictor.inputs}
+        self.outputs = {spec.name: spec for spec in predictor.outputs}
+        self.sizes: Mapping[str, tuple[int, int]] = predictor.sizes
+        self.padding: Mapping[str, int] = getattr(predictor, "padding", {})
+        specs = (*predictor.inputs, *predictor.outputs)
+        self.batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
+        limit = min(predictor.max_batch, max_batch or predictor.max_batch)
+        self.max_batch = limit if self.batched else 1
+        self.ragged = self._ragged()
+        self._quick = [(s.name, np.dtype(s.dtype), s.shape, len(s.shape)) for s in self.inputs.values()]
+
+    def _ragged(self) -> frozenset[str]:
+        named = {s for spec in self.inputs.values() for s in spec.shape if isinstance(s, str)} - {BATCH}
+        unknown = (
+            {s for spec in self.outputs.values() for s in spec.shape if isinstance(s, str)} - named - {BATCH}
+        )
+        padded = {s for s in named if all(n in self.padding for n, i in self.inputs.items() if s in i.shape)}
+        return frozenset(padded) if self.batched and not unknown else frozenset()
+
+    def _sizes(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int] | None:
+        """What `check` gives, without the words: None when something does not fit."""
+        bound: dict[str, int] = {}
+        for name, dtype, shape, rank in self._quick:
+            array = arrays.get(name)
+            if array is None or array.dtype != dtype or array.ndim != rank:
+                return None
+            for want, have in zip(shape, array.shape, strict=True):
+                if (bound.setdefault(want, have) if isinstance(want, str) else want) != have:
+                    return None
+        return bound if len(arrays) == len(self._quick) else None
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """The symbolic sizes of one request; raises `InputError`. Batches above the largest are split."""
+        bound = self._sizes(arrays)
+        if bound is None:
+            bound = self._explain(arrays)
+        for size, actual in bound.items():
+            low, high = self.sizes.get(size, (0, actual))
+            high = max(high, actual) if size == BATCH and self.batched else high
+            if not low <= actual <= high:
+                raise InputError(
+                    f"expected {size} between {low} and {high}, got {actual}", where="request.inputs"
+                )
+        return bound
+
+    def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Raises `InputError` in words; the sizes, should all fit after all."""
+        surplus = sorted(set(arrays) - set(self.inputs))
+        if surplus or len(arrays) != len(self.inputs):
+            missing = [name for name in self.inputs if name not in arrays]
+            wrong = (
+                f"missing input {self.inputs[missing[0]]}"
+                if missing
+                else f"no input named {surplus[0][:128]!r}"
+            )
+            expected = ", ".join(str(spec) for spec in self.inputs.values())
+            raise InputError(f"{wrong}; expected {expected}", where="request.inputs")
+        bound: dict[str, int] = {}
+        for index, (name, spec) in enumerate(self.inputs.items()):
+            spec.check(arrays[name], f"request.inputs[{index}]", bound)
+        return bound
+
+    def key(self, sizes: Mapping[str, int]) -> Hashable:
+        """Requests of equal key may share a batch. Dtypes and fixed sizes are equal by `check`."""
+        return tuple(
+            sorted(
+                (s, bucket(n) if s in self.ragged else n)
+                for s, n in sizes.items()
+                if s != BATCH or not self.batched
+            )
+        )
+
+    def piece(self, arrays: Arrays) -> tuple[dict[str, int], Hashable, int, int, int]:
+        """Sizes, key, rows, elements of a row of its largest input, and bytes of one request; raises `InputError`."""
+        sizes = self.check(arrays)
+        rows = sizes.get(BATCH, 1) if self.batched else 1
+        elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
+        return sizes, self.key(sizes), rows, elements, sum(array.nbytes for array in arrays.values())
+
+    def split(self, arrays: Arrays, rows: int) -> list[Arrays]:
+        """At most `max_batch` rows each, in order."""
+        if not self.batched or rows <= self.max_batch:
+            return [arrays]
+        starts = range(0, rows, self.max_batch)
+        return [{name: array[s : s + self.max_batch] for name, array in arrays.items()} for s in starts]
+
+    def join(self, parts: Sequence[Arrays], new: New | None = None) -> tuple[Arrays, float]:
+        """One batch of all rows, copied to where `new` says, and the share of its elements that is padding."""
+        joined, real, total = {}, 0, 0
+        for name in self.inputs:
+            arrays = [part[name] for part in parts]
+            shape = (sum([len(array) for array in arrays]), *_widest(arrays)) if arrays[0].ndim else ()
+            target = np.empty(shape, arrays[0].dtype) if new is None else new(name, shape, arrays[0].dtype)
+            joined[name] = _stack(arrays, self.padding.get(name, 0), target)
+            real += sum(array.size for array in arrays)
+            total += joined[name].size
+        return joined, 1 - real / total if total else 0.0
+
+    def cut(self, outputs: Mapping[str, np.ndarray], sizes: Sequence[Mapping[str, int]]) -> list[Arrays]:
+        """The outputs of each part; `sizes` are theirs, in the order of `join`. Raises `InferError`."""
+        if not self.batched:
+            return [dict(outputs)]
+        rows = sum(size[BATCH] for size in sizes)
+        if any(len(array) != rows for array in outputs.values()):
+            raise InferError(f"the model gave another number of rows than the {rows} it took")
+        pieces: list[Arrays] = []
+        start = 0
+        for size in sizes:
+            stop = start + size[BATCH]
+            pieces.append(
+                {name: array[self._window(name, start, stop, size)] for name, array in outputs.items()}
+            )
+            start = stop
+        return pieces
+
+    def _window(self, name: str, start: int, stop: int, size: Mapping[str, int]) -> tuple[slice, ...]:
+        rest = self.outputs[name].shape[1:]
+        return slice(start, stop), *(slice(size[d]) if d in self.ragged else slice(None) for d in rest)  # type: ignore[index]
+
+
+def bucket(length: int) -> int:
+    """The smallest of 16, 24, 32, 48, 64, 96, … that holds `length`; less than a third is padding."""
+    if length <= 16:
+        return 16
+    power = 1 << (length - 1).bit_length()
+    return power * 3 // 4 if length <= power * 3 // 4 else power
+
+
+def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
+    """Sizes that hold a row of each."""
+    if len(arrays) == 1:
+        return arrays[0].shape[1:]
+    return tuple([max(sizes) for sizes in zip(*[array.shape[1:] for array in arrays], strict=True)])
+
+
+def _stack(arrays: list[np.ndarray], pad: int, target: np.ndarray) -> np.ndarray:
+    """All rows in `target`, the rest of it `pad`."""
+    rest = target.shape[1:]
+    if not target.ndim:
+        target[...] = arrays[0]
+    elif all(array.shape[1:] == rest for array in arrays):
+        np.concatenate(arrays, out=target)
+    else:
+        target.fill(pad)
+        start = 0
+        for array in arrays:
+            target[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
+            start += len(array)
+    return target
+
+
+def _stored(spec: TensorSpec) -> TensorSpec:
+    return msgspec.structs.replace(spec, dtype="uint16") if spec.dtype == "bfloat16" else spec

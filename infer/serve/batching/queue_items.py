@@ -1,0 +1,87 @@
+"""What waits for a batch: a piece of one request, or several whole requests that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .collate import BATCH
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A piece of one request that runs in one batch, or `requests` whole ones of equally many rows, in their order.
+
+    `elements`: of one row of its largest input; `ticket`: its owner, a `tickets.Queued`; that of several requests has
+    them in `requests`, one for each in the order of the rows, and splits off the first of them by `part`.
+    """
+
+    inputs: dict[str, Any]
+    sizes: dict[str, int]
+    key: Hashable
+    rows: int
+    elements: int
+    size_bytes: int
+    deadline: float
+    priority: int
+    ticket: Any
+    index: int
+    arrived: float = 0.0
+    waiting: bool = False
+    deaths: int = 0  # of workers while it ran
+    requests: int = 1
+    tenant: str = ""  # whose share of the queue it takes
+
+    @property
+    def work(self) -> int:
+        """What `Speed` counts."""
+        return self.rows * max(self.elements, 1)
+
+    @property
+    def least(self) -> int:
+        """The same of one of its requests."""
+        return self.rows // self.requests * max(self.elements, 1)
+
+    def take(self, count: int) -> Entry:
+        """Its first `count` requests, with a ticket of theirs; the others stay here."""
+        taken = self._between(0, count, None)
+        taken.ticket = self.ticket.part(count, taken)
+        self._become(self._between(count, self.requests, None))
+        return taken
+
+    def drop(self, at: int) -> None:
+        """One of several requests is out."""
+        each = self.rows // self.requests
+        rest = self._between(1, self.requests, None)
+        gone = slice(at * each, (at + 1) * each)
+        rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
+        self._become(rest)
+        del self.ticket.requests[at]
+
+    def apart(self) -> list[Entry]:
+        """Its requests one by one, each with its own ticket."""
+        owners = getattr(self.ticket, "requests", None)
+        if owners is None:
+            return [self]
+        if len(owners) == 1:
+            return [replace(self, ticket=owners[0])]
+        return [self._between(at, at + 1, owner) for at, owner in enumerate(owners)]
+
+    def _between(self, start: int, stop: int, ticket: Any) -> Entry:
+        each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
+        return replace(
+            self,
+            inputs={name: array[start * each : stop * each] for name, array in self.inputs.items()},
+            sizes={**self.sizes, BATCH: count * each},
+            rows=count * each,
+            size_bytes=count * size,
+            requests=count,
+            ticket=ticket,
+        )
+
+    def _become(self, other: Entry) -> None:
+        self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
+        self.size_bytes, self.requests = other.size_bytes, other.requests

@@ -1,0 +1,271 @@
+"""The front's side of a fork server: started, asked for children, started again when it dies. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from ...errors import InferError, NotReadyError
+from ..workers.messages import Failed, raised
+from .messages import Ended, Fork, FromServer, Job, Kill, Prepare, Prepared
+
+log = logging.getLogger("infer.serve")
+START_SECONDS = 70.0  # until a fork server has opened its tokenizer
+PAUSE_SECONDS = 1.0  # between two starts
+PIECE = 1 << 18
+LONGEST = 1 << 28  # bytes of one answer
+
+
+class ChildDiedError(InferError):
+    """A child ended without an answer; `status` as `os.waitstatus_to_exitcode` gives it, None where nobody knows."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"the process ended with status {status}")
+        self.ended_with = status
+
+
+class Child:
+    """A forked process and the socket to it. One question at a time; whoever has it must `close` it."""
+
+    def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
+        self._server, self.number, self._socket = server, number, sock
+        self._decoder = msgspec.msgpack.Decoder(answers)
+        self._in, self._over = bytearray(), False
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int | None] = self._loop.create_future()
+        self._loop.add_reader(sock, self._read)
+
+    async def send(self, message: Any) -> None:
+        """Raises `ChildDiedError`."""
+        data = msgspec.msgpack.encode(message)
+        try:
+            await asyncio.get_running_loop().sock_sendall(
+                self._socket, len(data).to_bytes(4, "little") + data
+            )
+        except OSError as error:
+            raise await self._death() from error
+
+    async def receive(self) -> Any:
+        """The next message; may be cancelled and called again. Raises `ChildDiedError`."""
+        while (message := self._parse()) is None:
+            if self._over:
+                raise await self._death()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return message
+
+    def close(self) -> None:
+        """Kill it, whatever it does; may be called twice, and by another thread."""
+        if not self.ended.done():
+            self._server.tell(Kill(self.number))
+        on_loop(self._loop, self._let_go)
+
+    def _let_go(self) -> None:
+        self._stop_reading()
+        self._socket.close()
+
+    def _read(self) -> None:
+        """What `receive` waits for; kept also when nobody waits any more."""
+        try:
+            piece = self._socket.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        self._in += piece
+        if not piece:
+            self._stop_reading()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _stop_reading(self) -> None:
+        if not self._over:
+            self._over = True
+            stop_reading(self._loop, self._socket)
+
+    def _parse(self) -> Any:
+        if len(self._in) < 4:
+            return None
+        size = int.from_bytes(self._in[:4], "little")
+        if size > LONGEST:
+            raise InferError(f"a message of {size} bytes")
+        if len(self._in) < 4 + size:
+            return None
+        with memoryview(self._in) as view:
+            message = self._decoder.decode(view[4 : 4 + size])
+        del self._in[: 4 + size]
+        return message
+
+    async def _death(self) -> ChildDiedError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                return ChildDiedError(await asyncio.shield(self.ended))
+        return ChildDiedError(None)
+
+
+class ForkServer:
+    """Starts with the first child that is asked for, or with `start`."""
+
+    def __init__(self, prepare: Prepare, name: str) -> None:
+        self.prepare, self._name = prepare, name
+        self._numbers = itertools.count(1)
+        self._children: dict[int, Child] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._prepared: asyncio.Future[Prepared] | None = None
+        self._started = -PAUSE_SECONDS
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._decoder = msgspec.msgpack.Decoder(FromServer)
+        self._closed = False
+
+    async def child(self, job: Job, answers: Any) -> Child:
+        """A new child, whose messages are of the union `answers`. Raises `NotReadyError` while there is no server, or
+        what opening the tokenizer raised."""
+        prepared = await self.prepared()
+        if job == "trial" and prepared.unusable is not None:
+            raise raised(prepared.unusable)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            child = Child(self, next(self._numbers), ours, answers)
+            self._children[child.number] = child
+            self.tell(Fork(child.number, job), theirs.fileno())
+        return child
+
+    async def prepared(self) -> Prepared:
+        """Once it can fork."""
+        self.start()
+        waiting = self._prepared
+        if waiting is None:
+            raise NotReadyError("the server is stopping")
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await asyncio.shield(waiting)
+        except TimeoutError as error:
+            raise NotReadyError(f"the tokenizer of {self._name} is being opened") from error
+
+    def start(self) -> None:
+        """Unless it runs; not at once after it died."""
+        if self._process is not None or self._closed:
+            return
+        if time.monotonic() - self._started < PAUSE_SECONDS:
+            raise NotReadyError(f"the tokenizer of {self._name} is being opened again")
+        self._started = time.monotonic()
+        loop = self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        command = [sys.executable, "-P", "-m", "infer.serve.fork_server", str(theirs.fileno())]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=env,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self._control, self._prepared = ours, loop.create_future()
+        loop.add_reader(ours, self._read, ours)
+        self.tell(self.prepare)
+
+    def tell(self, message: Any, descriptor: int | None = None) -> None:
+        """Lost where the server has died; whoever waits for its child is told."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                socket.send_fds(
+                    self._control,
+                    [msgspec.msgpack.encode(message)],
+                    [] if descriptor is None else [descriptor],
+                )
+
+    def close(self) -> None:
+        """End it and its children; may be called twice, and by another thread."""
+        self._closed = True
+        if self._loop is not None:
+            on_loop(self._loop, self._end, NotReadyError("the server is stopping"))
+
+    def _read(self, control: socket.socket) -> None:
+        try:
+            data = control.recv(1 << 16)
+            message = self._decoder.decode(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.DecodeError):
+            message = None
+        if isinstance(message, Ended):
+            if (child := self._children.pop(message.number, None)) is not None and not child.ended.done():
+                child.ended.set_result(message.status)
+        elif isinstance(message, Prepared) and self._prepared is not None:
+            if not self._prepared.done():
+                self._prepared.set_result(message)
+        else:
+            error = raised(message) if isinstance(message, Failed) else None
+            log.error("the process for text of %s ended: %s", self._name, error or "no reason known")
+            self._end(error or NotReadyError(f"the tokenizer of {self._name} is being opened again"))
+
+    def _end(self, error: Exception) -> None:
+        process, self._process = self._process, None
+        control, self._control = self._control, None
+        prepared, self._prepared = self._prepared, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if control is not None and self._loop is not None:
+            stop_reading(self._loop, control)
+            control.close()
+        if prepared is not None and not prepared.done():
+            prepared.set_exception(error)
+            prepared.exception()  # told to whoever waits; nobody else needs to
+        for child in self._children.values():
+            if not child.ended.done():
+                child.ended.set_result(None)
+        self._children.clear()
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
+    """Call it, on the loop's thread as long as the loop runs."""
+    try:
+        here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        here = False
+    if here or not loop.is_running():
+        function(*arguments)
+    else:
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def stop_reading(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    if not loop.is_closed() and sock.fileno() >= 0:
+        loop.remove_reader(sock)
+
+
+def forks_of_encoder(predictor: Any) -> ForkServer | None:
+    """For a model of tensors that takes text too, whose texts are cut to its longest input."""
+    longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
+    if not longest or path is None or not (path / "tokenizer.json").is_file():
+        return None
+    return ForkServer(Prepare(folder=str(path), max_length=longest), predictor.name)
+
+
+def forks_of(language: Any, name: str) -> ForkServer | None:
+    """For a language model in a folder with a tokenizer."""
+    folder = getattr(language, "folder", None)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    prepare = Prepare(folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids))
+    return ForkServer(prepare, name)

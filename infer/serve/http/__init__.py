@@ -1,0 +1,1 @@
+"""HTTP: listening, message framing, flow control, routing and limits."""

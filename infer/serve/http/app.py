@@ -1,0 +1,200 @@
+"""The ASGI app: dispatch, limits, request ids and errors, from one route table. Protocols bring its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from starlette.routing import Route as Address
+from starlette.routing import Router
+
+from ... import plugins
+from ...errors import InferError, NotFoundError
+from ..observability.tracing import begin
+from ..service import Service
+from .body import Bodies, ClientGoneError, Share, discard, read_body
+from .error_text import failure
+from .responses import error_reply, reply_of
+from .routing import (
+    CLIENT_GONE,
+    Call,
+    CrowdedError,
+    MethodError,
+    Reply,
+    Route,
+)
+from .streaming import Receive, Send, send_pieces, watched
+
+log = logging.getLogger("infer.serve")
+Scope = MutableMapping[str, Any]
+
+FOLDER = "infer.serve.protocols"
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
+
+
+def table(service: Service) -> list[Route]:
+    """Every row of every protocol; the tensor protocol's first, for it is the busiest."""
+    return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
+
+
+class App(Router):
+    """The routes of one service. `bodies`: counts the bytes of requests in memory."""
+
+    def __init__(self, service: Service, bodies: Bodies, addresses: list[Address], default: Endpoint) -> None:
+        super().__init__(addresses, default=default, redirect_slashes=False)
+        self.service, self.bodies = service, bodies
+
+
+def build(service: Service) -> App:
+    """The app; one address per path, whatever its methods."""
+    routes = table(service)
+    service.routes = routes
+    bodies = Bodies(service.limits.max_bodies_bytes)
+    service.metrics.held(lambda: bodies.held)
+    paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
+    addresses = [
+        Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
+        for path in paths
+    ]
+    return App(service, bodies, addresses, Endpoint(service, bodies, {}, routes))
+
+
+class Ids:
+    """Random request ids, 32 hexadecimal digits each; asking the system for one at a time would cost 5 µs."""
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+
+    def next(self) -> str:
+        if not self._left:
+            block = os.urandom(16 * 256).hex()
+            self._left = [block[at : at + 32] for at in range(0, len(block), 32)]
+        return self._left.pop()
+
+
+class Endpoint:
+    """All methods of one path; without any, the answer to unknown paths."""
+
+    def __init__(
+        self,
+        service: Service,
+        bodies: Bodies,
+        methods: Mapping[str, Route],
+        routes: list[Route] | None = None,
+    ) -> None:
+        self.service, self.bodies, self.methods = service, bodies, dict(methods)
+        if "GET" in self.methods:
+            self.methods.setdefault("HEAD", self.methods["GET"])
+        self.routes = routes or list(self.methods.values())
+        self.ids = Ids()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, service = time.perf_counter(), self.service
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        asked = headers.get(b"x-request-id", b"")
+        request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else self.ids.next()
+        route = self.methods.get(scope["method"])
+        call = Call(
+            service,
+            route or self._nearest(scope["path"]),
+            scope.get("path_params", {}),
+            headers,
+            request_id,
+            method=scope["method"],
+            client=(scope.get("client") or ("",))[0],
+            known=route is not None,
+            trace=begin(scope["headers"], always=service.traces)
+            if b"traceparent" in headers or service.traces
+            else None,
+        )
+        service.active += 1
+        share = Share(self.bodies)
+        try:
+            over = bool(scope.get("state", {}).get("over"))
+            reply = await self._answer(call, receive, share, known=route is not None, over=over)
+            await _send(call, reply, receive, send, over=over)
+            self.count(call, reply.status, began)
+        except ClientGoneError:
+            self.count(call, CLIENT_GONE, began)
+        except asyncio.CancelledError:  # under Ray, which cancels where uvicorn says that the client left
+            self.count(call, CLIENT_GONE, began)
+            raise
+        finally:
+            call.error = None  # its traceback refers back
+            share.close()
+            service.active -= 1
+
+    async def _answer(
+        self, call: Call, receive: Receive, share: Share, *, known: bool, over: bool = False
+    ) -> Reply:
+        try:
+            self._admit(call, open=known and call.route.open, over=over)
+            if not known:
+                raise MethodError(sorted(self.methods)) if self.methods else NotFoundError("no such address")
+            if call.route.work:
+                call.timeout()
+                self.service.require_ready()
+            if call.route.method == "POST":
+                early = None if call.route.early is None else partial(call.route.early, call)
+                call.body = await read_body(receive, call.headers, self.service.limits, share, early)
+                return reply_of(await watched(call.route.handler(call), receive, PATIENCE), call.route)
+            return reply_of(await call.route.handler(call), call.route)
+        except (ClientGoneError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
+            return self.failed(call, error)
+
+    def failed(self, call: Call, error: Exception) -> Reply:
+        """What is said of it; its traceback refers to `call`, so that `call.error` is to be let go of."""
+        if not isinstance(error, InferError):
+            log.error("request %s failed: %s", call.request_id, failure(error))
+            error = InferError(f"an internal error; the server's log has it under {call.request_id}")
+        call.error = error
+        return error_reply(error, call.route.dialect)
+
+    def _admit(self, call: Call, *, open: bool, over: bool) -> None:
+        if open:
+            return
+        if over:
+            raise CrowdedError("too many connections are open")
+        call.require_key()
+
+    def _nearest(self, path: str) -> Route:
+        first = path.removeprefix("/").partition("/")[0]
+        home = next((r for r in self.routes if r.path == "/"), self.routes[0])
+        return next((r for r in self.routes if r.path.split("/")[1] == first), home)
+
+    def count(self, call: Call, status: int, began: float) -> None:
+        name, version = self.labels(call.model)
+        seconds = time.perf_counter() - began
+        self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
+        for observer in self.service.observers:
+            observer.note(call, status, seconds, name, version)
+
+    def labels(self, name: str) -> tuple[str, str]:
+        """Name and version of a model for metrics; empty where it is not served any more."""
+        model = self.service.models.get(name)
+        return (name, model.predictor.version) if model else ("", "")
+
+
+async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
+    headers = reply.head(call, over=over)
+    if reply.pieces is not None:
+        await send_pieces(reply, headers, receive, send)
+        return
+    headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    unread = reply.status in (413, 415) and not call.body
+    await send({"type": "http.response.body", "body": reply.body, "more_body": unread})
+    if unread:
+        await discard(receive, call.service.limits)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,80 @@
+"""Places for work that one client must not take from the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ...errors import OverloadedError
+
+
+class Turns:
+    """`places` at a time, of one client at most `each`, of whose requests at most `waiting` wait. Clients take turns.
+
+    `latest_first`: of one client the latest request goes first, so that many that came at once hold up nothing new."""
+
+    def __init__(
+        self, places: int, *, each: int, waiting: int, what: str, latest_first: bool = False
+    ) -> None:
+        self._places, self._each, self._most, self._what = places, each, waiting, what
+        self._next = -1 if latest_first else 0
+        self._running: dict[str, int] = {}
+        self._waiting: OrderedDict[str, list[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, client: str, seconds: float) -> AsyncIterator[None]:
+        """Raises `OverloadedError` when too many wait, or after `seconds` of it."""
+        await self.take(client, seconds)
+        try:
+            yield
+        finally:
+            self.release(client)
+
+    async def take(self, client: str, seconds: float) -> None:
+        """As `turn`; `release` is to follow."""
+        if self.take_now(client):
+            return
+        mine = self._waiting.setdefault(client, [])
+        if len(mine) >= self._most:
+            raise OverloadedError(f"too many {self._what} of this client wait", where="grammar")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        mine.append(future)
+        try:
+            async with asyncio.timeout(seconds):
+                await future
+        except BaseException as error:
+            if future.done() and not future.cancelled():
+                self.release(client)
+            else:
+                self._forget(client, future)
+            if isinstance(error, TimeoutError):
+                raise OverloadedError(f"other {self._what} take long", where="grammar") from error
+            raise
+
+    def take_now(self, client: str) -> bool:
+        """Whether there is a place at once; `release` is to follow."""
+        own = self._running.get(client, 0)
+        if sum(self._running.values()) >= self._places or own >= self._each:
+            return False
+        self._running[client] = own + 1
+        return True
+
+    def release(self, client: str) -> None:
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        for waiting, mine in list(self._waiting.items()):
+            mine[:] = [future for future in mine if not future.done()]
+            if mine and self.take_now(waiting):
+                mine.pop(self._next).set_result(None)
+                self._waiting.move_to_end(waiting)  # behind the other clients
+                return
+
+    def _forget(self, client: str, future: asyncio.Future[None]) -> None:
+        mine = self._waiting.get(client, [])
+        if future in mine:
+            mine.remove(future)
+        if not mine:
+            self._waiting.pop(client, None)

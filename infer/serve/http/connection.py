@@ -1,0 +1,126 @@
+"""One connection and its client's time: deadlines of heads, bodies and rests, and how a client is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import NoReturn
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ..limits import ServeLimits
+from .flow_control import Flow, Meter, Watch
+from .message_framing import Chunked, Counted, refusal
+
+Refused = Callable[[int], None]
+LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
+GRACE = 1.0  # seconds after which a late body is refused here, should nobody have said so in its dialect
+
+
+class RefusedError(Exception):
+    """Raised inside the parser's callbacks; the parser makes its own error of it, and that is answered."""
+
+
+class Connection(HttpToolsProtocol):
+    """What `Wire` reads messages from.
+
+    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that. `_held` came
+    after a request that is not answered yet. `_rested`: since when nothing is asked, infinite while something is.
+    """
+
+    limits = ServeLimits()
+    refused: Refused = staticmethod(lambda status: None)
+    flow: Flow  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        meter = Meter(transport)
+        super().connection_made(meter)  # type: ignore[arg-type]
+        self.flow = Flow(transport)
+        self._reader = Watch(self.loop, meter, self.limits)
+        self._body: Counted | Chunked | None = None
+        self._head, self._held, self._rested = 0, b"", math.inf
+        self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm(self.limits.header_seconds)
+        crowd = len(self.connections) - self.limits.max_connections
+        self.over = crowd > 0
+        if crowd > self.limits.spare_connections:
+            self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self._reader.end()
+        super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # it refers back: who is freed at once needs no collector
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _rest(self) -> None:
+        self._rested = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_for_more(self.timeout_keep_alive)
+
+    def _wait_for_more(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """One timer looks at many rests: when the last of them began."""
+        self.timeout_keep_alive_task = None
+        left = self._rested + self.timeout_keep_alive - self.loop.time()
+        if math.isinf(left):
+            return  # not at rest: the next one starts a timer
+        if left > 0.001:
+            self._wait_for_more(left)
+            return
+        super().timeout_keep_alive_handler()
+        self._reader.begin()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.begin()
+
+    def _give_up(self, status: HTTPStatus) -> None:
+        """Refuse in JSON what has no answer yet, and close the connection."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._disarm()
+        self._lingering, self._held = True, b""
+        answered = self._body is not None and not self._busy
+        if self._busy:
+            answered = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not answered:
+            self.refused(status)
+            self.transport.write(refusal(status))
+        if answered or not self.transport.can_write_eof():
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER, self.transport.close)
+        self._reader.begin()
+
+    def _refuse(self, status: HTTPStatus) -> NoReturn:
+        self._refusal = status
+        raise RefusedError(status.phrase)
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._head or self._body is not None:
+            self._give_up(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self.transport.close()

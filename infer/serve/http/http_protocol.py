@@ -1,0 +1,224 @@
+"""What uvicorn leaves open of messages: heads and bodies bounded in bytes and number, and read one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import ssl
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import httptools
+
+from ..limits import ServeLimits
+from .connection import GRACE, Connection, Refused
+from .host_check import Hosts
+from .message_framing import HEAD_END, Counted, FramingError, Seam, announced
+from .tls import Gate
+
+ONCE = frozenset(
+    (
+        *(b"host", b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"),
+        *(b"authorization", b"x-api-key", b"inference-header-content-length"),
+        *(b"x-request-timeout-ms", b"x-request-id"),
+    )
+)
+
+
+# Hidden from the parser, which would take the body of such a request for another protocol, or another request.
+UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
+
+
+class FastPath(Protocol):
+    """Answers some requests without parser and ASGI. What it does not take, the connection parses."""
+
+    def learn(self, connection: Wire, head: bytes, length: int) -> None:
+        """Note the head of a well-formed request that keeps its connection, and the bytes of its body.
+
+        `connection` has its `headers` and `scope`.
+        """
+
+    def take(self, connection: Wire, head: bytes, data: bytes, start: int) -> int:
+        """Begin to answer the request whose body begins at `start` of `data`: the end of that, or 0 if not taken.
+
+        What is taken stands in `connection.cycle` until it is answered, or handed to `connection.resume`.
+        """
+
+
+class Wire(Connection):
+    """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
+
+    `_whole` is the head that is being parsed, if it came in one piece. `fast`: None where there is no fast path.
+    """
+
+    fast: FastPath | None = None
+    hosts: Hosts | None = None  # None: any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._seam, self._whole = Seam(), b""
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering or self.transport.is_closing():
+            return
+        self._rested = math.inf
+        if self._held:
+            self._held += data
+        else:
+            self._eat(data, self.fast)
+
+    def resume(self, data: bytes, *, keep_alive: bool) -> None:
+        """Parse a whole request that the fast path took, and can't answer."""
+        self.cycle = None  # type: ignore[assignment]
+        if not self.transport.is_closing():
+            self._eat(data)
+            if self._busy and not keep_alive:
+                self.cycle.keep_alive = False
+
+    def _eat(self, data: bytes, fast: FastPath | None = None) -> None:
+        """Feed the parser head by head and body by body, but for the requests that a fast path takes."""
+        at = 0
+        while at < len(data) and not self._lingering:
+            body = self._body
+            if body is not None:
+                try:
+                    end = body.reach(data, at)
+                except FramingError:
+                    self._give_up(HTTPStatus.BAD_REQUEST)
+                    return
+                self._feed(data[at:end])
+                if body.done != (self._body is not body):
+                    self._give_up(HTTPStatus.BAD_REQUEST)  # the parser sees another end than we
+            elif self._busy:
+                self._held, self.flow.blocked = data[at:], True
+                self.flow.pause_reading()
+                return
+            else:
+                end = self._seam.reach(data, at)
+                head = data[at:end]
+                if not self._head and head.endswith(HEAD_END):
+                    if fast is not None and (after := fast.take(self, head, data, end)):
+                        self._disarm()
+                        at = after
+                        continue
+                    self._whole = head
+                self._head += end - at
+                if self._timer is None:
+                    self._arm(self.limits.header_seconds)
+                self._feed(UPGRADE.sub(rb"\1X-grade", head))
+                self._whole = b""
+                if self._head > self.limits.max_header_bytes:
+                    self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            at = end
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._give_up(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        self._give_up(self._refusal)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self.limits.max_target_bytes:
+            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._body is not None:
+            return  # a trailer: it came too late to mean anything
+        super().on_header(name, value)
+        if len(self.headers) > self.limits.max_headers:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self.parser.should_upgrade():  # with CONNECT, or with a header that came in two pieces
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+        named = [name for name, _ in self.headers if name in ONCE]
+        if len(named) != len(set(named)) or (version == "1.1" and b"host" not in named):
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        headers = dict(self.headers)
+        if self.hosts is not None and not self.hosts.admit(headers.get(b"host", b"localhost")):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
+        try:
+            body = announced(headers, version, self.limits)
+        except FramingError:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
+        super().on_headers_complete()
+        self._disarm()
+        self._head, self._body = 0, body
+        if self.fast is not None and self._whole and isinstance(body, Counted) and self.cycle.keep_alive:
+            self.fast.learn(self, self._whole, body.left)
+        if body is not None:
+            self._arm(self.limits.body_seconds + GRACE)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._body, self._head = None, 0
+        self._disarm()
+        if not self._busy:  # it was answered before it was complete
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        """uvicorn's would start what it had parsed of the next requests, which is nothing, and a timer each time."""
+        self.server_state.total_requests += 1
+        self._reader.begin()
+        if self.transport.is_closing():
+            return
+        self.flow.blocked = False
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if self._held:
+            held, self._held = self._held, b""
+            self._eat(held, self.fast)
+        else:
+            self._rest()
+
+
+def protocol(
+    limits: ServeLimits,
+    refused: Refused | None = None,
+    hosts: Hosts | None = None,
+    fast: FastPath | None = None,
+) -> type[Wire]:
+    """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
+    own = {
+        "limits": limits,
+        "fast": fast,
+        "hosts": hosts,
+        "refused": staticmethod(refused or Wire.refused),
+    }
+    return type("LimitedWire", (Wire,), own)
+
+
+def options(
+    limits: ServeLimits,
+    refused: Refused | None = None,
+    tls: ssl.SSLContext | None = None,
+    hosts: Hosts | None = None,
+    fast: FastPath | None = None,
+) -> dict[str, Any]:
+    """For `uvicorn.Config`."""
+    wire = protocol(limits, refused, hosts, fast)
+
+    def gate(**given: Any) -> asyncio.BaseProtocol:
+        return wire(**given) if tls is None else Gate(wire(**given), tls)
+
+    return {
+        "http": gate,
+        "ws": "none",
+        "lifespan": "off",
+        "access_log": False,
+        "log_config": None,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": limits.keep_alive_seconds,
+    }

@@ -1,0 +1,1 @@
+"""Language models behind HTTP: token streams, the prompt queue and tokenizer processes."""

@@ -1,0 +1,158 @@
+"""Grammars of clients, tried out in killable processes before the model's process compiles them.
+
+Every new grammar gets a short time at once, in one of few processes. One that needs longer waits for its turn with
+the other long ones, of which a client has one at a time and so many seconds a minute; one that exceeds its time or
+memory is killed and refused. Results are kept, so that a grammar is tried once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from msgspec import structs
+
+from ...errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
+from ...llm.text.grammar_request import GrammarLimits, read
+from ...llm.text.grammar_trial import Tried
+from ..fork_server.client import ChildDiedError, ForkServer
+from ..fork_server.messages import FromTrial, Try
+from ..http.client_slots import Turns
+from ..workers.messages import Failed, raised
+
+QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
+SLOW = 2  # for long ones, of one client one
+QUICK_SECONDS = 0.25  # of CPU time
+WALL = 2  # seconds on the clock, for each of CPU time, until a process is killed
+WAIT_SECONDS = 30.0  # for a turn
+WAITING = 128  # grammars of one client
+KNOWN = 4096  # results that are kept
+BURST_SECONDS, REFILL = (
+    12.0,
+    0.2,
+)  # of long compilations of one client, and how many of them come back in a second
+
+
+class GrammarTrials:
+    """For one language model; on the event loop only."""
+
+    def __init__(self, forks: ForkServer, limits: GrammarLimits | None = None) -> None:
+        self._forks, self._limits = forks, limits or GrammarLimits()
+        self._known: OrderedDict[str, Tried | InferError] = OrderedDict()
+        self._under_way: dict[str, asyncio.Task[Tried | InferError]] = {}
+        what = "grammars that are being compiled"
+        self._quick = Turns(QUICK, each=EACH, waiting=WAITING, what=what, latest_first=True)
+        self._slow = Turns(SLOW, each=1, waiting=WAITING, what=what)
+        self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
+
+    async def check(self, client: str, constraint: Mapping[str, Any]) -> Tried:
+        """Raises `InputError` for a grammar that can't be read or enforced, or takes too much, `OverloadedError` when
+        the client has too many that take long."""
+        kind, text = read(constraint, self._limits)
+        key = hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()
+        result = self._known.get(key)
+        if result is not None:
+            self._known.move_to_end(key)
+        while result is None:
+            if theirs := self._under_way.get(key):
+                result = await asyncio.shield(theirs)
+                result = None if isinstance(result, OverloadedError) else result  # of another client
+            else:
+                task = asyncio.create_task(self._settle(client, key, Try(kind, constraint[kind])))
+                self._under_way[key] = task
+                result = await asyncio.shield(task)
+        if isinstance(result, OverloadedError):
+            raise result
+        if isinstance(result, InferError):
+            raise type(result)(result.message, where=result.where, hint=result.hint) from result
+        return result
+
+    def close(self) -> None:
+        for task in self._under_way.values():
+            task.cancel()
+
+    async def _settle(self, client: str, key: str, asked: Try) -> Tried | InferError:
+        try:
+            result: Tried | InferError = await self._try(client, asked)
+        except InferError as error:
+            result = error
+        finally:
+            del self._under_way[key]
+        if isinstance(result, Tried | InputError):  # of others, the next try may end otherwise
+            self._known[key] = result
+            while len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+        return result
+
+    async def _try(self, client: str, asked: Try) -> Tried:
+        async with self._quick.turn(client, WAIT_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                return await self._run(structs.replace(asked, seconds=QUICK_SECONDS))
+        async with self._slow.turn(client, WAIT_SECONDS):
+            self._check_budget(client)
+            began, seconds = time.monotonic(), self._limits.compile_seconds
+            try:
+                return await self._run(structs.replace(asked, seconds=seconds, politely=True))
+            except TimeoutError as error:
+                raise GrammarError(
+                    f"this {asked.kind} takes longer than {seconds:g} s to compile", where=asked.kind
+                ) from error
+            finally:
+                self._spend(client, time.monotonic() - began)
+
+    async def _run(self, asked: Try) -> Tried:
+        """In a process of its own. Raises `TimeoutError` when it took longer than `asked.seconds`."""
+        child = await self._forks.child("trial", FromTrial)
+        try:
+            async with asyncio.timeout(WALL * asked.seconds + 1):
+                await child.send(asked)
+                message = await child.receive()
+        except ChildDiedError as error:
+            if (status := error.ended_with) is None or status >= 0:
+                raise NotReadyError("the process that compiles grammars ended") from error
+            if -status == signal.SIGPROF:
+                raise TimeoutError from error
+            how = signal.Signals(-status).name
+            raise GrammarError(
+                f"compiling this {asked.kind} ended its process ({how}): it takes too much memory",
+                where=asked.kind,
+            ) from error
+        finally:
+            child.close()
+        if isinstance(message, Failed):
+            found = raised(message)
+            if isinstance(found, InferError):
+                raise found
+            raise GrammarError(f"this {asked.kind} can't be compiled", where=asked.kind) from found
+        return message  # type: ignore[no-any-return]
+
+    def _check_budget(self, client: str) -> None:
+        spent, when = self._spent.get(client, (0.0, 0.0))
+        left = spent - REFILL * (time.monotonic() - when)
+        if left > BURST_SECONDS:
+            raise OverloadedError(
+                "grammars of this client have taken long to compile",
+                where="grammar",
+                retry_after=(left - BURST_SECONDS) / REFILL,
+            )
+
+    def _spend(self, client: str, seconds: float) -> None:
+        now = time.monotonic()
+        spent, when = self._spent.pop(client, (0.0, now))
+        self._spent[client] = max(spent - REFILL * (now - when), 0.0) + seconds, now
+        while len(self._spent) > KNOWN:
+            del self._spent[next(iter(self._spent))]
+
+
+def trials_of(forks: ForkServer | None) -> GrammarTrials | None:
+    """None for a model without a tokenizer of its own, or without the package that compiles."""
+    if forks is None or not forks.prepare.vocab_size or find_spec("llguidance") is None:
+        return None
+    return GrammarTrials(forks, forks.prepare.limits)

@@ -1,0 +1,170 @@
+"""What the engine makes for one HTTP request, on its way from the fan-out to whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DeadlineError, InferError, NotReadyError
+from ...llm.completion import error_of
+from ...llm.engine.requests import Output, Request
+from ..workers.crash_retry import Again, Refusal
+
+if TYPE_CHECKING:
+    from .llm_engine import Generator
+
+
+class Stream:
+    """What the engine makes for one HTTP request. `async for outputs in stream`: those of one or more steps.
+
+    Raises, once what came before is read, the error that ended it: `DeadlineError` after `timeout` seconds, or
+    what `fail` was given. `close` is always to be called; it cancels what still runs.
+    """
+
+    def __init__(
+        self, owner: Generator, requests: Sequence[Request], *, timeout: float, stepwise: bool
+    ) -> None:
+        self._owner, self._stepwise = owner, stepwise
+        self.began = owner.clock()
+        self.requests = {request.id: request for request in requests}
+        self.offset: dict[str, int] = {}  # of a request's first completion among all
+        self.choices = 0
+        for request in requests:
+            self.offset[request.id] = self.choices
+            self.choices += request.sampling.n
+        self._unfinished = {request.id: request.sampling.n for request in requests}
+        self._waiting = set(self.requests)
+        self._last = [0.0] * self.choices  # when a completion had its latest token
+        self._first = self._queued = 0.0  # when the first of them began, and how long no step had read of it
+        self._made = 0
+        self._ready: list[Output] = []
+        self._error: InferError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    @property
+    def done(self) -> bool:
+        return not self._unfinished
+
+    @property
+    def drained(self) -> bool:
+        """Done, and all of it read."""
+        return self.done and not self._ready
+
+    @property
+    def started(self) -> bool:
+        """Any of its prompts has its first token."""
+        return len(self._waiting) < len(self.requests)
+
+    def put(self, output: Output, when: float) -> None:
+        """One completion of one request went on."""
+        owner, key = self._owner, output.id
+        if isinstance(output, Refusal):
+            self.fail(output.error)
+            return
+        if isinstance(output, Again):
+            self._begin_again(key)
+            return
+        if output.finish in ("error", "cancelled"):
+            stopping = output.finish == "cancelled"
+            self.fail(NotReadyError("the server is stopping") if stopping else error_of(output))
+            return
+        if key in self._waiting:
+            self._waiting.remove(key)
+            owner.started(key, when, self.began)
+            owner.metrics.first_token(when - self.began, output.queued_seconds)
+            if not self._first:
+                self._first, self._queued = when, output.queued_seconds
+        choice = self.offset[key] + output.index
+        if count := len(output.token_ids):
+            last, self._last[choice] = self._last[choice], when
+            owner.metrics.tokens(count, when - last if last else None)
+            self._made += count
+        self._ready.append(output)
+        if output.finish is not None:
+            owner.metrics.finished(output.finish, when - self._first)
+            self._unfinished[key] -= 1
+            if not self._unfinished[key]:
+                del self._unfinished[key]
+                owner.forget(key, running=False)
+                if self.done:
+                    self._alarm.cancel()
+        if self._stepwise or self.done:
+            self._wake()
+
+    def took(self) -> dict[str, Any]:
+        """For logs and traces; a stream that was cut says what it had."""
+        prompt = sum(len(request.prompt) for request in self.requests.values())
+        found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
+        if (pid := getattr(self._owner.driver, "pid", None)) is not None:
+            found["worker"] = pid
+        if self._first:
+            found["queue_ms"] = round(1000 * self._queued, 3)
+            found["first_token_ms"] = round(1000 * (self._first - self.began), 3)
+            found["stream_ms"] = round(1000 * (max(self._last) - self._first), 3)
+        return found
+
+    def _begin_again(self, key: str) -> None:
+        """Whoever made it died; nobody has read of it yet."""
+        if key in self._unfinished:
+            first, count = self.offset[key], self.requests[key].sampling.n
+            self._ready = [output for output in self._ready if output.id != key]
+            self._unfinished[key] = count
+            self._last[first : first + count] = [0.0] * count
+
+    async def take(self, patience: float | None = None) -> list[Output]:
+        """What came since the last call, or all of it unless `stepwise`; nothing when all is read, or after `patience`
+        seconds."""
+        if not (self._ready and self._stepwise) and not self.done and self._error is None:
+            home = asyncio.get_running_loop()
+            self._waiter = home.create_future()
+            timer = home.call_later(patience, self._wake) if patience else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        ready, self._ready = self._ready, []
+        if not ready and self._error is not None:
+            raise self._error
+        return ready
+
+    async def rest(self) -> list[Output]:
+        """Everything, once it is complete."""
+        outputs: list[Output] = []
+        while got := await self.take():
+            outputs += got
+        return outputs
+
+    def fail(self, error: InferError) -> None:
+        """End it with this error; what still runs is cancelled."""
+        if self._error is None and not self.done:
+            self._error = error
+            self._release()
+            self._wake()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        if not self.done and self._error is None:
+            self._owner.metrics.cancelled("running" if self.started else "queued")
+            self._release()
+            self._error = InferError("the stream is closed")
+
+    def _expire(self) -> None:
+        self._owner.metrics.deadline_exceeded.inc()
+        where = "while it ran" if self.started else "in the queue"
+        self.fail(DeadlineError(f"the time of the request ran out {where}"))
+
+    def _release(self) -> None:
+        self._alarm.cancel()
+        for key in self._unfinished:
+            self._owner.forget(key, running=True)
+        for key in self._waiting:
+            self._owner.started(key, None)
+        self._waiting.clear()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,97 @@
+"""Which models there are: artifacts, folders of versions, and folders of those, all named when the server starts.
+
+`NAME.infer/` is one model; `NAME/3/` is version 3 of NAME, `MODELS/NAME.infer/` and `MODELS/NAME/3/` are in a folder of
+models. Nothing else is ever opened: clients give names, and a name is looked up here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..artifact.manifest import MANIFEST, MAX_BYTES
+from ..errors import NotFoundError, SourceError
+from ..regular_files import read_regular
+from .limits import MODEL_NAME
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """An artifact. `name` and `version` None: its manifest says."""
+
+    path: Path
+    name: str | None = None
+    version: str | None = None
+
+
+class Repository:
+    """Looks anew each time it is asked."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self._paths = [Path(path).absolute() for path in paths]
+
+    def latest(self) -> list[Found]:
+        """What is served from the start: of every model its highest version, in the order in which they were named.
+
+        A path at which there is no artifact is among them: opening it says what is wrong with it.
+        """
+        chosen = []
+        for path in self._paths:
+            models = _models(path)
+            chosen += [versions[-1] for versions in models] if models else [Found(path=path)]
+        return chosen
+
+    def all(self) -> list[tuple[str, str, Found]]:
+        """(name, version, where) of everything, versions rising."""
+        found = [one for path in self._paths for versions in _models(path) for one in versions]
+        return [(*named(one), one) for one in found]
+
+    def find(self, name: str) -> Found:
+        """Its highest version; raises `NotFoundError`."""
+        versions = [found for known, _, found in self.all() if known == name]
+        if not versions:
+            raise NotFoundError("there is no such model in the folders that were named at the start")
+        return versions[-1]
+
+
+def named(found: Found) -> tuple[str, str]:
+    """Name and version; `?` for a manifest that can't be read."""
+    if found.name is not None and found.version is not None:
+        return found.name, found.version
+    try:
+        said = msgspec.json.decode(read_regular(found.path / MANIFEST, MAX_BYTES), type=dict)
+        name, version = said.get("name", found.path.stem), said.get("version", "1")
+        return found.name or str(name), str(version)
+    except (SourceError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return found.name or found.path.stem, "?"
+
+
+def _models(path: Path) -> list[list[Found]]:
+    """The versions of each model at or in `path`."""
+    if own := _versions(path):
+        return [own]
+    return [versions for folder in _folders(path) if (versions := _versions(folder))]
+
+
+def _versions(path: Path) -> list[Found]:
+    if (path / MANIFEST).is_file():
+        return [Found(path=path)]
+    numbered = [
+        folder for folder in _folders(path) if folder.name.isdigit() and not folder.name.startswith("0")
+    ]
+    return [
+        Found(path=folder, name=path.name, version=folder.name)
+        for folder in sorted(numbered, key=lambda folder: int(folder.name))
+        if (folder / MANIFEST).is_file() and MODEL_NAME.fullmatch(path.name)
+    ]
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """In the order of their names; hidden ones are somebody's work in progress."""
+    try:
+        names: Sequence[Path] = sorted(path.iterdir())
+    except OSError:
+        return
+    yield from (entry for entry in names if entry.is_dir() and not entry.name.startswith("."))

@@ -1,0 +1,131 @@
+"""What is counted of language models: tokens and their times by the event loop, pages and schedule by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .log_histogram import Times
+from .metrics import MODEL, SECONDS, Metrics
+from .prometheus_text import Count, Family, Registry, Spread, reading
+
+FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+
+
+class GenerationMetrics:
+    """The counters of one language model, bound to its labels; written by the event loop's thread only."""
+
+    def __init__(self, metrics: Metrics, shared: Shared, model: str, version: str) -> None:
+        self._metrics, self._shared, self._labels = metrics, shared, (model, version)
+        metrics.begin(model, version)
+        self.first_times, self.between_times = Times(), Times()
+        self._decode = shared.decode.labels(*self._labels)
+        self._first_token = shared.first_token.labels(*self._labels)
+        self._queue, self._prefill = (
+            family.labels(*self._labels) for family in (metrics.queue_seconds, shared.prefill)
+        )
+        self._between, self._made = shared.between.labels(*self._labels), shared.made.labels(*self._labels)
+        self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
+        self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
+        self.unknown_fields = shared.unknown_fields.labels(*self._labels)
+
+    def watch(self, stats: Callable[[], Any]) -> None:
+        """The engine's own: how many tokens its steps had."""
+
+        def read() -> tuple[list[int], float]:
+            now = stats()
+            return getattr(now, "step_tokens", []), now.prefill_tokens + getattr(now, "decode_tokens", 0)
+
+        self._metrics.batch_tokens.labels(*self._labels).set_function(read)
+
+    @property
+    def made(self) -> int:
+        """Tokens since the start."""
+        return int(self._made.value)
+
+    def first_token(self, seconds: float, queued: float) -> None:
+        """A prompt got its first token so long after it was admitted; `queued` of them it waited to be read."""
+        self._first_token.observe(seconds)
+        self._queue.observe(min(queued, seconds))
+        self._prefill.observe(max(seconds - queued, 0.0))
+        self.first_times.observe(seconds)
+
+    def tokens(self, count: int, seconds: float | None) -> None:
+        """A completion got `count` tokens, `seconds` after its last; None: they are its first."""
+        self._made.inc(count)
+        if seconds is not None:
+            self._between.observe(seconds / count)
+            self.between_times.observe(seconds / count)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """A completion ended, so long after the first token of its request."""
+        self._decode.observe(seconds)
+        self._shared.finished.labels(*self._labels, reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._metrics.rejected.labels(*self._labels, reason).inc()
+
+    def cancelled(self, stage: str) -> None:
+        self._metrics.cancelled.labels(*self._labels, stage).inc()
+
+
+class Shared:
+    """The families that all language models have in common."""
+
+    def __init__(self, registry: Registry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+            return registry.histogram(f"infer_{name}", text, MODEL, buckets)
+
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From admission to a prompt's first token", FIRST
+        )
+        text = "From the step that began to read a prompt to its first token"
+        self.prefill = histogram("prefill_seconds", text, SECONDS)
+        text = "Between two tokens of one completion; tokens that come together share"
+        self.between = histogram("inter_token_seconds", text, BETWEEN)
+        self.decode = histogram(
+            "decode_seconds", "From a request's first token to the end of a completion", SECONDS
+        )
+        self.made = registry.counter("infer_generation_tokens", "Tokens made", MODEL)
+        self.finished = registry.counter("infer_completions", "Completions that ended", (*MODEL, "reason"))
+        text = "Fields of requests that mean nothing here"
+        self.unknown_fields = registry.counter("infer_unknown_fields", text, MODEL)
+
+
+class EngineCollector:
+    """The engines' own numbers, read when somebody scrapes. `stats`: of each model, its `EngineStats`."""
+
+    COUNTERS = {
+        "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
+        "prefix_cache_hits": ("Prompt tokens found there", "prefix_hits"),
+        "prefix_cache_evictions": ("Pages of the prefix cache that were taken for others", "evictions"),
+        "preemptions": ("Sequences that gave their pages back and were computed again", "preemptions"),
+        "spec_draft_tokens": ("Tokens proposed by speculation", "draft_tokens"),
+        "spec_accepted_tokens": ("Proposed tokens that were kept", "accepted_tokens"),
+        "prefill_tokens": (
+            "Prompt tokens that the model read, those computed again included",
+            "prefill_tokens",
+        ),
+        "engine_steps": ("Steps of the engine", "steps"),
+    }
+    PHASES = ("scheduling", "step", "sampling", "output")
+
+    def __init__(self) -> None:
+        self.stats: dict[tuple[str, str], Callable[[], Any]] = {}
+
+    def collect(self) -> Iterable[Family[Count]]:
+        read = {labels: stats() for labels, stats in self.stats.items()}
+        usage = reading("gauge", "infer_kv_cache_usage_ratio", "Share of the pages in use", MODEL)
+        text = "Of the engine's thread; `step` is the model"
+        spent = reading("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
+        for labels, stats in read.items():
+            usage.labels(*labels).set(stats.pages_used / max(stats.pages_total, 1))
+            for phase in self.PHASES:
+                spent.labels(*labels, phase).set(getattr(stats, f"{phase}_seconds"))
+        yield from (usage, spent)
+        for name, (text, field) in self.COUNTERS.items():
+            family = reading("counter", f"infer_{name}_total", text, MODEL)
+            for labels, stats in read.items():
+                family.labels(*labels).set(getattr(stats, field))
+            yield family

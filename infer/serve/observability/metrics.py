@@ -1,0 +1,227 @@
+"""What the server counts: one Prometheus registry, and the same events as KServe statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from .log_histogram import Times
+from .prometheus_text import Count, Family, Registry, Spread, Watched
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TOKENS = tuple(1 << power for power in range(15))
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
+MODEL = ("model", "version")
+
+
+class Duration(msgspec.Struct):
+    """KServe's pair: how often, and how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        self.count += times
+        self.ns += int(seconds * 1e9) * times
+
+
+class InferenceStats(msgspec.Struct):
+    success: Duration = msgspec.field(default_factory=Duration)
+    fail: Duration = msgspec.field(default_factory=Duration)
+    queue: Duration = msgspec.field(default_factory=Duration)
+    compute_input: Duration = msgspec.field(default_factory=Duration)
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+    cache_hit: Duration = msgspec.field(default_factory=Duration)
+    cache_miss: Duration = msgspec.field(default_factory=Duration)
+
+
+class BatchStats(msgspec.Struct):
+    batch_size: int
+    compute_input: Duration = msgspec.field(default_factory=Duration)
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+
+
+class ModelMetrics:
+    """The counters of one model, bound to its labels; written by the event loop's thread only."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        self._metrics, self._labels = metrics, (model, version)
+        metrics.begin(model, version)
+        self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
+        self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
+        self.batch_size = metrics.batch_size.labels(*self._labels)
+        self.batch_tokens = metrics.batch_tokens.labels(*self._labels)
+        self.padding_ratio = metrics.padding_ratio.labels(*self._labels)
+        self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
+        self.nonfinite = metrics.nonfinite.labels(*self._labels)
+        self.worker_deaths = metrics.worker_deaths.labels(*self._labels)
+        self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
+        self._dispatch = {
+            r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "deadline", "retry")
+        }
+        self.stats, self.batches = InferenceStats(), dict[int, BatchStats]()
+        self.inferences = self.executions = self.last_ms = 0
+
+    def dispatched(self, reason: str) -> None:
+        self._dispatch[reason].inc()
+
+    def rejected(self, reason: str) -> None:
+        self._metrics.rejected.labels(*self._labels, reason).inc()
+
+    def cancelled(self, stage: str) -> None:
+        self._metrics.cancelled.labels(*self._labels, stage).inc()
+
+    def executed(self, rows: int, assemble: float, compute: float, cut: float, padding: float) -> None:
+        """One batch that ran: its rows, the seconds of its three phases, and the share that was padding."""
+        self.batch_size.observe(rows)
+        self.compute_seconds.observe(compute)
+        self.padding_ratio.observe(padding)
+        self.executions += 1
+        self.last_ms = int(time.time() * 1000)
+        batch = self.batches.setdefault(rows, BatchStats(rows))
+        for name, seconds in (
+            ("compute_input", assemble),
+            ("compute_infer", compute),
+            ("compute_output", cut),
+        ):
+            getattr(batch, name).add(seconds)
+
+    def failed(self, seconds: float) -> None:
+        self.stats.fail.add(seconds)
+
+    def answered(
+        self, rows: int, waits: Sequence[tuple[float, int]], assemble: float, compute: float, cut: float
+    ) -> None:
+        """The parts of requests that one batch answered with success: their rows, and how long how many had waited."""
+        for seconds, requests in waits:
+            self.queue_seconds.observe(seconds, requests)
+        self.inferences += rows
+        stats, times = self.stats, sum([requests for _, requests in waits])
+        waited = sum([seconds * requests for seconds, requests in waits])
+        stats.compute_input.add(assemble, times)
+        stats.compute_infer.add(compute, times)
+        stats.compute_output.add(cut, times)
+        for duration, own in ((stats.queue, 0.0), (stats.success, assemble + compute + cut)):
+            duration.count += times
+            duration.ns += int((waited + own * times) * 1e9)
+
+
+class Metrics:
+    """All of it. Names and labels are listed in the documentation; a registry of its own, nothing global."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = own = Registry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Count]:
+            return own.counter(f"infer_{name}", text, (*MODEL, *labels))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+            return own.histogram(f"infer_{name}", text, MODEL, buckets)
+
+        self.requests = counter("requests", "Requests answered", ("code", "api"))
+        self.dispatch = counter("dispatch", "Batches started", ("reason",))
+        self.rejected = counter("rejected", "Requests turned away on arrival", ("reason",))
+        self.cancelled = counter("cancelled", "Requests whose client went away", ("stage",))
+        self.deadline_exceeded = counter("deadline_exceeded", "Requests whose time ran out")
+        self.worker_deaths = counter("worker_deaths", "Processes of the model that ended or were killed")
+        self.nonfinite = counter("nonfinite_outputs", "Output values that were NaN or infinite")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of the texts that came in")
+        self.queue_seconds = histogram("queue_seconds", "From arrival to the start of the batch", SECONDS)
+        self.request_seconds = histogram(
+            "request_seconds", "From the end of the headers to the answer", SECONDS
+        )
+        self.compute_seconds = histogram("compute_seconds", "The model itself, per batch", SECONDS)
+        self.batch_size = histogram("batch_size", "Rows per batch", ROWS)
+        text = "Tokens of a batch, rows times length as requests gave them; of a language model, of a step"
+        self.batch_tokens = histogram("batch_tokens", text, TOKENS)
+        self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
+        self._load = own.gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"))
+        self._gauges: dict[str, Family[Watched]] = {}
+        self._children: dict[tuple[str, str, str, str], tuple[Count, Spread]] = {}
+        self.times: dict[str, Times] = {}  # of a model's requests that were answered with success
+        own.gauge("infer_build_info", "Always 1", ("infer",)).labels(version).set(1)
+
+    def begin(self, model: str, version: str) -> None:
+        """Counters at 0 before anything happens, so that the first event is a rate."""
+        self.rejected.labels(model, version, "overloaded")
+        for stage in ("queued", "running"):
+            self.cancelled.labels(model, version, stage)
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        return ModelMetrics(self, name, version)
+
+    def watch(self, what: str, text: str, model: str, version: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when somebody scrapes."""
+        if what not in self._gauges:
+            self._gauges[what] = self.registry.watched(f"infer_{what}", text, MODEL)
+        self._gauges[what].labels(model, version).set_function(value)
+
+    def unwatch(self, model: str, version: str) -> None:
+        """The model is gone; its counters stay."""
+        for family in self._gauges.values():
+            family.children.pop((model, version), None)
+
+    def held(self, body_bytes: Callable[[], float]) -> None:
+        """Gauges of what requests hold, and of the tasks of the event loop, on which scrapes are answered."""
+        text = "Bytes of request bodies in memory"
+        self.registry.watched("infer_body_bytes", text).labels().set_function(body_bytes)
+        text = "Tasks of the event loop"
+        tasks = self.registry.watched("infer_event_loop_tasks", text).labels()
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
+
+    def dropped_lines(self, value: Callable[[], float]) -> None:
+        """A counter of lines that the request log lost."""
+        text = "Lines of the request log that were lost"
+        self.registry.watched("infer_log_dropped_total", text, kind="counter").labels().set_function(value)
+
+    def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
+        self._load.labels(model, version, phase).set(seconds)
+
+    def request(self, model: str, version: str, status: int, api: str, *seconds: float) -> None:
+        """Answers with one status, each with its own seconds."""
+        key = (model, version, str(status), api)
+        children = self._children.get(key)
+        if children is None:
+            children = self.requests.labels(*key), self.request_seconds.labels(model, version)
+            self._children[key] = children
+        children[0].inc(len(seconds))
+        times = None
+        if status == 200 and model:
+            times = self.times.get(model) or self.times.setdefault(model, Times())
+        for one in seconds:
+            children[1].observe(one)
+            if times is not None:
+                times.observe(one)
+
+    def counted(self, family: Family[Count], model: str, label: str = "") -> dict[str, int]:
+        """What a counter says of one model, by the values of one of its labels."""
+        at = family.names.index(label) if label else None
+        found: dict[str, int] = {}
+        for values, child in family.children.items():
+            if values[0] == model:
+                value = "" if at is None else values[at]
+                found[value] = found.get(value, 0) + int(child.value)
+        return found
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return self.registry.text()
+
+
+def stats_dict(model: ModelMetrics) -> dict[str, Any]:
+    """The inference half of a KServe statistics answer."""
+    return {
+        "last_inference": model.last_ms,
+        "inference_count": model.inferences,
+        "execution_count": model.executions,
+        "inference_stats": model.stats,
+        "batch_stats": [model.batches[rows] for rows in sorted(model.batches)],
+    }

@@ -1,0 +1,115 @@
+"""One line of JSON per request, written by a thread: a slow or full place to write to never stops an answer."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from ..http.error_text import plain
+from ..http.routing import CLIENT_GONE, Call
+
+MOST_LINES = 10_000  # that wait to be written; more are dropped and counted
+MOST_BODY = 4096  # bytes of a request's body that are shown
+MOST_CLIENT = 256  # characters of what a client says about itself
+GATHER = 0.02  # seconds from the first line to the write that takes all that came since
+encode = msgspec.json.Encoder().encode
+
+
+class RequestLog:
+    """`bodies`: also what was asked, cut at 4 KiB: for debugging, since it holds what people wrote."""
+
+    def __init__(self, lines: Lines, *, bodies: bool = False) -> None:
+        self.lines, self.bodies = lines, bodies
+
+    def close(self) -> None:
+        """Write what waits."""
+        self.lines.close()
+
+    def note(self, call: Call, status: int, seconds: float, model: str, version: str) -> None:
+        """Looks at /health, /metrics, the page and such that went well are no news."""
+        if status < 400 and not call.route.work:
+            return
+        line: dict[str, Any] = {
+            "time": stamp(time.time()),
+            "level": _level(status),
+            "event": "request",
+            "id": call.request_id,
+            "method": call.method,
+            "route": call.route.path if call.known else "",
+            "status": status,
+            "ms": round(1000 * seconds, 3),
+            "api": call.route.dialect.name,
+            "client": call.client,
+            "agent": plain(call.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
+            "bytes_in": len(call.body),
+        }
+        if model:
+            line["model"], line["version"] = model, version
+        if call.measure is not None:
+            line |= call.measure()
+        if call.trace is not None:
+            line["trace_id"], line["span_id"] = call.trace.id, call.trace.span
+            line["parent_id"] = call.trace.parent
+        if call.error is not None:
+            line["error"], line["message"] = call.error.code, plain(str(call.error), MOST_CLIENT)
+        if self.bodies:
+            line["body"] = plain(bytes(call.body[:MOST_BODY]).decode(errors="replace"), MOST_BODY)
+        self.lines.put(encode(line) + b"\n")
+
+
+def _level(status: int) -> str:
+    """Refusals and clients' mistakes are warnings; a client that left is neither."""
+    if status < 400 or status == CLIENT_GONE:
+        return "info"
+    return "warning" if status < 500 or status == 503 else "error"
+
+
+def stamp(when: float) -> str:
+    """RFC 3339, UTC, milliseconds."""
+    whole, rest = divmod(when, 1)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int(1000 * rest):03d}Z"
+
+
+class Lines:
+    """Lines on their way to a file descriptor. `dropped`: how many were too many, or could not be written."""
+
+    def __init__(self, descriptor: int, *, most: int = MOST_LINES) -> None:
+        self.descriptor, self.most, self.dropped = descriptor, most, 0
+        self._queue = queue.SimpleQueue[bytes | None]()
+        self._thread = threading.Thread(target=self._run, name="infer-log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        if self._queue.qsize() >= self.most:
+            self.dropped += 1
+        else:
+            self._queue.put(line)
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Write what waits, for so long at most."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            lines = [self._queue.get()]
+            if lines[0] is not None:
+                time.sleep(GATHER)
+            while not self._queue.empty():
+                lines.append(self._queue.get())
+            open_ = None not in lines
+            self._write([line for line in lines if line is not None])
+
+    def _write(self, lines: list[bytes]) -> None:
+        data = memoryview(b"".join(lines))
+        try:
+            while data:
+                data = data[os.write(self.descriptor, data) :]
+        except OSError:  # its reader is gone or its disk is full; the counter tells
+            self.dropped += len(lines)

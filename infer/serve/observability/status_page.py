@@ -1,0 +1,167 @@
+"""What the page at / shows: what is served, once, and what it is doing, now and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ...spec import TensorSpec
+from ..api.kserve_tensors import datatype
+from ..batching.tensor_engine import Engine
+from ..batching.text_inputs import takes_text
+from ..llm.llm_engine import Generator
+from ..service import Service
+
+REPORTED = (
+    *("headline", "passed", "failure", "verdict", "backend", "device", "precision", "baseline", "decodes"),
+    *("fidelity", "latency", "size", "original_size", "memory", "made_with", "machine", "command"),
+)
+
+
+class Tensor(msgspec.Struct):
+    """A size that may vary is its name."""
+
+    name: str
+    datatype: str
+    shape: list[int | str]
+
+
+class ServedModel(msgspec.Struct):
+    """`kind`: what can be asked of it. `sizes`: the least and the most of every size that may vary. `context`: tokens
+    of prompt and completion. `report`: of report.json, what was measured when the artifact was made."""
+
+    name: str
+    version: str
+    kind: Literal["tensors", "text", "chat"]
+    task: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    sizes: dict[str, tuple[int, int]]
+    max_batch: int
+    tokenizes: bool
+    example: bool
+    context: int | None
+    report: dict[str, Any]
+
+
+class Overview(msgspec.Struct):
+    version: str
+    state: str
+    models: list[ServedModel]
+
+
+class ModelNow(msgspec.Struct):
+    """`running`: rows of the batch, or requests between first and last token. The rest are counts since the start:
+    `requests` by status, `rejected` by reason, `cancelled` by stage, `batches` by rows, times by bucket as in
+    `infer.serve.observability.log_histogram`."""
+
+    running: int
+    waiting: int
+    requests: dict[str, int]
+    rejected: dict[str, int]
+    cancelled: dict[str, int]
+    late: int
+    request_times: dict[int, int]
+    rows: int = 0
+    batches: dict[int, int] = {}
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    first_token_times: dict[int, int] = {}
+    inter_token_times: dict[int, int] = {}
+    kv_pages: tuple[int, int] | None = None
+    prefix: tuple[int, int] | None = None
+
+
+class Now(msgspec.Struct):
+    """`instance`: which server says so, where a balancer has several behind one address. `time`: seconds of a clock
+    that never jumps; `memory`: bytes resident in the server's processes."""
+
+    instance: str
+    time: float
+    state: str
+    active: int
+    memory: int
+    models: dict[str, ModelNow]
+
+
+def overview(service: Service) -> Overview:
+    return Overview(service.version, service.state, [_served(m) for m in service.models.values()])
+
+
+def _served(model: Engine | Generator) -> ServedModel:
+    predictor = model.predictor
+    text = isinstance(model, Generator)
+    kind: Literal["tensors", "text", "chat"] = "tensors"
+    if isinstance(model, Generator):
+        kind = "chat" if model.template is not None else "text"
+    return ServedModel(
+        name=predictor.name,
+        version=predictor.version,
+        kind=kind,
+        task=predictor.task,
+        inputs=[] if text else [_tensor(spec) for spec in predictor.inputs],
+        outputs=[] if text else [_tensor(spec) for spec in predictor.outputs],
+        sizes={} if text else dict(predictor.sizes),
+        max_batch=1 if isinstance(model, Generator) else model.layout.max_batch,
+        tokenizes=isinstance(model, Engine) and takes_text(model),
+        example=example_file(predictor) is not None and not text,
+        context=model.context if isinstance(model, Generator) else None,
+        report=_report(predictor),
+    )
+
+
+def _tensor(spec: TensorSpec) -> Tensor:
+    return Tensor(spec.name, datatype(spec), list(spec.shape))
+
+
+def _report(predictor: Any) -> dict[str, Any]:
+    """What people look at; nothing where a predictor has no artifact behind it."""
+    whole: Mapping[str, Any] = getattr(predictor, "report", None) or {}
+    return {name: whole[name] for name in REPORTED if name in whole}
+
+
+def example_file(predictor: Any) -> Any:
+    """The golden inputs of its artifact, or None."""
+    folder = getattr(predictor, "path", None)
+    found = folder / "golden/inputs.safetensors" if folder is not None else None
+    return found if found is not None and found.is_file() else None
+
+
+def now(service: Service) -> Now:
+    return Now(
+        instance=service.instance,
+        time=time.monotonic(),
+        state=service.state,
+        active=service.active,
+        memory=service.memory.processes.resident_bytes(),
+        models={name: _now(service, name, model) for name, model in service.models.items()},
+    )
+
+
+def _now(service: Service, name: str, model: Engine | Generator) -> ModelNow:
+    metrics = service.metrics
+    times = metrics.times.get(name)
+    found = ModelNow(
+        running=model.running,
+        waiting=model.waiting,
+        requests=metrics.counted(metrics.requests, name, "code"),
+        rejected=metrics.counted(metrics.rejected, name, "reason"),
+        cancelled=metrics.counted(metrics.cancelled, name, "stage"),
+        late=metrics.counted(metrics.deadline_exceeded, name).get("", 0),
+        request_times=times.counts if times else {},
+        prompt_tokens=metrics.counted(metrics.prompt_tokens, name).get("", 0),
+    )
+    if isinstance(model, Engine):
+        found.rows = model.metrics.inferences
+        found.batches = {rows: batch.compute_infer.count for rows, batch in model.metrics.batches.items()}
+        return found
+    stats, own = service.collector.stats[name, model.predictor.version](), model.metrics
+    found.tokens, found.steps = own.made, stats.steps
+    found.first_token_times, found.inter_token_times = own.first_times.counts, own.between_times.counts
+    found.kv_pages = stats.pages_used, stats.pages_total
+    found.prefix = stats.prefix_queries, stats.prefix_hits
+    return found

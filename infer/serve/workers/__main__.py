@@ -1,0 +1,162 @@
+"""`python -m infer.serve.workers PARENT CHANNEL SLAB…`: a process id and inherited descriptors; started by `process`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..observability.memory import page_bytes
+from .channel import Channel, ClosedError
+from .messages import Beat, Card, Manifest, Open, Ready, ToWorker, failed, rename
+from .process import age
+from .shared_memory import Slab
+from .warmup import generates, warm
+
+BEAT_SECONDS = 1.0
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0 when told to end, 3 when the model could not be opened."""
+    parent, descriptor, *slabs = map(int, arguments)
+    phases = {"python": age()}
+    _die_with(parent)
+    channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
+    threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
+    try:
+        return _serve(channel, [Slab(number, index) for index, number in enumerate(slabs)], phases)
+    except ClosedError:
+        return 0
+    finally:
+        gc.unfreeze()  # else the interpreter leaves it where it is, and libraries of torch complain of leaks
+
+
+def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -> int:
+    asked = channel.receive()
+    if not isinstance(asked, Open):
+        return 3
+    try:
+        with _beating(channel):
+            predictor, speeds = _open(asked, phases)
+        card = card_of(predictor)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
+        channel.send(failed(error))
+        return 3
+    text = generates(predictor.manifest)
+    channel.send(Ready(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
+    if text:
+        from . import llm_loop as language
+
+        return language.loop(predictor, channel)
+    from . import tensor_loop
+
+    return tensor_loop.loop(predictor, channel, slabs)
+
+
+def _open(asked: Open, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
+    """The predictor, warm, and (work, seconds) of what it ran for that."""
+    began, source = time.perf_counter(), asked.source
+    module, _, name = source.opener.partition(":")
+    gc.disable()  # modules are no garbage, and torch has so many objects that looking takes a quarter of a second
+    try:
+        opener: Any = importlib.import_module(module)
+    finally:
+        gc.enable()
+    for part in name.split("."):
+        opener = getattr(opener, part)
+    imported = time.perf_counter()
+    predictor = rename(opener(source.path, **source.options), source)
+    opened = time.perf_counter()
+    speeds: list[tuple[int, float]] = []
+    if not (asked.again and hasattr(predictor, "self_test")):
+        speeds += predictor.warmup() or ()
+    if generates(predictor.manifest):
+        speeds = warm(predictor.language.driver, predictor.language.context)
+    _settle()
+    parts: dict[str, float] = getattr(predictor, "phases", {})
+    phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
+    phases["warmup"] = time.perf_counter() - opened
+    return predictor, speeds
+
+
+def _settle() -> None:
+    """What is there now stays: a full collection that looked at all of torch would hold up a step by 0.4 s."""
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # so that the next one comes by what was made since
+
+
+def card_of(predictor: Any) -> Card:
+    manifest, path = predictor.manifest, getattr(predictor, "path", None)
+    language = predictor.language if generates(manifest) else None
+    return Card(
+        name=predictor.name,
+        version=predictor.version,
+        task=predictor.task,
+        inputs=tuple(getattr(predictor, "inputs", ())),
+        outputs=tuple(getattr(predictor, "outputs", ())),
+        sizes=dict(getattr(predictor, "sizes", {})),
+        max_batch=getattr(predictor, "max_batch", 1),
+        padding=dict(getattr(predictor, "padding", {})),
+        manifest=Manifest(
+            getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
+        ),
+        path=None if path is None else os.fspath(path),
+        context=0 if language is None else language.context,
+        vocab_size=0 if language is None else language.vocab_size,
+        page_bytes=page_bytes(predictor),
+        adapters=() if language is None else tuple(getattr(language, "adapter_names", ())),
+    )
+
+
+@contextlib.contextmanager
+def _beating(channel: Channel[Any]) -> Iterator[None]:
+    """Signs of life from a thread of their own while the model is opened, which may take minutes."""
+    over = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(ClosedError):
+            while not over.wait(BEAT_SECONDS):
+                channel.send(Beat())
+
+    thread = threading.Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _die_with(parent: int) -> None:
+    """Signals that ask the server to stop are the front's to answer; when it dies, so does this process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(descriptor: int) -> None:
+    """Ends the process when the front hangs up, whatever the main thread is busy with."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # the end of the other side is told in any case
+    poll.poll()
+    time.sleep(1.0)  # the main thread sees it too, and ends in order if it can
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""The worker's loop over requests for text: the driver's thread runs the engine, this one reads what comes.
+
+Grammars are compiled in threads of their own, never in the engine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from ...errors import InferError
+from ...llm.engine.requests import Output, Request
+from .channel import Channel, ClosedError
+from .messages import Cancel, Check, Checked, Close, Failed, Outputs, Pulse, Refused, Submit, failed
+from .self_test import GoldenPrompt
+
+log = logging.getLogger("infer.serve.workers")
+PULSE_SECONDS = 0.5
+COMPILING = 2  # grammars at a time
+LONG_SECONDS = 0.25  # grammars that took longer in their trial wait for each other, and nobody for them
+
+
+def loop(predictor: Any, channel: Channel[Any]) -> int:
+    """Until told to end, the engine died or its answers are wrong; the exit code.
+
+    Raises `ClosedError` when the front is gone.
+    """
+    worker = Worker(predictor.language, channel)
+    due, golden = 0.0, GoldenPrompt(worker.driver)
+    while worker.driver.failure is None:
+        if (now := time.monotonic()) >= due:
+            due = now + PULSE_SECONDS
+            try:
+                golden.look()
+            except InferError as error:
+                log.critical("%s", error)
+                return 4
+            channel.send(Pulse(worker.beat, worker.stats(), golden.answering))
+        message = channel.receive(due - now)
+        if isinstance(message, Close):
+            predictor.close()
+            return 0
+        worker.take(message)
+    return 1
+
+
+class Worker:
+    def __init__(self, language: Any, channel: Channel[Any]) -> None:
+        self._language, self._channel = language, channel
+        self.driver = language.driver
+        self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-grammar")
+        self._compiling: dict[str, Request] = {}
+        self._held: dict[str, Any] = {}  # grammars of requests that the engine has not begun
+        self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
+
+    @property
+    def beat(self) -> float:
+        return self.driver.beat if self.driver.running else time.monotonic()
+
+    def stats(self) -> dict[str, float | list[int]]:
+        found = self.driver.stats()
+        values = msgspec.structs.asdict(found) if isinstance(found, msgspec.Struct) else vars(found)
+        return {name: value for name, value in values.items() if isinstance(value, int | float | list)}
+
+    def take(self, message: Any) -> None:
+        """What the front sent, or None."""
+        if isinstance(message, Submit):
+            request = message.request
+            if request.grammar is None:
+                self._submit(request)
+            else:
+                self._compiling[request.id] = request
+                self._compilers.submit(self._compile, request)
+        elif isinstance(message, Cancel):
+            self._compiling.pop(message.id, None)
+            self.driver.cancel(message.id)
+        elif isinstance(message, Check):
+            long = message.tried[1] > LONG_SECONDS
+            (self._long if long else self._compilers).submit(self._check, message)
+
+    def _submit(self, request: Request) -> None:
+        self._or_refuse(request.id, lambda: self.driver.submit(request, self._deliver_to))
+
+    def _compile(self, request: Request) -> None:
+        """Into the cache of the engine's grammars, then as any other request; in a thread of its own."""
+
+        def go() -> None:
+            self._language.check_grammar(request.grammar)
+            if self._compiling.pop(request.id, None) is not None:
+                if (grammars := getattr(self._language, "grammars", None)) is not None:
+                    self._held[request.id] = grammars.open(request.grammar)
+                self.driver.submit(request, self._deliver_to)
+
+        self._or_refuse(request.id, go)
+
+    def _or_refuse(self, id: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - the front tells whoever asked
+            self._held.pop(id, None)
+            if self.driver.failure is None:
+                self._send(Refused(id, failed(error)))
+
+    def _check(self, asked: Check) -> None:
+        self._send(Checked(asked.number, _reason(self._language.check_grammar, asked)))
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """On the driver's thread, once per step; what a dead engine says of its requests is for the front to decide."""
+        if self._held:
+            for output in outputs:
+                self._held.pop(output.id, None)
+        if self.driver.failure is None:
+            self._send(Outputs(outputs))
+
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(ClosedError):  # the front is gone, and this process about to be
+            self._channel.send(message)
+
+
+def _reason(check: Callable[[Any, tuple[int, float]], None], asked: Check) -> Failed | None:
+    try:
+        check(asked.constraint, asked.tried)
+    except Exception as error:  # noqa: BLE001 - of the library that compiles
+        return failed(error)
+    return None

@@ -1,0 +1,68 @@
+"""A language model in a worker process, with the surface of a Predictor that the server needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...errors import NotUsableError, UsageError
+from ...llm.text.chat_template import ChatTemplate
+from ...llm.text.generation_config import GenerationConfig
+from ...llm.text.tokenizer import Text
+from .messages import Card
+from .remote_engine import RemoteDriver
+from .remote_predictor import Carded
+from .supervisor import Supervised
+
+
+class RemoteLanguage:
+    """As `infer.llm.llm.Language`: text, template and recommendations are read here, the rest is asked."""
+
+    def __init__(self, driver: RemoteDriver, card: Card) -> None:
+        self.driver, self.name = driver, card.name
+        self.context, self.vocab_size, self.adapter_names = card.context, card.vocab_size, card.adapters
+        self.folder = Path(card.path or ".")
+
+    @cached_property
+    def text(self) -> Text:
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
+        return Text(path)
+
+    @cached_property
+    def config(self) -> GenerationConfig:
+        return GenerationConfig.open(self.folder, self.text.tokenizer.get_vocab(True))
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.open(self.folder)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
+
+    def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
+        """Compile it in the worker; raises `InputError` for what can't be enforced."""
+        self.driver.check_grammar(constraint, tried)
+
+
+class RemoteText(Carded):
+    """`language`: what makes its text side of driver and card."""
+
+    def __init__(
+        self,
+        worker: Supervised,
+        card: Card,
+        language: Callable[[RemoteDriver, Card], Any] | None = None,
+    ) -> None:
+        super().__init__([worker], card)
+        if card.context <= 0:
+            raise NotUsableError(f"{card.name} can't generate")
+        self.driver = RemoteDriver(worker, name=card.name)
+        self.language = (language or RemoteLanguage)(self.driver, card)
+
+    def close(self) -> None:
+        self.driver.close()

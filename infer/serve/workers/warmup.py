@@ -1,0 +1,45 @@
+"""What is done before the first request, so that it pays for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from ...errors import InferError
+from ...llm.engine.requests import Output, Request, Sampling
+
+PROMPT = 64  # tokens
+
+
+def generates(manifest: Any) -> bool:
+    """Return True for the manifest of a language model that generates; any other one is served as tensors."""
+    return (getattr(manifest, "meta", None) or {}).get("generation") is not None
+
+
+def warm(driver: Any, context: int) -> list[tuple[int, float]]:
+    """Two tokens after one, then after `PROMPT`; of the second its size and the seconds to its first token.
+
+    Raises `InferError` when the engine dies of them.
+    """
+    prompt = max(min(PROMPT, context // 2), 1)
+    _run(driver, 1)
+    return [(prompt, _run(driver, prompt))]
+
+
+def _run(driver: Any, tokens: int) -> float:
+    """Seconds to its first token."""
+    done, first = threading.Event(), list[float]()
+    request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
+
+    def hear(outputs: list[Output]) -> None:
+        first.append(time.perf_counter())
+        if outputs[-1].finish:
+            done.set()
+
+    began = time.perf_counter()
+    driver.submit(request, hear)
+    while not done.wait(0.05):
+        if driver.failure is not None:
+            raise InferError("the engine died while it warmed up") from driver.failure
+    return first[0] - began

@@ -1,0 +1,288 @@
+"""Attention in Triton against the plain reference: on a GPU, or in Triton's interpreter on the CPU.
+
+As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in a second process, with the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer import attention
+from infer.attention import Args, reference
+from infer.attention import triton as plugin
+from tests.support.triton_compile import assembly
+
+pytest.importorskip("triton", reason="triton is not installed")
+from infer.attention import _triton_attend, _triton_merge, _triton_write  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+on_device = pytest.mark.skipif(
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_in_the_interpreter"
+)
+on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
+PAGE = 8
+SPLITS = [1, 2, 5, 16] if CUDA else [1, 2, 5]  # of five the last is without keys already
+# Tokens in the cache and new ones: decode, prefill, drafts, a row with nothing new, empty before.
+ROWS = [(60, 1), (0, 7), (17, 3), (9, 0), (0, 1)]
+
+
+def arguments(
+    rows: list[tuple[int, int]] = ROWS,
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    width: int = 64,
+    kind: str = "float32",
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
+) -> Args:
+    """Sequences of `rows` (done, new) tokens, pages given out backwards; what is done is in the cache already."""
+    generator = torch.Generator().manual_seed(len(rows) * width + heads)
+    layout = attention.PageLayout(kv_heads, width, PAGE, kind)
+    blocks = max(-(-(done + new) // PAGE) for done, new in rows) + 1
+    pages = len(rows) * blocks + 1
+    table = torch.arange(pages - 1, 0, -1, dtype=torch.int32).reshape(blocks, len(rows)).t().contiguous()
+    cache = torch.zeros(2, pages, layout.num_bytes, dtype=torch.uint8)
+
+    def step(done: list[int], new: list[int]) -> Args:
+        places = [
+            table[i, p // PAGE].item() * PAGE + p % PAGE
+            for i, (d, n) in enumerate(zip(done, new, strict=True))
+            for p in range(d, d + n)
+        ]
+        # The interpreter cuts bits off where a GPU rounds to bfloat16: such a cache gets numbers that need neither.
+        exact = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        made = {
+            name: torch.randn(len(places), count, width, generator=generator).to(exact).to(dtype)
+            for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads))
+        }
+        return Args(
+            **made,
+            kv_cache=cache,
+            slot_mapping=torch.tensor(places, dtype=torch.int64),
+            block_table=table,
+            query_start=torch.tensor([0, *new]).cumsum(0).int(),
+            seq_lens=torch.tensor([d + n for d, n in zip(done, new, strict=True)], dtype=torch.int32),
+            sinks=None,
+            layer=1,
+            page=PAGE,
+            dtype=attention.KV_DTYPES.index(kind),
+            scale=width**-0.5,
+        )
+
+    done, new = (list(x) for x in zip(*rows, strict=True))
+    reference.attend(step([0] * len(rows), done))
+    return replace(step(done, new), **changes)
+
+
+def both(args: Args, splits: int = 1, least: int = 16, rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """What the kernels give, and the reference on the CPU with a cache of its own."""
+    want = reference.attend(replace(args, kv_cache=args.kv_cache.clone()))
+    moved = {
+        name: value.to(DEVICE, copy=True)
+        for name in Args.__dataclass_fields__
+        if isinstance(value := getattr(args, name), Tensor)
+    }
+    args = replace(args, **moved)
+    tile = plugin.tiling(args)
+    if rows is not None:
+        tile = tile._replace(rows=rows, tokens=rows // (args.query.shape[1] // args.key.shape[1]))
+    return plugin.run(args, tile, splits, least), want.to(DEVICE)
+
+
+def assert_near(pair: tuple[Tensor, Tensor], tolerance: float = 2e-6) -> None:
+    got, want = pair
+    assert got.shape == want.shape
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@on_device
+@pytest.mark.parametrize("splits", SPLITS)
+def test_any_number_of_pieces_gives_the_reference(splits: int) -> None:
+    assert_near(both(arguments(), splits))
+
+
+@on_device
+@pytest.mark.parametrize(("group", "splits"), [(1, 1), (2, 3), (3, 2), (4, 1), (8, 2)])
+def test_query_heads_of_a_key_head_go_together(group: int, splits: int) -> None:
+    assert_near(both(arguments(heads=2 * group), splits))
+
+
+@on_device
+@pytest.mark.parametrize("width", [64, 80, 128, 20])
+def test_heads_of_any_width(width: int) -> None:
+    assert_near(both(arguments(ROWS[:4], width=width), 2))
+
+
+@on_device
+@pytest.mark.parametrize("rows", [16, 32, 64] if CUDA else [16, 64])
+def test_tiles_of_any_height_cover_a_prefill(rows: int) -> None:
+    assert_near(both(arguments([(0, 70), (3, 33), (50, 1)], heads=6), 1, rows=rows))
+
+
+@on_device
+@pytest.mark.parametrize("splits", [1, 4 if CUDA else 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": 1},
+        {"window": 9},
+        {"softcap": 2.0},
+        {"sinks": torch.tensor([0.5, -torch.inf, 3.0, 40.0])},
+        {"window": 17, "softcap": 1.0, "sinks": torch.ones(4)},
+    ],
+    ids=str,
+)
+def test_windows_soft_caps_and_sinks(changes: dict[str, object], splits: int) -> None:
+    assert_near(both(arguments(**changes), splits), 5e-6)
+
+
+@on_device
+@pytest.mark.parametrize("kind", attention.KV_DTYPES)
+@pytest.mark.parametrize("splits", [1, 3 if CUDA else 2])
+def test_a_cache_of_fewer_bits_is_written_and_read(kind: str, splits: int) -> None:
+    args = arguments(kind=kind)
+    before = args.kv_cache.clone()
+    assert_near(both(args, splits), 5e-6)
+    assert torch.equal(args.kv_cache, before)  # of the caller: both worked on copies
+
+
+@on_device
+@pytest.mark.parametrize("kind", attention.KV_DTYPES)
+def test_the_cache_gets_the_bytes_of_the_reference(kind: str) -> None:
+    args = arguments(kind=kind, kv_heads=3, heads=3, width=20)
+    args.slot_mapping[2] = -1
+    args.key[4] = 0
+    ours, theirs = args.kv_cache.to(DEVICE, copy=True), replace(args, kv_cache=args.kv_cache.clone())
+    from infer.attention import _portable
+
+    _portable.write(theirs)
+    given = {name: getattr(args, name).to(DEVICE) for name in ("key", "value", "slot_mapping")}
+    _triton_write.write(replace(args, kv_cache=ours, **given))
+    assert torch.equal(ours.cpu(), theirs.kv_cache)
+
+
+@on_device
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_half_precision_stays_near(kind: str) -> None:
+    # The interpreter multiplies the bits of bfloat16, not its values.
+    for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
+        args = arguments(kind=kind, dtype=dtype, heads=8)
+        assert_near(both(args, 2), 3e-3 if dtype == torch.float16 else 2e-2)
+
+
+@on_device
+def test_small_values_in_int8_do_not_vanish_in_float16() -> None:
+    args = arguments(kind="int8", dtype=torch.float16)
+    shrunk = replace(args, value=args.value * 1e-3, kv_cache=torch.zeros_like(args.kv_cache))
+    got, want = both(replace(shrunk, seq_lens=shrunk.query_start.diff()))
+    assert float((got - want).norm() / want.norm()) < 2e-3
+
+
+@on_device
+def test_inputs_may_be_transposed() -> None:
+    args = arguments()
+    turned = {
+        name: getattr(args, name).transpose(0, 1).contiguous().transpose(0, 1)
+        for name in ("query", "key", "value")
+    }
+    assert_near(both(replace(args, **turned), 2))
+
+
+@on_device
+def test_no_tokens_give_nothing_and_leave_the_cache() -> None:
+    args = arguments([(9, 0)])
+    got, _ = both(args)
+    assert got.shape == args.query.shape
+
+
+@on_device
+def test_many_sequences_find_their_tiles() -> None:
+    rows = [(i % 3, i % 2) for i in range(140)]
+    assert_near(both(arguments(rows, heads=2, kv_heads=1, width=16)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
+def test_in_the_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Launches that were not made: (kernel, arguments, options)."""
+    launches: list[tuple] = []
+    for module in (_triton_attend, _triton_merge, _triton_write):
+        monkeypatch.setattr(
+            module, "launch", lambda kernel, _, *args, **options: launches.append((kernel, args, options))
+        )
+    return launches
+
+
+@on_host
+@pytest.mark.parametrize("capability", [80, 90])
+def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability: int) -> None:
+    rows, other = [(100, 1)] * 3, ("float32", torch.float32) if capability == 80 else ("int8", torch.float16)
+    for kind, dtype in (("bfloat16", torch.bfloat16), other):
+        changes = {"window": 64, "softcap": 3.0, "sinks": torch.ones(8)} if kind == "int8" else {}
+        args = arguments(rows, heads=8, width=128, kind=kind, dtype=dtype, **changes)
+        plugin.run(args, plugin.tiling(args), 4)
+    texts = assembly(captured, capability)
+    assert len(texts) == 6
+    assert "mma.sync" in texts[1]
+    assert not any("atom" in text for text in texts)
+
+
+@on_host
+@pytest.mark.parametrize(("capability", "instruction"), [(80, "mma.sync"), (90, "wgmma.mma_async")])
+def test_prefill_compiles_to_tensor_cores(captured: list[tuple], capability: int, instruction: str) -> None:
+    args = arguments([(8, 40)], heads=8, width=128, kind="bfloat16", dtype=torch.bfloat16)
+    tile = plugin.tiling(args)
+    assert tile.rows == 128
+    plugin.run(args, tile, 1)
+    assert instruction in assembly(captured, capability)[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens"), [([(40, 1)] * 4, 4), ([(40, 4)] * 4, 4), ([(0, 100)], 32), ([(0, 0)], 4)]
+)
+def test_a_tile_has_as_many_rows_as_a_sequence(rows: list[tuple[int, int]], tokens: int) -> None:
+    args = arguments(rows, heads=8, kind="float16", dtype=torch.float16)
+    assert plugin.tiling(args).tokens == tokens
+
+
+def test_pieces_fill_the_processors_and_no_more() -> None:
+    args = arguments([(1000, 1)], heads=8, kind="float16", dtype=torch.float16)
+    tile = plugin.tiling(args)
+    table = torch.zeros(1, 4096, dtype=torch.int32)
+    assert plugin.splits_of(replace(args, block_table=table), tile, 1) == 1
+    assert plugin.splits_of(replace(args, block_table=table), tile, 16) == 16
+    assert plugin.splits_of(replace(args, block_table=table), tile, 1000) == plugin.MOST_SPLITS
+    assert plugin.splits_of(args, tile, 132) == 4  # of at least 256 tokens
+    assert plugin.splits_of(replace(args, block_table=table, window=300), tile, 132) == 2
+    many = arguments([(9, 1)] * 64, heads=8, kind="float16", dtype=torch.float16)
+    assert plugin.splits_of(replace(many, block_table=table.expand(64, -1)), tile, 132) == 3
+
+
+def test_a_reason_is_said_where_it_can_not_run() -> None:
+    assert plugin.refuses(arguments(ROWS[:1])) == "the tensors are on cpu"
+    if not CUDA:
+        assert "CUDA" in str(plugin.missing()) or "GPU" in str(plugin.missing())

@@ -1,0 +1,199 @@
+"""The backend ort by its contract: lowered, opened, run, compared with the program it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backends import ort
+from infer import device, latency
+from infer.errors import NotUsableError
+from infer.plan import Plan
+from infer.spec import Finding
+from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
+
+pytestmark = pytest.mark.skipif(ort.missing() is not None, reason=ort.missing() or "")
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(source="x", backend="ort", device="cpu", dtype="float32").with_(**changes)
+
+
+def through(
+    module: nn.Module, text: str, x: torch.Tensor, folder: Path, **changes: Any
+) -> tuple[float, list[Finding]]:
+    """Relative error of the runner against the program, and the findings."""
+    made = lowered(module, text, x, folder)
+    findings = ort.lower(made, plan(**changes), folder).findings
+    runner = ort.open(folder, "cpu")
+    got = runner.run({made.inputs[0].name: x})
+    runner.close()
+    want = made.callable()(**{made.inputs[0].name: x})
+    assert list(got) == [spec.name for spec in made.outputs]
+    return max(relative_error(a, b) for a, b in zip(got.values(), want, strict=True)), findings
+
+
+def said(findings: list[Finding], what: str) -> Finding:
+    return next(finding for finding in findings if finding.what == what)
+
+
+def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16))
+    made = lowered(module, "input=float32[batch,time,8]", torch.randn(2, 3, 8), tmp_path)
+    findings = ort.lower(made, plan(), tmp_path).findings
+    runner = ort.open(tmp_path, "cpu")
+    for rows, time in ((1, 1), (5, 7), (64, 2)):
+        x = torch.randn(rows, time, 8)
+        torch.testing.assert_close(runner.run({"input": x})["output"], made.callable()(input=x)[0])
+    assert said(findings, "ort opset").value == 20
+    assert said(findings, "ort model").unit == "B"
+
+
+def test_results_of_one_call_survive_the_next(tmp_path: Path) -> None:
+    made = lowered(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4), tmp_path)
+    ort.lower(made, plan(), tmp_path)
+    runner = ort.open(tmp_path, "cpu")
+    first = runner.run({"input": torch.ones(2, 4)})["output"]
+    kept = first.clone()
+    runner.run({"input": torch.full((40, 4), 7.0)})
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+
+
+def test_strided_and_integer_inputs_are_taken(tmp_path: Path) -> None:
+    made = lowered(
+        nn.Embedding(10, 4), "input=int64[batch,time]", torch.zeros(2, 3, dtype=torch.int64), tmp_path
+    )
+    ort.lower(made, plan(), tmp_path)
+    ids = torch.arange(6).reshape(3, 2).T
+    got = ort.open(tmp_path, "cpu").run({"input": ids})["output"]
+    torch.testing.assert_close(got, made.callable()(input=ids)[0])
+
+
+def test_findings_name_the_int8_form_and_why(tmp_path: Path) -> None:
+    error, findings = through(
+        nn.Sequential(Int8Linear(torch.randn(64, 64))),
+        "input=float32[batch,64]",
+        torch.randn(3, 64),
+        tmp_path,
+        quant="int8",
+    )
+    form = said(findings, "ort layers as dynamic int8, a scale per token")
+    assert form.value == 1
+    assert "weights signed" in form.why if device.has_vnni() else "saturate" in form.why
+    assert error < 1e-5
+
+
+def test_float_convolutions_of_an_int8_model_are_named(tmp_path: Path) -> None:
+    error, findings = through(
+        nn.Sequential(Int8Conv(3, 16)), "input=float32[batch,3,8,8]", torch.randn(2, 3, 8, 8), tmp_path
+    )
+    left = said(findings, "ort layers in float")
+    assert left.value == 1
+    assert left.why.startswith("packed on disk, float32 in memory after load")
+    assert error < 0.02
+
+
+def test_table_layers_stay_packed_on_disk_and_the_choice_is_said(tmp_path: Path) -> None:
+    formats = ((4, 1), (4, 16), (3, 16), (6, 16))
+    layers = nn.Sequential(*(Lut(512, 512, bits, tables) for bits, tables in formats))
+    error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")
+    packed = sum(tensor.numel() * tensor.element_size() for tensor in layers.buffers())
+    assert said(findings, "ort model").value < packed * 1.15
+    choice = said(findings, "ort table layers")
+    assert "of decoded weights, and change the outputs by" in choice.why
+    if choice.value == "8-bit blocks":
+        assert said(findings, "ort layers as 8-bit blocks, activations in int8").value == 4
+        assert 1e-4 < error < ort.LARGEST_LOSS
+    else:
+        assert said(findings, "ort layers in float").value == 4
+        assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("faster", "loss", "form"), [(True, 0.0, "8-bit"), (True, 0.5, "float32"), (False, 0.0, "float32")]
+)
+def test_table_layers_take_blocks_when_faster_and_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool, loss: float, form: str
+) -> None:
+    def paired(a: Callable[[], object], b: Callable[[], object], **options: Any) -> latency.Paired:
+        sides = [latency.summarize([1.0 if faster else 2.0]), latency.summarize([2.0 if faster else 1.0])]
+        return latency.Paired(sides[0].p50 / sides[1].p50, 0, 9, "", 1, *sides)
+
+    monkeypatch.setattr(ort.latency, "paired", paired)
+    monkeypatch.setattr(ort, "_difference", lambda got, want: loss)
+    _, findings = through(
+        nn.Sequential(Lut(128, 64)), "input=float32[batch,128]", torch.randn(3, 128), tmp_path, quant="nf4"
+    )
+    assert str(said(findings, "ort table layers").value).startswith(form)
+
+
+def test_an_embedding_of_codes_is_gathered_before_it_is_decoded(tmp_path: Path) -> None:
+    ids = torch.randint(0, 512, (3, 5))
+    error, _ = through(nn.Sequential(Lut(256, 512)), "input=int64[batch,time]", ids, tmp_path, quant="nf4")
+    assert error == 0
+
+
+def test_an_artifact_moves_between_cpus_with_and_without_vnni(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 64)
+    made = lowered(nn.Sequential(Int8Linear(torch.randn(64, 64))), "input=float32[batch,64]", x, tmp_path)
+    seen = []
+    for written in (True, False):
+        monkeypatch.setattr(device, "has_vnni", lambda value=written: value)
+        ort.lower(made, plan(quant="int8"), tmp_path)
+        for opened in (True, False):
+            monkeypatch.setattr(device, "has_vnni", lambda value=opened: value)
+            seen.append(ort.open(tmp_path, "cpu").run({"input": x})["output"])
+    for other in seen[1:]:
+        torch.testing.assert_close(other, seen[0], rtol=0, atol=0)
+
+
+REFUSALS: list[tuple[dict[str, Any], str | None]] = [
+    ({"dtype": "bfloat16"}, "no bfloat16 kernels for CPU"),
+    ({"dtype": "float16"}, None),
+    ({"device": "cuda"}, "has no CUDA"),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSALS)
+def test_refusals_say_why(changes: dict[str, Any], words: str | None) -> None:
+    made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
+    reason = ort.refuses(made, plan(**changes))
+    assert (words in reason) if words and reason else reason is words
+
+
+def test_an_onnx_source_takes_int8_and_nothing_else(tmp_path: Path) -> None:
+    made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
+    foreign = type(made)(made.inputs, made.outputs, made.samples, made.sizes, onnx=tmp_path / "m.onnx")
+    assert ort.refuses(foreign, plan(quant="int8")) is None
+    assert "takes --quant int8 or none, not nf4" in str(ort.refuses(foreign, plan(quant="nf4")))
+    assert "keeps its own dtype" in str(ort.refuses(foreign, plan(dtype="float16")))
+
+
+def test_an_operator_that_the_runtime_lacks_is_refused_in_words(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from infer.onnx import session
+
+    text = """<ir_version: 10, opset_import: ["" : 22]>
+    agraph (bfloat16[batch, 3, 8, 8] x, bfloat16[4, 3, 3, 3] w) => (bfloat16[a, b, c, d] y) { y = Conv(x, w) }"""
+    onnx.save(onnx.parser.parse_model(text), str(tmp_path / "m.onnx"))
+    with pytest.raises(NotUsableError, match=r"ONNX Runtime refuses the model: .*Conv"):
+        session.open_session(tmp_path / "m.onnx", "cpu")
+
+
+def test_importing_the_backend_needs_no_onnx(run_python: Callable[[str], str]) -> None:
+    code = """
+import sys
+for name in ('onnx', 'onnxruntime', 'onnxscript', 'onnx_ir', 'tensorrt'):
+    sys.modules[name] = None
+from backends import ort, trt
+print('imported')
+"""
+    assert run_python(code).strip() == "imported"

@@ -1,0 +1,177 @@
+"""The backend trt without a device: the file TensorRT would parse, its profiles, and what it says it needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from backends import trt
+from infer import device as hardware
+from infer.errors import NotUsableError
+from infer.onnx import trt_engine
+from infer.plan import Plan
+from infer.spec import TensorSpec
+from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(source="x", backend="trt", device="cuda", dtype="float32").with_(**changes)
+
+
+class Net(nn.Module):
+    """A convolution too narrow for int8, one that is not, and a linear layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second = Int8Conv(3, 32, kind), Int8Conv(32, 32, kind)
+        self.norm = nn.LayerNorm(32)
+        self.last = Int8Linear(torch.randn(24, 32) / 6, kind, torch.randn(24))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        y = torch.relu(self.second(torch.relu(self.first(input))))
+        return self.last(self.norm(y.mean((2, 3))))
+
+
+def written(
+    module: nn.Module, sample: Tensor, folder: Path, **changes: Any
+) -> tuple[Any, Any, set[str], Tensor]:
+    """The model that TensorRT would get, what was done, the precisions asked of the engine, the torch output."""
+    sizes = ",".join(map(str, sample.shape[1:]))
+    kind = "float32" if sample.is_floating_point() else "int64"
+    made = graph(module, f"input={kind}[batch,{sizes}]", sample)
+    done, wanted = trt.write_model(made, plan(**changes), folder / "model.onnx")
+    model = onnx.load(str(folder / "model.onnx"))
+    return model, done, wanted, made.callable()(input=sample)[0]
+
+
+def run(folder: Path, sample: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    return torch.from_numpy(session.run(None, {"input": sample.numpy()})[0])
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("", "float32"), ("_static", "float32"), ("", "float16")])
+def test_int8_stands_in_the_graph_as_symmetric_pairs(tmp_path: Path, kind: str, dtype: str) -> None:
+    x = torch.rand(4, 3, 8, 8)
+    model, done, wanted, want = written(Net(kind), x, tmp_path, quant="int8", dtype=dtype)
+    assert done.forms["static int8"] == done.forms["static int8 convolution"] == 1
+    assert wanted == ({"int8", dtype} if dtype != "float32" else {"int8"})
+    assert relative_error(run(tmp_path, x), want) < 0.05
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert len(pairs) == 6
+    for node in pairs:
+        assert stored[node.input[2]].dtype == "int8"
+        assert not stored[node.input[2]].any(), "TensorRT takes symmetric scales only"
+
+
+def test_layers_below_sixteen_channels_stay_in_float(tmp_path: Path) -> None:
+    module = nn.Sequential(
+        Int8Linear(torch.randn(8, 64), "_static"), Int8Linear(torch.randn(64, 8), "_static")
+    )
+    model, done, wanted, want = written(module, torch.randn(3, 64), tmp_path, quant="int8:static")
+    assert done.forms == {"layer in float, too small for int8": 2}
+    assert not [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    assert wanted == set()
+    assert want.shape == (3, 64)
+
+
+def test_opset_is_one_that_tensorrt_parses(tmp_path: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        model, *_ = written(nn.Linear(16, 16), torch.randn(2, 16), tmp_path, dtype=dtype)
+        assert 9 <= model.opset_import[0].version <= 25
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_table_layers_are_decoded_when_written(tmp_path: Path, bits: int) -> None:
+    module = nn.Sequential(Lut(64, 128), Lut(64, 32, bits, 1))
+    ids = torch.randint(0, 128, (3, 5))
+    model, done, _, want = written(module, ids, tmp_path, quant="nf4")
+    assert done.forms == {"codes decoded when built": 2}
+    assert {node.op_type for node in model.graph.node} == {"Gather", "MatMul"}
+    assert relative_error(run(tmp_path, ids), want) < 1e-5
+
+
+def test_weight_only_layers_are_decoded_when_written(tmp_path: Path) -> None:
+    module = nn.Sequential(Int8Linear(torch.randn(32, 64), "_weight"))
+    x = torch.randn(3, 64)
+    _, done, wanted, want = written(module, x, tmp_path, quant="int8:weight")
+    assert relative_error(run(tmp_path, x), want) < 1e-5
+    assert wanted == set()
+    assert list(done.forms) == ["layer in float, decoded when built"]
+
+
+def test_calibration_needs_samples(tmp_path: Path) -> None:
+    made = graph(
+        nn.Sequential(Int8Linear(torch.randn(32, 64))), "input=float32[batch,64]", torch.randn(2, 64)
+    )
+    bare = type(made)(made.inputs, made.outputs, {}, made.sizes, made.program)
+    with pytest.raises(NotUsableError, match="needs real inputs to calibrate"):
+        trt.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
+
+
+def test_profiles_come_from_the_sizes_and_the_usual_ones_are_clamped() -> None:
+    inputs = (TensorSpec("x", "float32", ("batch", "time", 8)), TensorSpec("y", "float32", (3,)))
+    found = trt_engine.profiles(inputs, {"batch": (1, 4), "time": (2, 512)}, {"batch": 8, "time": 64})
+    assert found == {"x": ((1, 2, 8), (4, 64, 8), (4, 512, 8))}
+
+
+def test_layer_precisions_are_read_from_tensors_and_kernel_names() -> None:
+    layers = [
+        {"Inputs": [{"Format/Datatype": "Row major linear FP16 format"}], "Outputs": [], "TacticName": ""},
+        {"Inputs": [{"Format/Datatype": "Half"}], "Outputs": [{"Format/Datatype": "Float"}]},
+        {"Inputs": [], "Outputs": [], "TacticName": "sm90_xmma_gemm_i8i8_i8i32_f32_tn_n"},
+        {"Inputs": [{"Format/Datatype": "N/A due to dynamic shapes"}], "Outputs": []},
+        {"Inputs": [{"Format/Datatype": "BFloat16"}], "Outputs": []},
+        "a name only",
+    ]
+    found = trt_engine.layer_precisions(json.dumps({"Layers": layers}))
+    assert found == {"float16": 2, "float32": 1, "int8": 1, "bfloat16": 1}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence of machines without CUDA")
+def test_missing_names_the_device_first() -> None:
+    assert trt.missing() == "no CUDA device"
+
+
+def test_refusals_say_why() -> None:
+    made = graph(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4))
+    assert trt.refuses(made, plan()) is None
+    assert trt.refuses(made, plan(device="cpu")) == "TensorRT runs on CUDA, not on cpu"
+    unbounded = type(made)(made.inputs, made.outputs, made.samples, {}, made.program)
+    assert "needs a smallest and a largest value of batch" in str(trt.refuses(unbounded, plan()))
+
+
+def test_an_engine_of_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = {"sm": "90", "gpu": "H200"}
+    monkeypatch.setattr(hardware, "fingerprint", lambda device: marks)
+    monkeypatch.setattr(trt, "_version", lambda: "11.4.0")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / trt.TIES).write_text(json.dumps({"sm": "80", "gpu": "H200", "tensorrt": "10.13.0"}))
+    with pytest.raises(NotUsableError, match=r"tensorrt 10.13.0, here 11.4.0; sm 80, here 90"):
+        trt.open(tmp_path, "cuda")
+
+
+@pytest.mark.skipif(trt.missing() is not None, reason=trt.missing() or "")
+@pytest.mark.parametrize(("dtype", "quant", "bound"), [("float32", "none", 1e-3), ("float16", "int8", 0.1)])
+def test_an_engine_gives_the_numbers_of_the_program(
+    tmp_path: Path, dtype: str, quant: str, bound: float
+) -> None:
+    module = Net("_static") if quant == "int8" else nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU())
+    made = lowered(module, "input=float32[batch,3,8,8]", torch.rand(4, 3, 8, 8), tmp_path)
+    findings = trt.lower(made, plan(dtype=dtype, quant=quant), tmp_path).findings
+    runner = trt.open(tmp_path, "cuda")
+    for rows in (1, 4, 9):
+        x = torch.rand(rows, 3, 8, 8)
+        got = next(iter(runner.run({"input": x}).values())).cpu()
+        assert relative_error(got, made.callable()(input=x)[0]) < bound
+    assert any(finding.what == "trt engine" for finding in findings)
+    runner.close()

@@ -1,0 +1,200 @@
+"""The command line as a person meets it: a sentence and an exit code for every way to go wrong, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infer.cli import main, optimize
+from infer.errors import UsageError
+from infer.plan import Plan
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+DIGITS = [str(MODELS / "digits.pt"), "--model", f"{MODELS / 'digits.py'}:build", "--backend", "eager"]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("cli") / "digits.infer"
+    assert main(["optimize", *DIGITS, "--batch", "1", "-o", str(output)]) == 0
+    return output
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and the sentence; whatever goes wrong, stdout stays empty and no traceback shows."""
+    code = main(arguments)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Traceback" not in output.err
+    return code, output.err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["optimize", "absent.pt"], 3, "absent.pt"),
+        (["optimize", "text.pt"], 3, "text"),
+        (["optimize", "empty.pt"], 3, "empty"),
+        (["optimize", "truncated.pt"], 3, "truncated"),
+        (["optimize", "plain.pt"], 2, "--model"),
+        (["optimize", "evil.pt"], 3, "--trust-code"),
+        (["optimize", "plain.pt", "--backend", "inducter"], 2, "Did you mean inductor?"),
+        (["optimize", "plain.pt", "--quant", "int9"], 2, "no quantizer named 'int9'"),
+        (["optimize", "plain.pt", "--quant", "cluster:8"], 2, "int8"),
+        (["optimize", "plain.pt", "--dtype", "fp12"], 2, "no compute dtype named 'fp12'"),
+        (
+            ["optimize", "plain.pt", "--dtype", "tf32", "--device", "cpu"],
+            5,
+            "tf32 is not usable on this machine",
+        ),
+        (["optimize", "plain.pt", "--device", "tpu"], 2, "no device named 'tpu'"),
+        (["optimize", "plain.pt", "--batch", "0"], 2, "expected batch sizes like 1,8"),
+        (["optimize", "plain.pt", "--batch", "128"], 2, "larger than --max-batch"),
+        (["optimize", "plain.pt", "--plan", "absent.json"], 2, "the plan can't be read"),
+        (["optimise", "plain.pt"], 2, "optimise"),
+        (["predict", "absent.infer", "x.npz"], 3, "not an artifact"),
+        (["inspect", "absent.pt"], 3, "absent.pt"),
+        (["verify", "."], 3, "not an artifact"),
+    ],
+)
+def test_every_wrong_call_has_its_sentence_and_exit_code(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
+) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, ("touch ran",)
+
+    torch.save({"weight": torch.zeros(4, 4)}, "plain.pt")
+    torch.save({"weight": Evil()}, "evil.pt")
+    Path("truncated.pt").write_bytes(Path("plain.pt").read_bytes()[:-200])
+    Path("text.pt").write_text("hello, this is a text file\n" * 20)
+    Path("empty.pt").touch()
+    before = sorted(p.name for p in here.iterdir())
+    got, said = wrong(arguments, capsys)
+    assert (got, sentence in said) == (code, True), said
+    assert sorted(p.name for p in here.iterdir()) == before
+
+
+def test_no_device_for_trt_is_exit_5(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from infer import plugins
+
+    if plugins.why_not("backends", "trt") is None:
+        pytest.skip("TensorRT runs here")
+    code, said = wrong(["optimize", *DIGITS[:3], "--backend", "trt", "--quant", "int8"], capsys)
+    assert code == 5
+    assert said.startswith("infer: backend trt is not usable on this machine: ")
+    assert said.endswith("Use --backend inductor, or run 'infer doctor'")
+
+
+def test_wrong_inputs_name_the_tensor(artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("wrong.npz", image=np.zeros((2, 1, 8, 9), "float32"))
+    code, said = wrong(["predict", str(artifact), "wrong.npz"], capsys)
+    assert code == 2
+    assert "expected input 'image' float32 [batch, 1, 8, 8], got float32 [2, 1, 8, 9]" in said
+    np.savez("wrong.npz", image=np.zeros((2, 1, 8, 8), "float64"))
+    assert "got float64 [2, 1, 8, 8]" in wrong(["predict", str(artifact), "wrong.npz"], capsys)[1]
+
+
+def test_predict_reads_and_writes_files(
+    artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = np.random.default_rng(0).random((3, 1, 8, 8), dtype="float32")
+    np.savez("x.npz", image=image)
+    Path("x.json").write_text(json.dumps({"image": image.tolist()}))
+    assert main(["predict", str(artifact), "x.npz"]) == 0
+    first = np.array(json.loads(capsys.readouterr().out)["logits"])
+    assert main(["predict", str(artifact), "x.json", "--output", "y.npz"]) == 0
+    assert first.shape == (3, 10)
+    np.testing.assert_allclose(np.load("y.npz")["logits"], first, rtol=1e-4, atol=1e-4)
+
+
+def test_json_of_every_reading_command(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["inspect", str(artifact)],
+        ["verify", str(artifact)],
+        ["report", str(artifact)],
+        ["doctor"],
+        ["bench", str(artifact), "--batch", "1", "--seconds", "0.05"],
+    ):
+        assert main([*arguments, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+
+
+def test_inspect_runs_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, ("touch ran",)
+
+    torch.save(Evil(), "evil.pt")
+    assert main(["inspect", "evil.pt"]) == 0
+    assert "True" in capsys.readouterr().out
+    assert not Path("ran").exists()
+
+
+def test_an_error_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "absent.pt", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 3
+
+
+def test_an_artifact_exists_already(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = wrong(["optimize", *DIGITS, "--output", str(artifact)], capsys)
+    assert (code, "--force" in said) == (6, True)
+
+
+def test_a_plan_from_a_manifest_is_the_same_plan(artifact: Path) -> None:
+    stored = json.loads((artifact / "manifest.json").read_text())["plan"]
+    plan = optimize.read_plan(artifact / "manifest.json", {"source": stored["source"]})
+    assert isinstance(plan, Plan)
+    assert plan.backend == "eager"
+    with pytest.raises(UsageError, match="the plan can't be read"):
+        optimize.read_plan(artifact / "report.html", {"source": "x"})
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
+    command = [sys.executable, "-m", "infer", "optimize", *DIGITS, "--output", str(tmp_path / "d.infer")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=MODELS.parent) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not list(tmp_path.glob(".d.infer.tmp-*")):
+            time.sleep(0.05)
+        process.send_signal(stop)
+        _, said = process.communicate(timeout=120)
+    # CPython may end itself by the signal after cleaning up; a shell shows 128 + signal for both.
+    assert process.returncode in {128 + stop, -stop}
+    assert process.returncode != 130 or "interrupted; nothing was published" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.chaos
+def test_a_full_disk_is_exit_7_and_leaves_nothing(tmp_path: Path) -> None:
+    """A tmpfs of 1 MiB in a mount namespace of its own."""
+    script = f"mount -t tmpfs -o size=1m none {tmp_path} && {sys.executable} -m infer optimize " + " ".join(
+        [*DIGITS, "--output", str(tmp_path / "d.infer"), "; echo exit $?; ls -A", str(tmp_path)]
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=MODELS.parent,
+        timeout=300,
+        check=False,
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip().splitlines()[0]}")
+    assert done.stdout.splitlines() == ["exit 7"]
+    assert "the disk is full" in done.stderr

@@ -1,0 +1,92 @@
+"""What `infer optimize` prints: the verdict on one screen, a line of progress for each stage, all of it on request."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from infer.cli import main, output
+from infer.report import document, screen
+from infer.spec import Finding, LayerChoice
+from tests.report.test_report import FINDINGS, sample
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = [str(ROOT / "models/digits.pt"), "--model", f"{ROOT / 'models/digits.py'}:build"]
+
+
+def fits(lines: list[str], width: int = screen.WIDTH) -> bool:
+    return len(lines) <= screen.HEIGHT and max(map(len, lines)) <= width
+
+
+def test_the_verdict_of_digits_fits_a_screen_and_a_pipe_gets_a_line_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["optimize", *DIGITS, "--backend", "eager", "--quant", "int8", "--allow-slower"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert fits(lines)
+    assert lines[0].startswith("digits: passed. eager int8")
+    assert "infer report digits.infer" in printed.out
+    assert "top-1 agreement" in printed.out
+    stages = [line.split()[2] for line in printed.err.splitlines()]
+    assert stages == list(dict.fromkeys(stages))
+    assert main(["report", "digits.infer"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > screen.HEIGHT, "the report has the rest"
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
+def test_the_verdict_of_a_language_model_fits_a_screen(pydoc_artifact: Path) -> None:
+    report = document.decode((pydoc_artifact / "report.json").read_bytes())
+    lines = screen.screen(report, pydoc_artifact)
+    assert fits(lines)
+    assert any("perplexity change" in line for line in lines)
+
+
+def test_the_verdict_of_an_encoder_fits_a_screen() -> None:
+    lines = screen.screen(sample(), Path("minilm.infer"))
+    assert fits(lines)
+    assert lines[1].strip().startswith("2.10x faster at batch 1")
+    assert any(
+        line.startswith("backends  inductor chosen") and "trt refused" in "".join(lines) for line in lines
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_longest_verdict_still_fits_and_ends_with_where_the_report_is(width: int) -> None:
+    long = "a sentence that goes on and on and says what nobody needed to hear " * 8
+    layers = tuple(LayerChoice(f"blocks.{i}.mlp", "float", 32.0, why=long) for i in range(300))
+    report = msgspec.structs.replace(
+        sample(), verdict=tuple(f"{i} {long}" for i in range(12)), layers=layers, failure=long
+    )
+    report = msgspec.structs.replace(
+        report, tried=tuple(msgspec.structs.replace(t, why=long) for t in report.tried)
+    )
+    lines = screen.screen(report, Path("/a/folder" * 12) / "name.infer", width=width)
+    assert fits(lines, width)
+    assert any(line.startswith("size") for line in lines)
+    assert any(line.startswith("report") for line in lines)
+
+
+def test_a_limit_of_the_artifact_is_read_before_its_speed() -> None:
+    report = msgspec.structs.replace(sample(), verdict=("2.1x faster", "scores text only: no KV cache"))
+    assert screen.screen(report, Path("m.infer"))[1].strip() == "scores text only: no KV cache"
+
+
+def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
+    said = {}
+    for verbose in (False, True):
+        out = io.StringIO()
+        watch = output.Plain(Console(file=out, width=300), verbose=verbose)
+        for backend in ("ort", "inductor"):
+            watch.step("lower", backend)
+            watch.found(FINDINGS[0])
+        said[verbose] = out.getvalue().splitlines()
+    assert [line.split()[2:] for line in said[False]] == [["lower", "ort"]]
+    assert len(said[True]) == 4
+    assert "load: kind huggingface (config.json names BertModel)" in said[True][1]
+    assert output.sentence(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"

@@ -1,0 +1,392 @@
+"""Pins, measured dispatch, budgets and rising, on a model in memory; times are given, never taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer.compress import assign, resolve_pins
+from infer.compress.assign import layer_calls, layer_timing
+from infer.compress.assign.budget import for_drop
+from infer.compress.assign.format_order import ladder
+from infer.compress.assign.sensitivity import Layer
+from infer.errors import GateError, NotUsableError, UsageError
+from infer.fidelity import Comparison, drop, excess
+from infer.pipeline.run import Street, Watch
+from infer.plan import Plan
+from infer.results import Metric
+from infer.spec import Finding, TensorSpec
+from infer.thresholds import LIMITS, Limits
+
+
+@pytest.fixture(autouse=True)
+def own_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernels stay where every test finds them."""
+    monkeypatch.setattr(layer_timing, "folders", SimpleNamespace(cache=lambda name: tmp_path))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 64)
+        self.small = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.small(self.third(self.second(self.first(x).relu()).relu()))
+
+
+class Said(Street):
+    def of(self, what: str) -> Finding:
+        return next(f for f in self.findings if f.what == what)
+
+
+def mix(
+    times: dict[tuple[str, str], float] | None = None, calibrated: bool = True, **asked: object
+) -> assign.Mix:
+    """`times` holds (format, layer) → time over float; without it layers are not timed."""
+    asked = {"quant": "nf4", "allow_slower": times is None, **asked}
+    plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 4), **asked)
+    model, x = Net().eval(), torch.randn(12, 64)
+    real = assign.Real(
+        model, (TensorSpec("x", "float32", ("batch", 64)),), ("y",), "tensors", {"x": x},
+        {"x": torch.randn(6, 64)} if calibrated else {},
+    )  # fmt: skip
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.Timed:
+        ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
+        return layer_timing.Timed(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
+
+    return assign.Mix(plan, real, Said(plan, Watch()), time=time)
+
+
+def decided(made: assign.Mix) -> dict[str, str]:
+    assign.decide(made)
+    return made.now()
+
+
+def test_without_anything_to_decide_every_layer_gets_what_was_asked_for() -> None:
+    assert decided(mix()) == {"first": "nf4", "second": "nf4", "third": "nf4"}
+
+
+def test_a_pin_is_exact_or_a_glob_and_the_exact_one_wins() -> None:
+    made = mix(layers={"first": "int8", "*ir*": "float"})
+    assert decided(made) == {"first": "int8", "second": "nf4", "third": "float"}
+    names = ["a.q", "a.k", "b.q"]
+    assert resolve_pins({"*.q": "nf4", "b.*": "int8", "a.k": "float"}, names) == {
+        "a.q": "nf4", "b.q": "int8", "a.k": "float",
+    }  # fmt: skip
+
+
+def test_a_pin_that_names_no_layer_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="no layer named 'frist'.*Known: first.*Did you mean 'first'"):
+        assign.decide(mix(layers={"frist": "int8"}))
+
+
+def test_a_layer_that_loses_takes_int8_and_one_that_loses_there_too_stays_float() -> None:
+    made = mix(
+        {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
+    )
+    assert decided(made) == {"first": "int8", "second": "float", "third": "nf4"}
+    assert made.say.of("first").value == "int8"
+    assert "nf4 takes 1.80x of float at" in made.say.of("first").why
+    assert "int8 takes 1.20x" in made.say.of("second").why
+
+
+def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None:
+    made = mix({("nf4", "first"): 1.6})
+    assert set(decided(made).values()) == {"nf4"}
+    said = made.say.of("layers together").why
+    assert "0.87x of float at batch 1, 0.87x of float at batch 4" in said
+    assert "slower alone, kept for the memory: first" in said
+
+
+def test_an_int8_layer_that_loses_stays_float_however_fast_the_others_are() -> None:
+    assert decided(mix({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
+
+
+def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> None:
+    slow = {("nf4", "first"): 1.3, ("nf4", "second"): 1.5, ("nf4", "third"): 1.1}
+    assert decided(mix(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
+
+
+def test_a_difference_that_nobody_could_notice_is_not_a_loss() -> None:
+    assert decided(mix({("nf4", "first"): 1.02}))["first"] == "nf4"
+
+
+def test_pinned_layers_are_not_timed() -> None:
+    made = mix({("nf4", "first"): 9.0}, layers={"first": "nf4"})
+    assert decided(made)["first"] == "nf4"
+
+
+def test_when_every_layer_loses_the_model_is_refused() -> None:
+    slow = {(format, name): 2.0 for format in ("nf4", "int8") for name in ("first", "second", "third")}
+    with pytest.raises(
+        GateError, match=r"refused, slower: no layer .* first: nf4 takes 2.00x.*--allow-slower"
+    ):
+        assign.decide(mix(slow))
+
+
+def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
+    decided(mix({("nf4", "second"): 3.5}))
+    second = mix({("nf4", "second"): 0.1})
+    assert decided(second)["second"] == "int8", "what was measured before counts"
+    assert "0 timed now" in second.say.of("layer timings").why
+
+
+def test_a_damaged_cache_of_timings_is_measured_again() -> None:
+    made = mix({("nf4", "second"): 0.5})
+    path = layer_timing.Clock(made.plan).path
+    path.write_text("{half")
+    assert decided(made)["second"] == "nf4"
+    assert "0 known from before" in made.say.of("layer timings").why
+
+
+def bits(made: assign.Mix) -> float:
+    found = made.now()
+    weights = made.candidates.weights
+    size = sum(
+        w.tensor.numel() * 4
+        if found[w.name] == "float"
+        else made.candidates.packing(w, found[w.name]).num_bytes
+        for w in weights
+    )
+    return size * 8 / sum(w.tensor.numel() for w in weights)
+
+
+@pytest.mark.parametrize("asked", [4.4, 5.0, 6.5, 8.3, 20.0])
+def test_a_budget_of_bits_holds_as_stored_and_more_bits_never_cost_more(asked: float) -> None:
+    made = mix(bits=asked, quant="cluster:3")
+    decided(made)
+    assert bits(made) <= asked
+    assert made.say.of("mean bits").value == pytest.approx(bits(made), abs=1e-4)
+
+
+def test_more_bits_never_have_more_effect() -> None:
+    sums = []
+    for asked in (4.0, 4.5, 6.0, 9.0):
+        torch.manual_seed(0)
+        made = mix(bits=asked, quant="cluster:3")
+        now = decided(made)
+        sums.append(sum(layer.effect[now[layer.name]] for layer in made.measured.layers))
+    assert sums == sorted(sums, reverse=True)
+
+
+def test_bits_that_no_format_reaches_are_refused_with_what_would_do() -> None:
+    with pytest.raises(UsageError, match=r"--bits 3 is too few: .* take 4\.\d+ bits.*Give --bits 4"):
+        assign.decide(mix(bits=3.0))
+
+
+def test_pinned_layers_count_in_the_mean() -> None:
+    made = mix(bits=6.0, quant="cluster:3", layers={"third": "int8"})
+    assert decided(made)["third"] == "int8"
+    assert bits(made) <= 6.0
+
+
+def test_a_budget_takes_no_format_that_is_slower_here() -> None:
+    made = mix({("cluster:3", "first"): 2.0, ("nf4", "first"): 2.0}, quant="cluster:3", bits=5.5)
+    assert decided(made)["first"] not in ("cluster:3", "nf4")
+
+
+def test_a_budget_of_drop_gives_the_smallest_measured_one_that_holds() -> None:
+    made = mix(max_drop=0.08, quant="cluster:3")
+    now = decided(made)
+    assert made.drop_together(now) <= 0.08
+    assert bits(made) < 8
+
+
+def test_a_search_for_drop_counts_only_what_was_measured() -> None:
+    layers = [
+        Layer(str(i), (str(i),), 100, {"a": 50, "float": 400}, {"a": 1.0, "float": 0.0}) for i in range(8)
+    ]
+    asked: list[int] = []
+
+    def measured(formats: dict[str, str]) -> float:
+        asked.append(sum(f == "a" for f in formats.values()))
+        return 0.1 * asked[-1]
+
+    best, tried = for_drop(layers, 0.35, measured)
+    assert sum(f == "a" for f in best.formats.values()) == 3
+    assert len(tried) == len(asked) <= 8
+    best, _ = for_drop(layers, 0.0, lambda formats: 1.0)
+    assert set(best.formats.values()) == {"float"}, "when nothing holds, the largest"
+
+
+def test_a_budget_needs_rows_that_do_not_judge() -> None:
+    with pytest.raises(UsageError, match=r"no rows to calibrate with: the 12 given judge the result.*--data"):
+        assign.decide(mix(calibrated=False, bits=5.0))
+
+
+def test_a_budget_needs_the_float_model_in_memory() -> None:
+    made = mix(bits=5.0)
+    made.real.model = None
+    with pytest.raises(NotUsableError, match="weights are in memory.*--bits"):
+        assign.decide(made)
+
+
+def compared(made: assign.Mix) -> list[Metric]:
+    comparison, x = Comparison("tensors"), made.real.samples["x"]
+    with torch.no_grad():
+        want = made.model(x)
+        with made.candidates.in_place(made.now()):
+            comparison.add({"y": want}, {"y": made.model(x)})
+    return comparison.metrics()
+
+
+def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
+    torch.manual_seed(0)
+    before = next(f.value for f in compared(mix(quant="cluster:3")) if f.label == "y.relative_error")
+    torch.manual_seed(0)
+    made = mix(quant="cluster:3", max_error=0.85 * before)
+    decided(made)
+    rounds = 0
+    while excess(compared(made), LIMITS["3bit"], made.plan.max_error) > 1:
+        assert assign.rise(made, compared(made)) is None
+        rounds += 1
+    assert 1 <= rounds <= 4
+    rose = [f for f in made.say.findings if f.what.startswith("rises ")]
+    assert rose
+    assert all(f.value in ("int8", "float") and "→" in f.why for f in rose)
+    assert "cluster:3" in made.now().values()
+
+
+def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
+    made = mix(quant="cluster:2", max_error=1e-4)
+    decided(made)
+    assert "of the weights would have to leave cluster:2" in str(assign.rise(made, compared(made)))
+    assert set(made.now().values()) == {"cluster:2"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"bits": 4.5}, "--bits 4.5 leaves no room"),
+        ({"layers": {"*": "cluster:3"}}, "every layer is pinned"),
+        ({"calibrated": False}, "no rows beside those that judge"),
+    ],
+)
+def test_what_forbids_rising_is_said(asked: dict, why: str) -> None:
+    made = mix(quant="cluster:3", **asked)
+    decided(made)
+    assert why in str(assign.rise(made, [Metric("y", "relative_error", 0.9)]))
+
+
+def test_a_wrong_shape_is_not_cured_by_bits() -> None:
+    made = mix()
+    decided(made)
+    assert assign.rise(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
+
+
+def test_the_drop_is_one_number_by_task() -> None:
+    findings = [Metric("y", w, v) for w, v in
+                (("relative_error", 0.2), ("top1", 0.97), ("perplexity_change", 0.01))]  # fmt: skip
+    assert drop(findings, "text-generation") == 0.01
+    assert drop(findings, "classification") == pytest.approx(0.03)
+    assert drop(findings, "embedding") == 0.2
+    assert drop(findings[:1], "text-generation") == float("inf")
+
+
+def test_excess_is_in_units_of_effect() -> None:
+    limits = Limits(relative_error=0.1, kl=0.01, top1=0.9)
+    assert excess([Metric("y", "kl", 0.02)], limits, None) == pytest.approx(2)
+    assert excess([Metric("y", "relative_error", 0.2)], limits, None) == pytest.approx(4)
+    assert excess([Metric("y", "top1", 0.7)], limits, None) == pytest.approx(9)
+    assert excess([Metric("y", "non_finite", 3)], limits, None) == float("inf")
+    assert excess([Metric("y", "kl", 0.02)], limits, max_error=0.5) == 0
+
+
+def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:
+    made = mix()
+    plan = made.plan.with_(backend="inductor", device="cpu")
+    clock = layer_timing.Clock(plan, folder=tmp_path)
+    assert clock.backend == "eager"
+    weight = next(w for w in made.candidates.weights if w.name == "first")
+    timed = clock.timed(made.candidates, weight, "int8", (3, 64))
+    assert min(timed.seconds, timed.float_seconds) > 0
+    assert timed.low <= timed.ratio <= timed.high
+    clock.save()
+    again = layer_timing.Clock(plan, folder=tmp_path)
+    assert again.timed(made.candidates, weight, "int8", (3, 64)) == timed
+    assert again.num_measured == 0
+    assert layer_timing.Clock(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
+
+
+def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
+    made = mix()
+    layers = [made.model.first, made.model.third]
+    seen = layer_calls.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4)])
+    assert seen == {
+        id(layers[0]): [{(1, 64): 1}, {(4, 64): 1}],
+        id(layers[1]): [{(1, 128): 1}, {(4, 128): 1}],
+    }
+
+
+class Decoder(nn.Module):
+    """Token ids [batch, tokens] → logits of all of them; each block is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.block, self.head = nn.Embedding(16, 64), nn.Linear(64, 64), nn.Linear(64, 128)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        return self.head(self.block(self.block(x).relu()))
+
+
+def decoder(times: dict[str, dict[int, float]], quant: str = "int8:weight", **asked: object) -> assign.Mix:
+    """`times`: layer → rows → time over float, 0.3 where nothing is said; one row takes 1 ms, each further one 0.1."""
+    plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 8), quant=quant, **asked)
+    model, ids = Decoder().eval(), torch.zeros(8, 128, dtype=torch.int64)
+    real = assign.Real(
+        model, (TensorSpec("ids", "int64", ("batch", "seq")),), ("logits",), "text-generation", {"ids": ids}, {},
+        steps=True, head=model.head,
+    )  # fmt: skip
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.Timed:
+        ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
+        return layer_timing.Timed(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
+
+    return assign.Mix(plan, real, Said(plan, Watch()), time=time)
+
+
+def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:
+    made = decoder({})
+    layers = [made.model.block, made.model.head]
+    seen = layer_calls.steps_seen(made.model, layers, made.real.call(1), made.model.head, (1, 8))
+    assert seen[id(layers[0])] == [{(1, 64): 256, (256, 64): 2}, {(8, 64): 256, (256, 64): 16}]
+    assert seen[id(layers[1])] == [{(1, 64): 129}, {(8, 64): 129}], "the head computes last tokens only"
+
+
+@pytest.mark.parametrize("quant", ["int8:weight", "nf4", "int8"])
+def test_a_language_model_that_loses_only_at_prompts_keeps_its_format(quant: str) -> None:
+    """A head that takes 1.6x of float at 1024 rows never sees them, and answers outweigh prompts."""
+    made = decoder({"head": {1024: 1.6, 256: 1.6}, "block": {256: 1.5, 1024: 1.5}}, quant)
+    assert decided(made)["block"] == quant
+    assert decided(made)["head"] == quant
+
+
+def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> None:
+    slow = {name: {1: 1.4, 8: 1.4, 256: 1.4} for name in ("head", "block")}
+    with pytest.raises(GateError, match="over a prompt of 256 tokens and an answer of 128 at batch"):
+        assign.decide(decoder(slow))
+
+
+@pytest.mark.parametrize(
+    ("quant", "larger"),
+    [
+        ("nf4", ["nf4:16", "cluster:6", "int8"]),
+        ("nf4:16", ["cluster:6", "int8"]),
+        ("int4", ["nf4:16", "cluster:6", "int8"]),
+        ("int4:16", ["cluster:6", "int8"]),
+        ("cluster", ["nf4:16", "cluster:6", "int8"]),
+        ("cluster:4", ["nf4:16", "cluster:6", "int8"]),
+        ("int8", []),
+    ],
+)
+def test_a_ladder_rises_in_bits(quant: str, larger: list[str]) -> None:
+    assert ladder(Plan(source="x", quant=quant)) == [quant, *larger]

@@ -1,0 +1,102 @@
+"""The multiple-choice knapsack against trying every combination."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer.compress.assign.knapsack import Front, Option
+
+items = st.lists(
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1, width=16)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=5,
+)
+
+
+def options(rows: list[list[tuple[int, float]]]) -> list[list[Option]]:
+    return [[Option(f"{i}", size, cost) for i, (size, cost) in enumerate(row)] for row in rows]
+
+
+def every(rows: list[list[Option]]) -> list[tuple[int, float]]:
+    """(size, cost) of each combination."""
+    return [(sum(o.size for o in c), sum(o.cost for o in c)) for c in itertools.product(*rows)]
+
+
+def total(chosen: list[Option]) -> tuple[int, float]:
+    return sum(o.size for o in chosen), sum(o.cost for o in chosen)
+
+
+@given(items, st.integers(1, 300))
+@settings(max_examples=150, deadline=None)
+def test_it_finds_the_least_cost_of_all_combinations(rows: list[list[tuple[int, float]]], size: int) -> None:
+    front = Front(options(rows))
+    fitting = [cost for taken, cost in every(options(rows)) if taken <= size]
+    chosen = front.at(size)
+    if not fitting:
+        assert chosen is None
+        return
+    assert total(chosen)[0] <= size
+    assert total(chosen)[1] == pytest.approx(min(fitting), abs=1e-9)
+
+
+@given(items, st.floats(0, 4))
+@settings(max_examples=150, deadline=None)
+def test_within_a_cost_it_finds_the_smallest_of_all_combinations(
+    rows: list[list[tuple[int, float]]], cost: float
+) -> None:
+    fitting = [size for size, spent in every(options(rows)) if spent <= cost]
+    size, spent = total(Front(options(rows)).within(cost))
+    if fitting:
+        assert spent <= cost * (1 + 1e-9) + 1e-9
+        assert size == min(fitting)
+    else:
+        assert spent == pytest.approx(min(spent for _, spent in every(options(rows))))
+
+
+@given(items, st.integers(1, 300))
+@settings(max_examples=150, deadline=None)
+def test_with_rounded_sizes_it_stays_within_the_size_and_close(
+    rows: list[list[tuple[int, float]]], size: int
+) -> None:
+    front, exact = Front(options(rows), cells=24), Front(options(rows))
+    chosen = front.at(size)
+    assert (chosen is None) == (exact.at(size) is None)
+    if chosen is not None:
+        assert total(chosen)[0] <= size
+        spare = exact.at(max(size - front.unit * (len(rows) + 1), exact.smallest))
+        assert total(chosen)[1] <= total(spare)[1] + 1e-9
+
+
+def test_names_of_the_options_come_back_in_the_order_of_the_items() -> None:
+    front = Front([[Option("small", 1, 5.0), Option("large", 4, 0.0)], [Option("only", 2, 1.0)]])
+    assert [o.name for o in front.at(5)] == ["small", "only"]
+    assert [o.name for o in front.at(6)] == ["large", "only"]
+    assert front.at(2) is None
+    assert (front.smallest, front.largest) == (3, 6)
+
+
+def test_options_that_another_beats_in_size_and_cost_are_never_taken() -> None:
+    front = Front([[Option("worse", 5, 2.0), Option("better", 4, 1.0)]])
+    assert [o.name for o in front.at(100)] == ["better"]
+
+
+def test_real_sizes_of_many_layers_are_solved_in_one_piece() -> None:
+    rows = [
+        [Option(f, int(bits * (1 << 20)), 2.0 ** (-1.5 * bits) * (1 + i % 7)) for f, bits in
+         (("cluster:3", 3.31), ("nf4", 4.17), ("cluster:6", 6.5), ("int8", 8.01), ("float", 32.0))]
+        for i in range(200)
+    ]  # fmt: skip
+    front = Front(rows)
+    budget = int(4.5 * 200 * (1 << 20))
+    chosen = front.at(budget)
+    assert 0.999 * budget < total(chosen)[0] <= budget
+    assert total(chosen)[1] < total([row[1] for row in rows])[1]
+
+
+def test_an_item_without_options_is_an_error() -> None:
+    with pytest.raises(ValueError, match="without options"):
+        Front([[]])

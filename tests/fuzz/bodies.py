@@ -1,0 +1,261 @@
+"""Mutations of good bodies against everything that parses one; `python -m tests.fuzz.bodies [SECONDS [SEED]]`.
+
+Nothing but `InferError`s may come out, each answer in bounded time, and what is accepted must be what was meant:
+JSON agrees with the standard library, tensors have the shape they claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from infer.errors import InferError
+from infer.serve.api import kserve_request
+from infer.serve.api.kserve_tensors import texts_from_binary
+from infer.serve.api.kserve_types import InferRequest
+from infer.serve.api.openai_types import ChatRequest, CompletionRequest
+from infer.serve.batching.collate import Layout
+from infer.serve.http import json_parse
+from infer.serve.http.body import Bodies, Share, read_body
+from infer.serve.http.message_framing import Chunked, FramingError, Seam
+from infer.serve.limits import ServeLimits
+from tests.support.fake_predictors import double
+from tests.support.raw_http import BODY
+
+LIMITS = ServeLimits()
+SLOW = 2.0  # seconds that no input may take
+HEAD = BODY.replace(b'"data":[1,2,3,4]', b'"parameters":{"binary_data_size":16}')
+CHAT = json.dumps(
+    {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "é😀:\\"}]}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "logit_bias": {"1": 2.5},
+        "stop": ["a", "b"],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": [1, 2, {}]}}},
+    }
+).encode()
+COMPLETION = b'{"model":"m","prompt":[[1,2],[3]],"n":2,"stop":null,"seed":1,"stream":true,"logprobs":3}'
+SEEDS = [BODY, HEAD, CHAT, COMPLETION, b"[]", b'{"a":{"a":1},"b":[":",{"c":":"}]}', b'{"inputs":[[[1]]]}']
+TOKENS = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"',
+    b",",
+    b":",
+    b"\\",
+    b"\\u",
+    b"\\ud800",
+    b"\\udc00",
+    b"\\u0000",
+    b"null",
+    b"true",
+]
+TOKENS += [
+    b"-",
+    b"1e999",
+    b"-0",
+    b"0.1",
+    b"9" * 25,
+    b"NaN",
+    b"Infinity",
+    b"\xef\xbb\xbf",
+    b"\xff",
+    b"\x00",
+    b"\r\n",
+]
+TOKENS += [
+    b'"inputs"',
+    b'"name":"x"',
+    b'"shape":[1,4]',
+    b'"data":',
+    b"[" * 70,
+    b'{"a":' * 40,
+    b"4611686018427387904",
+]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """A few bytes flipped, cut, doubled, or replaced by something that matters to a parser."""
+    made = bytearray(data)
+    for _ in range(1 + chance.randrange(6)):
+        at = chance.randrange(len(made) + 1)
+        end = min(len(made), at + chance.randrange(12))
+        kind = chance.randrange(6)
+        if kind == 0 and at < len(made):
+            made[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del made[at:end]
+        elif kind == 2:
+            made[at:at] = made[at:end]
+        elif kind == 3:
+            made[at:end] = chance.choice(TOKENS)
+        elif kind == 4:
+            made[at:at] = chance.choice(TOKENS)
+        else:
+            other = chance.choice(SEEDS)
+            made[at:end] = other[chance.randrange(len(other)) :][:20]
+    return bytes(made)
+
+
+def kserve_json(data: bytes, chance: random.Random) -> None:
+    json_parse.decode(data, InferRequest)
+
+
+def plain_json(data: bytes, chance: random.Random) -> None:
+    value = json_parse.parse(data)
+    if b"e" in data.lower() and b"." not in data and b'"' not in data:
+        return
+    theirs = json.loads(data, object_pairs_hook=_once)
+    assert value == theirs, "msgspec and the standard library read it differently"
+    json.dumps(value, ensure_ascii=False).encode()
+
+
+def openai_json(data: bytes, chance: random.Random) -> None:
+    value = json_parse.parse(data)
+    for kind in (CompletionRequest, ChatRequest):
+        try:
+            msgspec.json.encode(json_parse.convert(value, kind))
+        except InferError:
+            continue
+
+
+MODEL = double()
+ENGINE: Any = SimpleNamespace(predictor=MODEL, layout=Layout(MODEL))
+
+
+def kserve_binary(data: bytes, chance: random.Random) -> None:
+    """A body and where its JSON is said to end."""
+    body = data + chance.randbytes(chance.choice([0, 15, 16, 17]))
+    split = chance.choice([len(data), len(data) - 1, len(body), 0, chance.randrange(len(body) + 2)])
+    headers = {kserve_request.SPLIT: str(split).encode()}
+    service = SimpleNamespace(limits=LIMITS)
+    call = kserve_request.Call(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
+    request, raw = kserve_request._read(call, ENGINE)
+    arrays = kserve_request._arrays(request, raw, ENGINE)
+    sizes = ENGINE.layout.check(arrays)
+    assert arrays["x"].shape == (sizes["batch"], 4)
+
+
+def texts(data: bytes, chance: random.Random) -> None:
+    shape = [chance.randrange(4), chance.randrange(3)][: 1 + chance.randrange(2)]
+    framed = b"".join(len(part).to_bytes(4, "little") + part for part in data.split(b",")[: math.prod(shape)])
+    assert len(texts_from_binary(shape, memoryview(mutated(framed, chance)), "")) == math.prod(shape)
+
+
+def framing(data: bytes, chance: random.Random) -> None:
+    """The scanner of chunks ends where it ends, however the bytes are cut."""
+    whole = mutated(
+        b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in data.split(b",") if p) + b"0\r\n\r\n", chance
+    )
+    ends = []
+    for size in (len(whole) or 1, 1 + chance.randrange(7)):
+        body, seam, seen = Chunked(LIMITS), Seam(), 0
+        try:
+            for at in range(0, len(whole), size):
+                piece = whole[at : at + size]
+                seen += body.reach(piece, 0)
+                if body.done:
+                    break
+            ends.append((seen, body.done))
+        except FramingError:
+            ends.append((-1, False))
+        assert seam.reach(whole, 0) <= len(whole)
+    assert ends[0] == ends[1], "where the body ends hangs on how it is cut"
+
+
+def inflating(data: bytes, chance: random.Random) -> None:
+    """A body that says it is packed."""
+    import zlib
+
+    sent = mutated(zlib.compress(data), chance)
+    headers = {b"content-length": str(len(sent)).encode(), b"content-encoding": b"deflate"}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": sent, "more_body": False}
+
+    bodies = Bodies(LIMITS.max_bodies_bytes)
+    share = Share(bodies)
+    try:
+        asyncio.run(read_body(receive, headers, LIMITS, share))
+    finally:
+        share.close()
+        assert bodies.held == 0
+
+
+def server_events(data: bytes, chance: random.Random) -> None:
+    """Whatever a model says, one event is one line of valid JSON."""
+    from infer.serve.api.server_sent_events import Chunks, encode
+
+    text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
+    event = Chunks({"id": text[:9]}, usage=False).choice(0, b'"text":%b' % encode(text), b"null", b"null")
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    assert b"\r" not in event
+    assert json.loads(event[6:])["choices"][0]["text"] == text
+
+
+TARGETS: dict[str, Callable[[bytes, random.Random], None]] = {
+    target.__name__: target
+    for target in (
+        plain_json,
+        kserve_json,
+        openai_json,
+        kserve_binary,
+        texts,
+        framing,
+        inflating,
+        server_events,
+    )
+}
+
+
+def run(seconds: float, seed: int = 0) -> Counter[str]:
+    """How often each target ran; raises whatever a target should not have raised."""
+    chance, ran = random.Random(seed), Counter[str]()
+    deadline = time.monotonic() + seconds
+    corpus = list(SEEDS)
+    while time.monotonic() < deadline:
+        for name, target in TARGETS.items():
+            data = mutated(chance.choice(corpus), chance)
+            state, began = chance.getstate(), time.monotonic()
+            try:
+                target(data, chance)
+                if len(corpus) < 500 and len(data) < 2000 and data not in corpus:
+                    corpus.append(data)
+            except InferError as error:
+                said = str(error)
+                if not said:
+                    raise AssertionError(f"{name} says nothing of {data!r}") from error
+            except BaseException:
+                print(f"{name} broke on {data!r}, random state {hash(state)}", file=sys.stderr)
+                raise
+            assert time.monotonic() - began < SLOW, (name, data)
+            ran[name] += 1
+    return ran
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), "a name that stands twice was let through"
+    return dict(pairs)
+
+
+if __name__ == "__main__":
+    for name, count in run(
+        float(sys.argv[1]) if len(sys.argv) > 1 else 60,
+        int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns(),
+    ).items():
+        print(f"{count:9d}  {name}")

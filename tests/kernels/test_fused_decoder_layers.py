@@ -1,0 +1,167 @@
+"""Whole decoder layers in one native call: found in captured steps, and equal to what they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from infer import llm
+from infer.compress import quantize_model
+from infer.kernels import cpu
+from infer.kernels.cpu import build as compiling
+from infer.kernels.passes import prepack
+from infer.kernels.passes.fused_program import match
+from infer.llm.step.full_sequence import arrange
+from infer.plan import Plan
+from tests.support.tiny_decoders import SIZES, VOCABULARY, build
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # transformers and the exporter have many to give
+    pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler"),
+]
+# Whole groups of 64 columns, so that every layer can be nf4.
+WIDER: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 128},
+    "opt": {"hidden_size": 128, "ffn_dim": 192, "word_embed_proj_dim": 128},
+}
+PLAIN = {"hidden_size": 128, "intermediate_size": 192}
+BATCHES = [(1,), (3,), (17,), (1, 1, 1), (5, 1, 2)]  # new tokens of each sequence
+
+
+@cache  # nothing changes a program
+def step_of(name: str, quant: str = "nf4", **sizes: int) -> tuple[ExportedProgram, llm.StepShape]:
+    model = build(name, **(WIDER.get(name, PLAIN) | sizes))
+    quantize_model(model, Plan(source="test", quant=quant))
+    shape = llm.probe(model, page=4, kv_dtype="float32")
+    return llm.capture_step(model, shape).exported, shape
+
+
+@cache
+def packed_step(name: str, quant: str = "nf4") -> ExportedProgram:
+    return prepack.packed(step_of(name, quant)[0])
+
+
+class Running:
+    """A step with its own cache."""
+
+    def __init__(self, program: ExportedProgram, shape: llm.StepShape, sequences: int) -> None:
+        self.module, self.shape, self.done = program.module(), shape, [0] * sequences
+        self.table = torch.arange(sequences * 9, dtype=torch.int32).reshape(sequences, 9)
+        self.cache = shape.new_cache(sequences * 9)
+
+    def __call__(self, ids: Tensor, new: tuple[int, ...], rows: Tensor) -> Tensor:
+        named = arrange(self.shape, self.done, list(new), self.table)
+        self.done = [d + n for d, n in zip(self.done, new, strict=True)]
+        with torch.no_grad():
+            logits: Tensor = self.module(token_ids=ids, logit_rows=rows, kv_cache=self.cache, **named)
+        return logits
+
+
+def targets(program: ExportedProgram) -> Counter[str]:
+    return Counter(str(n.target) for n in program.graph.nodes if n.op == "call_function")
+
+
+def differences(name: str, quant: str) -> list[float]:
+    """Of chains from single operators, relative, one for each batch and step."""
+    step, shape = step_of(name, quant)
+    programs = packed_step(name, quant), prepack.packed(step, chains=False)
+    assert not any("chain" in target for target in targets(programs[1]))
+    found = []
+    torch.manual_seed(0)
+    for new in BATCHES:
+        fused, plain = (Running(program, shape, len(new)) for program in programs)
+        for rows in (torch.tensor([sum(new) - 1]), torch.arange(sum(new)).flip(0)):
+            ids = torch.randint(3, VOCABULARY, (sum(new),))
+            got, expected = fused(ids, new, rows), plain(ids, new, rows)
+            assert got.shape == expected.shape == (len(rows), VOCABULARY)
+            found.append(float((got - expected).norm() / expected.norm()))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_chains_compute_what_single_operators_do(name: str) -> None:
+    found = differences(name, "nf4")
+    # A last bit more or less may change how one activation is rounded to int8, which shows in a tiny model.
+    assert found[len(found) * 2 // 3] < 2e-6
+    assert found[-1] < 0.03
+
+
+@pytest.mark.parametrize(("name", "quant"), [("qwen3", "int8"), ("gpt_neox", "int8"), ("qwen3", "nf4:16")])
+def test_int8_layers_and_groups_of_16_are_chained_too(name: str, quant: str) -> None:
+    found = differences(name, quant)
+    assert targets(packed_step(name, quant))["infer.chain_attend.default"] == 1
+    assert found[len(found) * 2 // 3] < 2e-6
+    assert found[-1] < 0.03
+
+
+@pytest.mark.parametrize("name", [name for name in SIZES if name not in {"gpt_oss", "mixtral"}])
+def test_no_linear_layer_norm_or_rotation_is_left_outside(name: str) -> None:
+    found = targets(packed_step(name))
+    left = [
+        t for t in found if any(part in t for part in ("packed", "norm", "rotate", "silu", "gelu", "pow"))
+    ]
+    assert left == []
+    assert found["infer.chain_attend.default"] == 1
+    assert found["infer.attend_native.default"] + found["infer.chain.default"] == 0
+
+
+def test_a_row_has_the_same_bits_whatever_the_batch_and_the_threads() -> None:
+    # Large enough that even one token is worth several threads.
+    step, shape = step_of("qwen3", hidden_size=256, intermediate_size=1024)
+    program = prepack.packed(step)
+    ids, last = torch.randint(3, VOCABULARY, (3,)), torch.arange(3)
+    threads = torch.get_num_threads()
+    rows = []
+    try:
+        for count in (1, threads, 5):
+            torch.set_num_threads(count)
+            rows.append(Running(program, shape, 3)(ids, (1, 1, 1), last)[1])
+            rows.append(Running(program, shape, 1)(ids[1:2], (1,), last[:1])[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "neon_dotprod", "scalar"])
+def test_instruction_sets_agree(isa: str) -> None:
+    cpu.load()
+    if isa not in cpu.isas():
+        pytest.skip(f"no {isa} here")
+    step, shape = step_of("llama")
+    before, ids = cpu.isa(), torch.tensor([5, 6, 7])
+    results = []
+    try:
+        for name in ("scalar", isa):
+            cpu.use_isa(name)
+            results.append(Running(prepack.packed(step), shape, 1)(ids, (3,), torch.arange(3)))
+    finally:
+        cpu.use_isa(before)
+    # Attention sums in another order; one activation may then be rounded to another int8.
+    assert float((results[0] - results[1]).norm() / results[0].norm()) < 0.03
+
+
+def test_a_picked_row_that_is_not_there_is_an_error() -> None:
+    step, shape = step_of("llama")
+    with pytest.raises(RuntimeError, match="row 3 of 3"):
+        Running(prepack.packed(step), shape, 1)(torch.tensor([5, 6, 7]), (3,), torch.tensor([3]))
+
+
+class Activations(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def test_patterns_become_single_operators_with_the_same_result() -> None:
+    x = torch.randn(4, 7)
+    program = torch.export.export(Activations(), (x,))
+    found = match.matched(program)
+    assert set(targets(found)) == {"aten.gelu.default", "infer.rms_norm.default"}
+    torch.testing.assert_close(found.module()(x), program.module()(x))

@@ -1,0 +1,72 @@
+"""The kernels as they are built for ARM: they link, and under an emulator they compute what plain C++ computes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from infer import paths
+from infer.kernels.cpu import build
+
+COMPILER, NAMES = "aarch64-linux-gnu-g++", "aarch64-linux-gnu-nm"
+EMULATOR = "qemu-aarch64"
+
+pytestmark = pytest.mark.skipif(
+    not all(shutil.which(tool) for tool in (COMPILER, NAMES, EMULATOR)),
+    reason=f"no {COMPILER} or no {EMULATOR} (apt install g++-aarch64-linux-gnu qemu-user)",
+)
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    """The object file of a source for ARM, kept from run to run."""
+    folder = paths.cache("kernels") / "objects"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"arm-{source.stem}-{build._digest(build._parts(source), COMPILER, *flags)}.o"
+    if not target.exists():
+        includes = f"-I{build.SOURCES}", f"-I{Path(torch.__file__).parent / 'include'}"
+        fresh = target.with_suffix(".tmp")
+        command = [COMPILER, *build.COMMON, *flags, *includes, "-c", str(source), "-o", str(fresh)]
+        subprocess.run(command, check=True, capture_output=True)
+        fresh.replace(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Path]:
+    """Source name → object file, of every source that an ARM machine compiles."""
+    sources = build.sources("aarch64")
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda source: compiled(source, *sources[source]), sources)
+        return {source.stem: path for source, path in zip(sources, made, strict=True)}
+
+
+def linked(objects: list[Path], program: Path, *flags: str) -> Path:
+    command = [COMPILER, *flags, "-fopenmp", *map(str, objects), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    return program
+
+
+def test_the_library_lacks_nothing_but_torch(objects: dict[str, Path], tmp_path: Path) -> None:
+    library = linked(list(objects.values()), tmp_path / build.LIBRARY, "-shared")
+    names = subprocess.run([NAMES, "-u", str(library)], capture_output=True, text=True, check=True)
+    undefined = [line.split()[-1] for line in names.stdout.splitlines()]
+    assert [name for name in undefined if "infer" in name] == []
+    assert {"linear_neon_dotprod", "attend_neon_dotprod", "conv_neon_dotprod"} <= set(objects)
+
+
+TWINS = ["native_twins", "native_conv_twins", "native_attend_twins", "native_rows_twins"]
+
+
+@pytest.mark.parametrize("twins", TWINS)
+def test_arm_computes_what_plain_c_computes(objects: dict[str, Path], tmp_path: Path, twins: str) -> None:
+    own = [path for name, path in objects.items() if not name.startswith("torch_")]
+    program = linked([compiled(Path(__file__).with_name(f"{twins}.cpp")), *own], tmp_path / twins, "-static")
+    done = subprocess.run(
+        [EMULATOR, "-cpu", "max", str(program)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,86 @@
+"""The native library is compiled once, or absent for a stated reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infer.errors import NotUsableError
+from infer.kernels.cpu import build
+
+SAYS = "from infer.kernels import cpu as native; print(native.why_not())"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(build, "SOURCES", folder)
+    return folder
+
+
+def test_a_library_is_compiled_once(cache: Path, small_sources: Path) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    told: list[str] = []
+    first = build.library(lambda done, total, what: told.append(what))
+    assert told == ["one.cpp", build.LIBRARY]
+    assert build.library(lambda done, total, what: told.append("again")) == first
+    assert "again" not in told
+
+
+def test_those_who_start_together_wait_for_one_who_compiles(cache: Path, small_sources: Path) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    told: list[str] = []
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: build.library(lambda done, total, what: told.append(what)), range(3)))
+    assert len(set(made)) == 1
+    assert told == ["one.cpp", build.LIBRARY]
+
+
+def test_changed_sources_make_another_library(cache: Path, small_sources: Path) -> None:
+    before = build.digest()
+    (small_sources / "one.cpp").write_text("// changed\n")
+    assert build.digest() != before
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(cache: Path, small_sources: Path) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    (small_sources / "one.cpp").write_text("this is not C++\n")
+    with pytest.raises(NotUsableError, match="can't compile the native kernels: .*error"):
+        build.library()
+    assert [path.name for path in (cache / "kernels").rglob("*") if path.is_file()] == ["lock"]
+
+
+def test_without_a_compiler_the_sentence_says_what_to_install(
+    cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(NotUsableError, match="no C\\+\\+ compiler"):
+        build.library()
+
+
+def test_kernels_can_be_switched_off() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS], env={"INFER_NATIVE": "0", "PATH": ""}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "switched off by INFER_NATIVE=0"
+
+
+@pytest.mark.parametrize("path", sorted(build.SOURCES.glob("*.cpp")), ids=lambda p: p.name)
+def test_instruction_sets_are_named_by_the_file(path: Path) -> None:
+    flags = build.sources().get(path)
+    assert flags is not None or path.stem.endswith(tuple(build.SUFFIXES))

@@ -1,0 +1,178 @@
+"""Operators that are far slower, or wrong, on CPUs without VNNI can't be reached from `infer`, after upgrades neither.
+
+Measured costs over float32: 10× (`_weight_int8pack_mm`), 21× (`_weight_int4pack_mm_for_cpu`), 165× (`_int_mm`); in ONNX
+Runtime 8-bit MatMulNBits without accuracy_level 4 80×, MatMulBnb4 4×, and signed int8 weights without VNNI saturate.
+`bench/kernels/dispatch_guard.py` times what is used instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer import compress, kernels, plugins
+from infer.compress import calibrate
+from infer.graph import capture
+from infer.kernels.passes import prepack
+from infer.plan import Plan
+from infer.silence_logs import quiet
+from infer.spec import TensorSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATORS = (
+    "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "linear_dynamic",
+    "quantize_dynamic", "_dyn_quant_matmul_4bit",
+)  # fmt: skip
+CUDA_ONLY = ROOT / "infer/kernels/gpu"  # cuBLASLt behind `_int_mm` is what int8 on a GPU should use
+FORMATS = {
+    "embed": "nf4", "convs.0": "int8", "convs.1": "int8:weight", "convs.2": "int8:static", "linears.0": "int8",
+    "linears.1": "int8:weight", "linears.2": "int8:static", "linears.3": "nf4", "linears.4": "cluster:2",
+    "linears.5": "cluster:3", "linears.6": "cluster:4", "linears.7": "cluster:6",
+    **{f"linears.{8 + i}": name for i, name in enumerate(("int4", "fp4")) if name in plugins.names("infer.compress.formats")},
+}  # fmt: skip
+
+
+class Everything(nn.Module):
+    """A layer for each format, and attention with shared key heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 64)
+        self.convs = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))
+        self.linears = nn.ModuleList(nn.Linear(64, 64) for _ in range(10))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        image = x.transpose(1, 2).unflatten(-1, (4, 4))
+        for conv in self.convs:
+            image = conv(image).relu()
+        x = x + image.flatten(2).transpose(1, 2)
+        for linear in self.linears:
+            x = x + linear(x).tanh()
+        return x
+
+
+@pytest.fixture(scope="module")
+def graph() -> capture.Graph:
+    torch.manual_seed(0)
+    model, samples = Everything().eval(), {"ids": torch.randint(0, 100, (4, 16))}
+    plan = Plan(source="x", quant="int8")
+    compress.quantize_model(model, plan, formats=FORMATS, stats=calibrate(model, [samples]))
+    return capture.capture(model, (TensorSpec("ids", "int64", ("batch", 16)),), samples)
+
+
+def forbidden(program: torch.export.ExportedProgram) -> list[str]:
+    found = []
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if node.op == "call_function" and any(part in OPERATORS for part in name.split(".")):
+            found.append(name)
+        if node.kwargs.get("enable_gqa"):
+            found.append(f"{name} enable_gqa")
+    return found
+
+
+def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: capture.Graph) -> None:
+    used = {str(n.target) for n in graph.exported.graph.nodes}
+    for name in ("linear_lut", "linear_int8", "linear_int8_static", "linear_int8_weight", "embedding_lut"):
+        assert f"infer.{name}.default" in used
+    for name in ("conv2d_int8", "conv2d_int8_static", "conv2d_int8_weight"):
+        assert f"infer.{name}.default" in used
+
+
+def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: capture.Graph) -> None:
+    program = graph.exported
+    assert forbidden(program) == []
+    with quiet():
+        assert forbidden(program.run_decompositions(kernels.decompositions())) == []
+    if prepack.usable(program):
+        assert forbidden(prepack.packed(program)) == []
+
+
+@pytest.mark.slow
+def test_no_compiled_package_calls_a_trap(graph: capture.Graph, tmp_path: Path) -> None:
+    backend = plugins.get("backends", "inductor")
+    if reason := backend.missing():
+        pytest.skip(reason)
+    capture.save(graph, tmp_path)
+    backend.lower(graph, Plan(source="x", quant="int8", device="cpu"), tmp_path)
+    seen = 0
+    for path in (tmp_path / "compiled").rglob("*"):
+        parts = [path.read_bytes()] if path.is_file() else []
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                parts = [file.read(name) for name in file.namelist()]
+        for data in parts:
+            seen += len(data)
+            assert [name for name in OPERATORS if name.encode() in data] == []
+    assert seen > 10_000
+
+
+@pytest.mark.parametrize("target", ["ort-u8u8", "ort-u8s8"])
+def test_no_onnx_file_holds_a_trap(graph: capture.Graph, tmp_path: Path, target: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from infer.onnx import export
+
+    path = tmp_path / "compiled" / "model.onnx"
+    export.export(graph, target, path)
+    model = onnx.load(path, load_external_data=False)
+    held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    wrong = []
+    for node in model.graph.node:
+        level = next((a.i for a in node.attribute if a.name == "accuracy_level"), None)
+        if node.op_type == "MatMulBnb4" or (node.op_type == "MatMulNBits" and level != 4):
+            wrong.append(f"{node.op_type} accuracy_level {level}")
+        signed = [i for i in node.input if held.get(i) == onnx.TensorProto.INT8]
+        integer = node.op_type in (
+            "MatMulInteger",
+            "DynamicQuantizeMatMul",
+            "QLinearMatMul",
+            "QLinearConv",
+            "ConvInteger",
+        )
+        if target == "ort-u8u8" and integer and signed:
+            wrong.append(f"{node.op_type} with signed weights {signed}")
+    assert len(model.graph.node) > 50
+    assert wrong == []
+
+
+def test_without_vnni_onnx_runtime_gets_unsigned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    ort = plugins.get("backends", "ort")
+    monkeypatch.setattr(ort, "hardware", SimpleNamespace(has_vnni=lambda: False))
+    assert ort._form("cpu") == "ort-u8u8"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*(ROOT / "infer").rglob("*.py"), *(ROOT / "backends").glob("*.py")],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_no_source_names_a_trap(path: Path) -> None:
+    if CUDA_ONLY in path.parents:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        assert name not in OPERATORS, f"{path.name}:{node.lineno} uses {name}"
+        assert name != "ao", f"{path.name}:{node.lineno} uses torch.ao, which torch is about to remove"
+        if isinstance(node, ast.keyword):
+            assert node.arg != "enable_gqa", f"{path.name}:{node.value.lineno} gives enable_gqa"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            assert node.value != "MatMulBnb4", f"{path.name}:{node.lineno} names MatMulBnb4"
+
+
+def test_attention_of_a_language_model_has_no_grouped_heads_flag() -> None:
+    pytest.importorskip("transformers")
+    from infer.pipeline import stages
+
+    street = stages.Street(Plan(source=str(ROOT / "models/pydoc_lm"), backend="eager"), stages.Watch())
+    stages.resolve(street)
+    program = stages.float_graph(stages.load(street), street.plan).exported
+    assert any("scaled_dot_product" in str(node.target) for node in program.graph.nodes)
+    assert forbidden(program) == []

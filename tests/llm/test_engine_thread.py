@@ -1,0 +1,269 @@
+"""The driver: one call per step, every request ends, the engine's death is everybody's error and kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from infer.errors import InputError, NotReadyError, OverloadedError
+from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.requests import Output, Request, Sampling
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Echo:
+    """An engine that gives each request its prompt back, one token a step; `gate` lets steps through."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, list[int]] = {}
+        self.n: dict[str, int] = {}
+        self.cancelled: list[str] = []
+        self.threads: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.most = 1000
+        self.broken: Exception | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self.left
+
+    def check(self, request: Request) -> None:
+        if not request.prompt:
+            raise InputError("the prompt is empty", where="prompt")
+        if len(self.left) > 100:
+            raise OverloadedError("the queue is full")
+
+    def submit(self, request: Request) -> None:
+        self.threads.add(threading.get_ident())
+        if len(self.left) >= self.most:
+            raise OverloadedError("full")
+        if request.prompt == [666]:
+            raise InputError("not this one")
+        self.left[request.id], self.n[request.id] = list(request.prompt), request.sampling.n
+
+    def cancel(self, id: str) -> None:
+        self.left.pop(id, None)
+        self.cancelled.append(id)
+
+    def step(self) -> list[Output]:
+        self.threads.add(threading.get_ident())
+        self.gate.wait(10)
+        if self.broken:
+            raise self.broken
+        outputs = []
+        for id, tokens in list(self.left.items()):
+            token = tokens.pop(0)
+            finish = None if tokens else "stop"
+            outputs += [
+                Output(id=id, index=i, token_ids=(token,), text=str(token), finish=finish)
+                for i in range(self.n[id])
+            ]
+            if finish:
+                del self.left[id]
+        return outputs
+
+    def stats(self) -> int:
+        return len(self.left)
+
+
+class Box:
+    """Keeps what it is given; `wait` until `count` completions ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Output]] = []
+        self.changed = threading.Condition()
+
+    def put(self, outputs: list[Output]) -> None:
+        with self.changed:
+            self.calls.append(outputs)
+            self.changed.notify_all()
+
+    @property
+    def all(self) -> list[Output]:
+        return [output for call in self.calls for output in call]
+
+    def wait(self, count: int = 1) -> list[Output]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: sum(o.finish is not None for o in self.all) >= count, 10)
+        return self.all
+
+
+@pytest.fixture
+def engine() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def driver(engine: Echo) -> Iterator[Driver]:
+    made = Driver(engine)
+    yield made
+    engine.gate.set()
+    made.close()
+    assert not made._thread.is_alive()
+
+
+def request(id: str, *prompt: int, n: int = 1) -> Request:
+    return Request(id=id, prompt=list(prompt), sampling=Sampling(n=n))
+
+
+def test_a_request_gets_its_tokens_in_order(driver: Driver) -> None:
+    box = Box()
+    driver.submit(request("a", 3, 1, 2), box.put)
+    assert [o.token_ids for o in box.wait()] == [(3,), (1,), (2,)]
+    assert driver.running == 0
+
+
+def test_outputs_of_one_step_come_in_one_call(driver: Driver, engine: Echo) -> None:
+    box = Box()
+    engine.gate.clear()
+    driver.submit(request("first", 9), box.put)
+    for name in "abc":
+        driver.submit(request(name, 1, 2), box.put)
+    engine.gate.set()
+    box.wait(4)
+    calls = [sorted(o.id for o in call) for call in box.calls]
+    assert [set("abc") <= set(call) for call in calls if "a" in call] == [True, True]
+    assert all(len(set(call)) == len(call) for call in calls)
+
+
+def test_each_deliver_gets_only_its_own(driver: Driver) -> None:
+    boxes = {name: Box() for name in "abcdef"}
+    for name, box in boxes.items():
+        driver.submit(request(name, 1, 2, 3), box.put)
+    for name, box in boxes.items():
+        assert {o.id for o in box.wait()} == {name}
+
+
+def test_the_engine_is_touched_by_one_thread(driver: Driver, engine: Echo) -> None:
+    box = Box()
+
+    def many(name: str) -> None:
+        for i in range(20):
+            driver.submit(request(f"{name}{i}", 1, 2), box.put)
+
+    threads = [threading.Thread(target=many, args=(name,)) for name in "abcd"]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(box.wait(80)) == 160
+    assert len(engine.threads) == 1
+
+
+def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: Driver, engine: Echo) -> None:
+    box, other = Box(), Box()
+    engine.gate.clear()
+    driver.submit(request("a", *range(1000), n=2), box.put)
+    driver.submit(request("b", 1, 2), other.put)
+    driver.cancel("a")
+    driver.cancel("a")
+    engine.gate.set()
+    ends = [(o.index, o.finish) for o in box.wait(2) if o.finish]
+    assert ends == [(0, "cancelled"), (1, "cancelled")]
+    assert other.wait()[-1].finish == "stop"
+    driver.cancel("a")
+    driver.cancel("never heard of")
+    assert driver.drain(5)
+    assert "a" in engine.cancelled
+
+
+def test_what_is_wrong_is_said_to_whoever_submits(driver: Driver) -> None:
+    with pytest.raises(InputError, match="the prompt is empty"):
+        driver.submit(request("a"), lambda outputs: None)
+    assert driver.running == 0
+
+
+def test_what_only_the_engine_notices_ends_the_request(driver: Driver) -> None:
+    box = Box()
+    driver.submit(request("a", 666), box.put)
+    (output,) = box.wait()
+    assert (output.finish, output.stopped_by) == ("error", "not this one")
+    assert driver.failure is None
+
+
+def test_requests_that_came_together_wait_until_the_engine_takes_them(driver: Driver, engine: Echo) -> None:
+    engine.most, box = 2, Box()
+    engine.gate.clear()
+    for i in range(10):
+        driver.submit(request(str(i), i, i), box.put)
+    driver.cancel("7")
+    engine.gate.set()
+    ends = {o.id: o.finish for o in box.wait(10) if o.finish}
+    assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
+
+
+def test_a_name_that_runs_is_taken(driver: Driver, engine: Echo) -> None:
+    engine.gate.clear()
+    box = Box()
+    driver.submit(request("a", 1), box.put)
+    with pytest.raises(InputError, match="a request named 'a' is running"):
+        driver.submit(request("a", 1), box.put)
+    engine.gate.set()
+    box.wait()
+    driver.submit(request("a", 1), box.put)
+    box.wait(2)
+
+
+def test_the_death_of_the_engine_is_an_error_of_all_and_is_kept(driver: Driver, engine: Echo) -> None:
+    boxes = [Box(), Box()]
+    engine.gate.clear()
+    for i, box in enumerate(boxes):
+        driver.submit(request(str(i), 1, 2, 3), box.put)
+    engine.broken = RuntimeError("out of luck")
+    engine.gate.set()
+    for box in boxes:
+        output = box.wait()[-1]
+        assert (output.finish, output.stopped_by) == ("error", "the engine died: RuntimeError: out of luck")
+    assert driver.failure is engine.broken
+    with pytest.raises(NotReadyError, match="the engine died: out of luck"):
+        driver.submit(request("z", 1), boxes[0].put)
+    assert driver.drain(1)
+
+
+def test_a_deliver_that_raises_ends_only_its_own_request(driver: Driver, engine: Echo) -> None:
+    def broken(outputs: list[Output]) -> None:
+        raise ValueError("not my day")
+
+    box = Box()
+    driver.submit(request("bad", *range(1000)), broken)
+    driver.submit(request("good", 1, 2), box.put)
+    assert box.wait()[-1].finish == "stop"
+    assert driver.drain(5)
+    assert driver.failure is None
+    assert engine.cancelled == ["bad"]
+
+
+def test_draining_finishes_what_is_there_and_takes_no_more(driver: Driver, engine: Echo) -> None:
+    box = Box()
+    engine.gate.clear()
+    driver.submit(request("a", 1, 2), box.put)
+    assert not driver.drain(0.01)
+    with pytest.raises(NotReadyError, match="stopping"):
+        driver.submit(request("b", 1), box.put)
+    engine.gate.set()
+    assert driver.drain(10)
+    assert box.all[-1].finish == "stop"
+
+
+def test_closing_cancels_what_runs(engine: Echo) -> None:
+    driver, box = Driver(engine), Box()
+    driver.submit(request("a", *range(100_000)), box.put)
+    driver.close()
+    driver.close()
+    assert box.wait()[-1].finish == "cancelled"
+    assert engine.cancelled == ["a"]
+    with pytest.raises(NotReadyError):
+        driver.submit(request("b", 1), box.put)
+
+
+def test_an_idle_driver_shows_that_it_lives_and_costs_nothing(driver: Driver) -> None:
+    steps, beat = driver.steps, driver.beat
+    deadline = time.monotonic() + 5
+    while driver.beat == beat and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert driver.beat > beat
+    assert driver.steps - steps <= 1
+    assert driver.stats() == 0

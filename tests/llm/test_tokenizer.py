@@ -1,0 +1,114 @@
+"""Text of a language model: nothing is cut, ids come back as the text they were, single tokens are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infer.errors import InputError
+from infer.llm.text.generation_config import GenerationConfig
+from infer.llm.text.tokenizer import Text, Tokenizer
+
+PYDOC = Path(__file__).resolve().parents[2] / "models/pydoc_lm"
+WORDS = [
+    "",
+    "a",
+    "  two  spaces\n\ttab",
+    "naïve café — “quotes”",
+    "日本語 🙂 e\u0301",
+    "x" * 9000,
+    "\x00 NUL",
+]
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    return Text(PYDOC / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """Pieces and bytes as SentencePiece models have them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = ["<unk>", "▁the", "re", "▁", "<0xC3>", "<0xA9>", "a"]
+    model = models.BPE({piece: i for i, piece in enumerate(vocab)}, [], unk_token="<unk>", byte_fallback=True)
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    path = tmp_path_factory.mktemp("metaspace") / "tokenizer.json"
+    made.save(str(path))
+    return Text(path)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_text_comes_back_whole_however_long(text: Text, words: str) -> None:
+    ids = text.encode(words)
+    assert ids[0] == 0
+    assert ids[1:] == text.encode(words, special=False)
+    assert text.decode(ids) == words
+
+
+def test_the_tokenizer_of_encoders_still_cuts(text: Text) -> None:
+    tokenizer = Tokenizer(PYDOC / "tokenizer.json", max_length=8)
+    assert tokenizer.encode([WORDS[-2]]) == [text.encode(WORDS[-2])[:8]]
+
+
+def test_special_tokens_are_left_out_unless_wanted(text: Text) -> None:
+    assert text.special == {0: "<|begin|>", 1: "<|end|>", 2: "<|pad|>"}
+    assert text.decode([0, 1]) == ""
+    assert text.decode([0, 1], skip_special=False) == "<|begin|><|end|>"
+    assert text.encode("<|end|>", special=False) == [1]
+
+
+def test_an_id_outside_the_vocabulary_has_no_piece(text: Text) -> None:
+    assert text.vocab_size == 4096
+    assert text.piece(4096) is None
+    assert text.piece(-1) is None
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_bytes_of_tokens_are_the_bytes_of_the_text(text: Text, words: str) -> None:
+    ids = text.encode(words, special=False)
+    assert b"".join(map(text.token_bytes, ids)) == words.encode()
+
+
+def test_bytes_of_sentencepiece_tokens(metaspace: Text) -> None:
+    made = [metaspace.token_bytes(i) for i in range(1, 7)]
+    assert made == [b" the", b"re", b" ", b"\xc3", b"\xa9", b"a"]
+    assert metaspace.decode([1, 2, 4, 5]) == " there" + "é" or metaspace.decode([4, 5]) == "é"
+
+
+@pytest.mark.parametrize("ids", [[4096], [-1], [5, 10**9]])
+def test_an_id_outside_the_vocabulary_is_named(text: Text, ids: list[int]) -> None:
+    with pytest.raises(InputError, match=rf"no token has the id {ids[-1]} - at ids\[{len(ids) - 1}\]"):
+        text.decode(ids)
+
+
+def test_what_is_no_text_is_refused(text: Text) -> None:
+    with pytest.raises(InputError, match="a lone surrogate - at text"):
+        text.encode("half \ud83d")
+    with pytest.raises(InputError, match="expected text, got bytes"):
+        text.encode(b"bytes")  # type: ignore[arg-type]
+
+
+def test_ends_of_a_text_come_from_every_file_that_names_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 9, "bos_token_id": 3}')
+    assert GenerationConfig.open(tmp_path) == GenerationConfig((9,), 3)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6], "top_p": 0.9, "top_k": null}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<e>"}, "pad_token": "<p>"}')
+    found = GenerationConfig.open(tmp_path, {"<e>": 7, "<p>": 8})
+    assert found == GenerationConfig((5, 6, 7), 3, 8, {"top_p": 0.9})
+
+
+def test_what_the_makers_recommend_gives_way_to_what_is_asked() -> None:
+    config = GenerationConfig(sampling={"temperature": 0.6, "top_p": 0.9})
+    made = config.complete({"temperature": 0.0, "top_p": None, "stop": "\n", "max_tokens": 7})
+    assert (made.temperature, made.top_p, made.stop, made.max_tokens) == (0.0, 0.9, ("\n",), 7)
+
+
+@pytest.mark.parametrize("given", [{"temperature": "hot"}, {"max_tokens": 1.5}, {"stop": [1]}])
+def test_a_parameter_of_the_wrong_kind_is_named(given: dict) -> None:
+    with pytest.raises(InputError, match=f"at {next(iter(given))}"):
+        GenerationConfig().complete(given)

@@ -1,0 +1,233 @@
+"""Five ways to give weights: all the same values, ties kept, dtypes cast, and only `offload` streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from infer.errors import SourceError, UsageError
+from infer.load import STRATEGIES, LoadedModel, fill, resolve_strategy
+from infer.load.meta_model import build_skeleton, match
+from infer.load.offload import Streamed
+from infer.load.weights import DictReader, WeightReader
+from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights.torch_reader import TorchReader
+from infer.plan import Plan
+
+
+class Many(nn.Module):
+    """Each layer that is streamed, a tie, a normalisation, a scalar, a table that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.conv = nn.Conv1d(6, 6, 3, padding=1)
+        self.groups = nn.Conv1d(6, 12, 3, padding=1, groups=3)
+        self.back, self.norm = nn.Linear(12, 6), nn.BatchNorm1d(6)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("table", torch.arange(5.0), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.groups(self.conv(self.embed(ids).transpose(1, 2))).transpose(1, 2)
+        x = self.norm(self.back(x).transpose(1, 2)).transpose(1, 2) + self.table[:, None]
+        return self.head(x) * self.scale
+
+
+IDS = torch.tensor([[1, 2, 3, 4, 10], [0, 0, 10, 5, 6]])
+
+
+def as_torch(state: dict[str, Tensor], folder: Path) -> WeightReader:
+    torch.save(state, folder / "m.pt")
+    return TorchReader(folder / "m.pt")
+
+
+def as_safetensors(state: dict[str, Tensor], folder: Path) -> WeightReader:
+    save_file(
+        {name: value.clone() for name, value in state.items() if name != "head.weight"}, folder / "m.st"
+    )
+    return SafetensorsReader(folder / "m.st")
+
+
+def loaded_from(reader: WeightReader) -> LoadedModel:
+    module, _ = build_skeleton(Many, "Many")
+    fit = match(module, reader)
+    fit.check("here", strict=False)
+    return LoadedModel("state-dict", module, reader, (), {}, "", renames=fit.renames)
+
+
+@pytest.fixture
+def original() -> nn.Module:
+    model = Many()
+    model.norm.running_mean.uniform_()
+    return model.eval()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("make", [as_torch, as_safetensors])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_way_to_fill_gives_the_same_outputs(
+    tmp_path: Path, original: nn.Module, strategy: str, make: Callable, stored: torch.dtype
+) -> None:
+    state = {k: v.to(stored) if v.is_floating_point() else v for k, v in original.state_dict().items()}
+    expected = Many().eval()
+    expected.load_state_dict(state)
+    loaded = loaded_from(make(state, tmp_path))
+    findings = fill(loaded, strategy=strategy)
+    assert findings[0].what == f"fill {strategy}"
+    with torch.no_grad():
+        got, want = loaded.module(IDS), expected(IDS)
+    assert got.dtype == torch.float32
+    if strategy == "offload":
+        torch.testing.assert_close(got, want)
+        assert sum(isinstance(layer, Streamed) for layer in loaded.module.modules()) == 5
+    else:
+        assert torch.equal(got, want)
+        assert loaded.module.head.weight is loaded.module.embed.weight
+    assert not any(t.is_meta for t in (*loaded.module.parameters(), *loaded.module.buffers()))
+
+
+def test_mapped_weights_are_the_file_and_writing_them_is_private(tmp_path: Path, original: nn.Module) -> None:
+    reader = as_safetensors(original.state_dict(), tmp_path)
+    before = (tmp_path / "m.st").read_bytes()
+    loaded = loaded_from(reader)
+    assert "copied" not in fill(loaded, strategy="meta")[0].why
+    with torch.no_grad():
+        loaded.module.embed.weight.zero_()
+    assert (tmp_path / "m.st").read_bytes() == before
+
+
+def test_filling_again_changes_nothing(tmp_path: Path, original: nn.Module) -> None:
+    loaded = loaded_from(as_torch(original.state_dict(), tmp_path))
+    fill(loaded)
+    weight = loaded.module.conv.weight
+    fill(loaded)
+    assert loaded.module.conv.weight is weight
+
+
+def test_a_split_checkpoint_is_used_again_until_the_file_changes(tmp_path: Path, original: nn.Module) -> None:
+    from infer.load.tensor_cache import SplitReader
+
+    reader = as_safetensors(original.state_dict(), tmp_path)
+    dtypes = dict.fromkeys(reader.names(), torch.float32)
+    first = SplitReader(reader, dtypes, tmp_path / "cache")
+    assert SplitReader(reader, dtypes, tmp_path / "cache").folder == first.folder
+    assert SplitReader(reader, {"scale": torch.float16}, tmp_path / "cache").folder != first.folder
+    state = original.state_dict() | {"scale": torch.tensor(0.25)}
+    changed = SplitReader(as_safetensors(state, tmp_path), dtypes, tmp_path / "cache")
+    assert changed.folder != first.folder
+    assert [p.name for p in (tmp_path / "cache").iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_tensor_in_memory_can_be_split_by_its_values(tmp_path: Path) -> None:
+    from infer.load.tensor_cache import SplitReader
+
+    folders = {
+        SplitReader(DictReader({"a": torch.full((3,), value)}), {"a": torch.float32}, tmp_path).folder
+        for value in (1.0, 2.0, 1.0)
+    }
+    assert len(folders) == 2
+
+
+def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None:
+    module, _ = build_skeleton(Many, "Many")
+    state = dict(original.state_dict())
+    del state["conv.bias"]
+    loaded = LoadedModel("state-dict", module, DictReader(state), (), {}, "")
+    with pytest.raises(SourceError, match="holds no 'conv.bias'"):
+        fill(loaded)
+    loaded.reader = DictReader(state | {"conv.bias": torch.zeros(4)})
+    with pytest.raises(SourceError, match=r"expected 'conv.bias' of shape \[6\], got \[4\]"):
+        fill(loaded)
+
+
+def test_an_unknown_way_is_hinted(original: nn.Module) -> None:
+    loaded = loaded_from(DictReader(original.state_dict()))
+    with pytest.raises(UsageError, match="no way to load named 'sequental'.*Did you mean sequential"):
+        fill(loaded, strategy="sequental")
+    with pytest.raises(UsageError, match="no way to load named 'x'"):
+        resolve_strategy(Plan(source="a", load="x"), loaded)
+
+
+def test_auto_streams_only_what_does_not_fit(original: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    import infer.load.fill_weights as filling
+
+    loaded = loaded_from(DictReader(original.state_dict()))
+    assert resolve_strategy(Plan(source="a"), loaded).value == "meta"
+    assert resolve_strategy(Plan(source="a", load="torch"), loaded).reason == "asked for"
+    little = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(available=1000))
+    monkeypatch.setattr(filling, "psutil", little)
+    choice = resolve_strategy(Plan(source="a"), loaded)
+    assert choice.value == "offload"
+    assert "more than 60%" in choice.reason
+
+
+@pytest.mark.parametrize("block", [1, 40, 10**9])
+def test_streamed_layers_agree_at_any_block_size(
+    original: nn.Module, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    import infer.load.offload as offload
+
+    monkeypatch.setattr(offload, "BLOCK_BYTES", block)
+    loaded = loaded_from(DictReader(original.state_dict()))
+    fill(loaded, strategy="offload")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.module(IDS), original(IDS))
+
+
+def test_a_streamed_model_follows_its_dtype(original: nn.Module) -> None:
+    loaded = loaded_from(DictReader(original.state_dict()))
+    fill(loaded, strategy="offload")
+    with torch.no_grad():
+        got = loaded.module.to(torch.bfloat16)(IDS)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), original(IDS), rtol=0.1, atol=0.1)
+
+
+def test_a_streamed_model_can_be_captured(original: nn.Module) -> None:
+    loaded = loaded_from(DictReader(original.state_dict()))
+    fill(loaded, strategy="offload")
+    batch = torch.export.Dim("batch", min=1, max=8)
+    with torch.no_grad():
+        program = torch.export.export(loaded.module, (), {"ids": IDS}, dynamic_shapes={"ids": {0: batch}})
+        torch.testing.assert_close(program.module()(ids=IDS[:1]), original(IDS[:1]))
+
+
+def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    import infer.load.offload as offload
+
+    monkeypatch.setattr(offload, "BLOCK_BYTES", 64)
+    for groups, stride, padding in ((1, 1, 0), (2, 2, 1), (4, 1, 2)):
+        plain = nn.Conv2d(4, 8, 3, stride=stride, padding=padding, groups=groups)
+        holder, _ = build_skeleton(
+            lambda p=plain: nn.Sequential(nn.Conv2d(4, 8, 3, p.stride, p.padding, 1, p.groups)), "c"
+        )
+        state = {f"0.{name}": value for name, value in plain.state_dict().items()}
+        fill(LoadedModel("state-dict", holder, DictReader(state), (), {}, ""), strategy="offload")
+        x = torch.randn(2, 4, 7, 9)
+        with torch.no_grad():
+            torch.testing.assert_close(holder(x), plain(x))
+
+
+def test_a_row_larger_than_the_block_is_checked_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import infer.load.mapped_weights as mapped
+
+    monkeypatch.setattr(mapped, "BLOCK_BYTES", 8)
+    weight = torch.randn(3, 40)
+    weight[2, 39] = float("inf")
+    save_file({"0.weight": weight, "0.bias": torch.zeros(3)}, tmp_path / "m.st")
+    holder, _ = build_skeleton(lambda: nn.Sequential(nn.Linear(40, 3)), "linear")
+    loaded = LoadedModel("safetensors", holder, SafetensorsReader(tmp_path / "m.st"), (), {}, "")
+    with pytest.raises(
+        SourceError, match=r"1 NaN or infinite values in rows 0 to 3 of '0.weight' - at .*m\.st"
+    ):
+        fill(loaded, strategy="meta")

@@ -1,0 +1,283 @@
+"""What a source is, by its content: every kind, and every wrong thing by its name."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from infer.errors import InferError, SourceError, UnsafeSourceError, UsageError
+from infer.load import identify, load
+from infer.plan import Plan
+
+
+class Payload:
+    """Would create a file when unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def save_script(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(nn.Linear(3, 2)).save(str(path))
+
+
+def save_program(path: Path) -> None:
+    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),)), path)
+
+
+def save_onnx(path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+def save_legacy(path: Path) -> None:
+    torch.save(nn.Linear(3, 2).state_dict(), path, _use_new_zipfile_serialization=False)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "state-dict": lambda path: torch.save(nn.Linear(3, 2).state_dict(), path),
+    "module": lambda path: torch.save(nn.Linear(3, 2), path),
+    "torchscript": save_script,
+    "exported": save_program,
+    "legacy-state-dict": save_legacy,
+    "legacy-module": lambda path: torch.save(nn.Linear(3, 2), path, _use_new_zipfile_serialization=False),
+    "safetensors": lambda path: save_file({"a": torch.ones(2)}, path),
+    "onnx": save_onnx,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_are_told_by_content_whatever_the_suffix(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.weights"
+    KINDS[kind](path)
+    found = identify(path)
+    assert found.kind == kind
+    assert found.code == (kind in ("module", "torchscript", "exported", "legacy-module"))
+
+
+@pytest.mark.parametrize("kind", ["module", "legacy-module"])
+def test_pickled_modules_list_what_makes_them_code(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path / "a.pt")
+    assert "torch.nn.modules.linear.Linear" in identify(tmp_path / "a.pt").globals
+
+
+def test_a_folder_and_a_recipe_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert identify(tmp_path).kind == "huggingface"
+    assert identify(Path("net.py:build")).kind == "recipe"
+
+
+def cut(kind: str, size: int) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        KINDS[kind](path)
+        path.write_bytes(path.read_bytes()[:size])
+
+    return make
+
+
+def folder(*names: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        for name in names:
+            (path / name).write_bytes(b"{}")
+
+    return make
+
+
+def text(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (lambda path: None, "there is no such file or folder"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), "a link to a file that is not there"),
+    "pipe": (lambda path: os.mkfifo(path), "got a device or a pipe"),
+    "empty": (text(b""), r"empty \(0 bytes\)"),
+    "text": (text(b"hello there\nworld"), "got text that begins 'hello there'"),
+    "long text": (text("größe ".encode() * 500), "got text that begins"),
+    "html": (text(b"<!DOCTYPE html><html>404"), r"a web page \(HTML\)"),
+    "lfs": (text(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "a git-LFS pointer"),
+    "gzip": (text(gzip.compress(b"x")), "a gzip file"),
+    "npz": (lambda path: np.savez(path.open("wb"), a=np.ones(3)), r"a NumPy archive \(.npz\)"),
+    "npz packed": (lambda path: np.savez_compressed(path.open("wb"), a=np.ones(3)), r"\(.npz\)"),
+    "npy": (lambda path: np.save(path.open("wb"), np.ones(3)), r"one NumPy array \(.npy\)"),
+    "random": (text(bytes(range(200, 256)) * 20), "not a model in any format known here"),
+    "gguf": (text(b"GGUF\3\0\0\0"), "a GGUF file"),
+    "pickle": (text(pickle.dumps({"a": 1})), "a plain Python pickle"),
+    "truncated .pt": (cut("state-dict", 700), "a truncated zip"),
+    "truncated safetensors": (
+        cut("safetensors", 60),
+        "expected .* bytes of header, got a file of 60: truncated",
+    ),
+    "truncated safetensors data": (cut("safetensors", -4), "expected 8 bytes of tensors, got 4: truncated"),
+    "truncated onnx": (cut("onnx", 40), "a truncated ONNX model: expected at least"),
+    "empty folder": (folder(), "a folder without config.json: it holds nothing"),
+    "other folder": (folder("a.txt"), "a folder without config.json: it holds a.txt"),
+    "artifact": (folder("manifest.json"), "It is an artifact already"),
+    "bin only": (
+        folder("config.json", "pytorch_model.bin"),
+        r"only pytorch_model.bin \(pickle\).*save_pretrained",
+    ),
+    "config only": (folder("config.json"), "config.json but no"),
+    "no config": (folder("model.safetensors"), "safetensors but no config.json"),
+}
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    """One protobuf field: a varint or bytes."""
+
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def packed(*names: str, compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with zipfile.ZipFile(path, "w", compression) as file:
+            for name in names:
+                file.writestr(name, "x" * 100)
+
+    return make
+
+
+NODE = field(1, field(1, b"input") + field(2, b"Placeholder"))
+IR = b'<?xml version="1.0"?>\n<!-- made --><!-- by -->\n<net name="m" version="11"><layers/></net>'
+WRONG |= {
+    "openvino": (text(IR), r"an OpenVINO model \(IR XML\).*Give the original model"),
+    "openvino without declaration": (text(IR[IR.index(b"<net") :]), r"an OpenVINO model \(IR XML\)"),
+    "html in xml": (text(b'<?xml version="1.0"?><!DOCTYPE html><html>'), r"a web page \(HTML\)"),
+    "comments only": (text(b"<?xml version='1.0'?>" + b"<!---->" * 3000), "an XML file"),
+    "refused download": (text(b'<?xml version="1.0"?><Error><Code>AccessDenied'), "of a file store"),
+    "xml": (text(b'<?xml version="1.0"?><plist/>'), "an XML file"),
+    "svg": (text(b"<svg xmlns='http://www.w3.org/2000/svg'>"), r"a picture \(SVG\)"),
+    "json": (text(b'{"a": 1}'), "a JSON file"),
+    "config.json": (text(b'{"model_type": "llama"}'), "configuration of a model.*the folder it lies in"),
+    "index.json": (text(b'{"metadata": {}, "weight_map": {}}'), "index of a sharded checkpoint"),
+    "prototxt": (text(b'name: "LeNet"\nlayer {\n'), r"a Caffe network \(prototxt\)"),
+    "png": (text(b"\x89PNG\r\n\x1a\n"), r"a picture \(PNG\)"),
+    "tflite": (text(b"\x1c\0\0\0TFL3" + b"\0" * 20), r"a TensorFlow Lite model \(.tflite\)"),
+    "ort": (text(b"\x1c\0\0\0ORTM" + b"\0" * 20), r"an ONNX Runtime model \(.ort\).*Give the .onnx"),
+    "pte": (text(b"\x1c\0\0\0ET12" + b"\0" * 20), "an ExecuTorch program"),
+    "hdf5": (text(b"\x89HDF\r\n\x1a\n"), r"an HDF5 file \(Keras\)"),
+    "engine": (text(b"ftrt\0\0\0\0" + bytes(range(200, 250))), "a TensorRT engine"),
+    "mxnet": (text(b"\x12\x01" + b"\0" * 14 + b"\1"), "MXNet parameters"),
+    "tar": (text(b"a" * 257 + b"ustar\0" + b"0" * 300), "a tar archive"),
+    "joblib packed": (text(b"x\x9c" + bytes(range(200, 250))), "joblib writes such pickles"),
+    "sklearn": (text(b"\x80\x04\x95\0csklearn.svm._classes\nSVC\n\xff"), "a pickled sklearn model.*ONNX"),
+    "core ml": (text(field(1, 5) + field(2, b"\x0a\0") + field(500, b"\0")), "a Core ML model"),
+    "saved_model.pb": (text(field(1, 1) + field(2, NODE)), "a TensorFlow SavedModel"),
+    "frozen graph": (text(NODE * 3 + field(4, b"\x08\x01")), r"a TensorFlow graph \(frozen .pb\)"),
+    "caffemodel": (text(field(1, b"LeNet") + field(100, b"\0")), r"a Caffe model \(.caffemodel\)"),
+    "keras": (packed("metadata.json", "config.json", "model.weights.h5"), r"a Keras model \(.keras\)"),
+    "mar": (packed("MAR-INF/MANIFEST.json", "m.pt", compression=zipfile.ZIP_DEFLATED), r"TorchServe.*\(.mar\)"),
+    "zipped model": (packed("model.pt", compression=zipfile.ZIP_DEFLATED), "a zip that holds model.pt.*Unpack"),
+    "saved model folder": (folder("saved_model.pb"), "a TensorFlow SavedModel"),
+    "onnx folder": (folder("config.json", "model.onnx"), "Give the .onnx file itself"),
+    "lora folder": (folder("adapter_config.json", "adapter_model.safetensors"), "a LoRA adapter"),
+}  # fmt: skip
+NAMED: dict[str, tuple[str, str]] = {
+    "model.plan": ("a TensorRT engine", "the model it was built from"),
+    "model.pdiparams": ("Paddle parameters", "paddle2onnx"),
+    "model.msgpack": ("Flax weights", "safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_suffix_names_what_the_bytes_do_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes(range(200, 256)) * 20)
+    says, hint = NAMED[name]
+    with pytest.raises(SourceError, match=f"{says}.*{hint}"):
+        identify(tmp_path / name)
+
+
+def test_weights_beside_an_openvino_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(bytes(range(200, 256)) * 20)
+    (tmp_path / "model.xml").write_bytes(IR)
+    with pytest.raises(SourceError, match="the weights of an OpenVINO model"):
+        identify(tmp_path / "model.bin")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_things_are_named_and_exit_3(tmp_path: Path, case: str) -> None:
+    make, sentence = WRONG[case]
+    path = tmp_path / "source"
+    make(path)
+    with pytest.raises(SourceError, match=sentence) as caught:
+        identify(path)
+    assert caught.value.exit_code == 3
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_files_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    with pytest.raises(SourceError, match="may not be read"):
+        identify(path)
+
+
+def test_a_python_file_without_a_function_asks_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text("import torch\n")
+    with pytest.raises(UsageError, match=r"net\.py:build"):
+        identify(path)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
+def test_a_payload_is_listed_and_never_runs(tmp_path: Path, form: str) -> None:
+    path, marker = tmp_path / "a.pt", tmp_path / "ran"
+    value = {"weight": torch.ones(2), "x": Payload(marker)}
+    if form == "pickle":
+        path.write_bytes(pickle.dumps({"x": Payload(marker)}))
+    else:
+        torch.save(value, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(SourceError, match=r"posix\.system") as caught:
+        load(Plan(source=str(path), data="random"))
+    assert form == "pickle" or isinstance(caught.value, UnsafeSourceError)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["module", "torchscript", "exported", "legacy-module"])
+def test_code_is_refused_without_trust_with_a_way_out(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.pt"
+    KINDS[kind](path)
+    with pytest.raises(UnsafeSourceError, match="it is code.*--trust-code") as caught:
+        load(Plan(source=str(path), data="random"))
+    assert caught.value.exit_code == 3
+
+
+def test_every_cut_of_every_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for kind in ("state-dict", "safetensors", "onnx"):
+        KINDS[kind](path)
+        whole = path.read_bytes()
+        for size in range(0, len(whole), max(len(whole) // 25, 1)):
+            path.write_bytes(whole[:size])
+            with pytest.raises(InferError) as caught:
+                load(Plan(source=str(path), data="random", model="none.py:build"))
+            assert caught.value.exit_code == 3, (kind, size)

@@ -1,0 +1,350 @@
+"""Readers: equal to torch and safetensors on what is sound, a sentence on what is not."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from infer.errors import InferError, ResourceError, SourceError, UnsafeSourceError
+from infer.load.weights import DictReader, FiniteReader, non_finite, num_bytes, row_blocks, stream
+from infer.load.weights.pickle_scan import code_among, globals_of
+from infer.load.weights.safetensors_reader import SafetensorsReader
+from infer.load.weights.safetensors_writer import write_safetensors
+from infer.load.weights.torch_reader import TorchReader
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "weight": torch.randn(7, 5),
+        "half": torch.randn(3, 2).half(),
+        "brain": torch.randn(3, 2).bfloat16(),
+        "ids": torch.arange(6).view(3, 2),
+        "flags": torch.tensor([True, False, True]),
+        "scalar": torch.tensor(3.5),
+        "nothing": torch.empty(0, 4),
+    }
+
+
+def assert_equal_to(reader: object, expected: dict[str, torch.Tensor]) -> None:
+    assert sorted(reader.names()) == sorted(expected)
+    for name, value in expected.items():
+        assert reader.dtype(name) == value.dtype
+        assert reader.shape(name) == tuple(value.shape)
+        assert torch.equal(reader.read(name), value)
+        if value.ndim:
+            assert torch.equal(reader.rows(name, 1, 3), value[1:3])
+            assert torch.equal(torch.cat([b for _, b in stream(reader, name, 16)] or [value]), value)
+
+
+def test_every_reader_gives_what_was_saved(tmp_path: Path) -> None:
+    saved = tensors()
+    torch.save(saved, tmp_path / "a.pt")
+    save_file(saved, tmp_path / "a.safetensors")
+    assert_equal_to(TorchReader(tmp_path / "a.pt", verify=True), saved)
+    assert_equal_to(SafetensorsReader(tmp_path / "a.safetensors"), saved)
+    assert_equal_to(DictReader(saved), saved)
+
+
+def test_what_is_read_is_memory_of_its_own(tmp_path: Path) -> None:
+    saved = {"a": torch.ones(2, 2)}
+    torch.save(saved, tmp_path / "a.pt")
+    for reader in (TorchReader(tmp_path / "a.pt"), DictReader(saved)):
+        reader.read("a").zero_()
+        reader.rows("a", 0, 1).zero_()
+        assert torch.equal(reader.read("a"), torch.ones(2, 2))
+
+
+def test_strided_shared_and_parameter_tensors_read_right(tmp_path: Path) -> None:
+    base = torch.randn(6, 8)
+    saved = {
+        "a": base,
+        "same": base,
+        "part": base[2:4],
+        "turned": base.t(),
+        "own": nn.Parameter(torch.randn(3)),
+    }
+    saved["inner"] = base[:, 2:5]
+    torch.save(saved, tmp_path / "a.pt")
+    assert_equal_to(TorchReader(tmp_path / "a.pt"), {name: value.detach() for name, value in saved.items()})
+
+
+def test_tensors_saved_from_a_gpu_are_read_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = {"a": torch.randn(4, 3), "b": torch.randn(3).bfloat16()}
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    torch.save(saved, tmp_path / "a.pt")
+    monkeypatch.undo()
+    assert b"cuda:0" in (tmp_path / "a.pt").read_bytes()
+    assert_equal_to(TorchReader(tmp_path / "a.pt"), saved)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (lambda sd: {"epoch": 3, "state_dict": sd}, ["took 'state_dict', left epoch"]),
+        (
+            lambda sd: {"model": sd, "optimizer": {"state": {0: torch.zeros(1)}}},
+            ["took 'model', left optimizer"],
+        ),
+        (lambda sd: {"outer": {"model": sd}}, ["took 'outer'", "took 'model'"]),
+        (lambda sd: {f"module.{k}": v for k, v in sd.items()}, ["took the prefix 'module.' off 1 names"]),
+        (
+            lambda sd: {f"module._orig_mod.{k}": v for k, v in sd.items()},
+            ["took the prefix 'module.' off 1 names", "took the prefix '_orig_mod.' off 1 names"],
+        ),
+        (lambda sd: OrderedDict(sd, step=3), ["left step (not tensors)"]),
+    ],
+)
+def test_containers_and_prefixes_are_taken_off_and_said(
+    tmp_path: Path, wrap: object, said: list[str]
+) -> None:
+    torch.save(wrap({"fc.weight": torch.ones(2, 2)}), tmp_path / "a.pt")
+    reader = TorchReader(tmp_path / "a.pt")
+    assert reader.names() == ["fc.weight"]
+    assert reader.said == said
+
+
+def test_a_list_or_an_empty_mapping_is_no_state_dict(tmp_path: Path) -> None:
+    for value, text in (([torch.ones(1)], "got a list"), ({"lr": 0.1}, "a mapping without tensors: lr")):
+        torch.save(value, tmp_path / "a.pt")
+        with pytest.raises(SourceError, match=text):
+            TorchReader(tmp_path / "a.pt")
+
+
+def test_a_flipped_bit_is_named_by_its_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.zeros(1000)}, path)
+    data = bytearray(path.read_bytes())
+    data[TorchReader(path).piece("a").offset + 100] ^= 4
+    path.write_bytes(data)
+    assert torch.load(path)["a"].count_nonzero() == 1
+    with pytest.raises(SourceError, match=r"expected CRC \w+ for 'a/data/0', got \w+: the file is damaged"):
+        TorchReader(path, verify=True)
+
+
+def test_an_expanded_tensor_of_a_million_million_elements_is_refused(tmp_path: Path) -> None:
+    torch.save({"bomb": torch.zeros(1).expand(1 << 40)}, tmp_path / "a.pt")
+    with pytest.raises(SourceError, match=r"got 'bomb' of shape \[1099511627776\] over 4 bytes"):
+        TorchReader(tmp_path / "a.pt")
+    torch.save({"small": torch.zeros(1).expand(10)}, tmp_path / "b.pt")
+    with pytest.raises(SourceError, match=r"needs 40 bytes, its storage has 4.*\.contiguous\(\)"):
+        TorchReader(tmp_path / "b.pt")
+
+
+def rezip(path: Path, target: Path, change: object) -> Path:
+    """Copy a zip member by member through `change(name, data) -> [(name, data)]`; "deflate" compresses."""
+    method = zipfile.ZIP_DEFLATED if change == "deflate" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w", method) as new:
+        for name in old.namelist():
+            parts = [(name, old.read(name))] if change == "deflate" else change(name, old.read(name))
+            for each, data in parts:
+                new.writestr(each, data)
+    return target
+
+
+def twice(name: str, data: bytes) -> list[tuple[str, bytes]]:
+    return [(name, data)] * (2 if name.endswith("data.pkl") else 1)
+
+
+def outside(name: str, data: bytes) -> list[tuple[str, bytes]]:
+    return [(name, data), ("a/../../etc/x", b"")] if name.endswith("data.pkl") else [(name, data)]
+
+
+def crowd(name: str, data: bytes) -> list[tuple[str, bytes]]:
+    return [(name, data)] + ([(f"a/x{i}", b"") for i in range(10_001)] if name.endswith("data.pkl") else [])
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("deflate", "compressed: torch.save never compresses"),
+        (twice, "is there twice"),
+        (outside, "points outside the file"),
+        (crowd, "expected at most 10000 members"),
+    ],
+)
+def test_archives_that_torch_never_writes_are_unsafe(tmp_path: Path, change: object, text: str) -> None:
+    torch.save({"a": torch.zeros(4)}, tmp_path / "a.pt")
+    with pytest.raises(UnsafeSourceError, match=text):
+        TorchReader(rezip(tmp_path / "a.pt", tmp_path / "b.pt", change))
+
+
+def test_a_storage_that_claims_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(4)}, tmp_path / "a.pt")
+
+    def shorter(name: str, data: bytes) -> list[tuple[str, bytes]]:
+        return [(name, data[:8] if name.endswith("data/0") else data)]
+
+    with pytest.raises(SourceError):
+        TorchReader(rezip(tmp_path / "a.pt", tmp_path / "b.pt", shorter))
+
+
+def header(entries: object, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
+    raw = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def entry(start: int, stop: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape or [(stop - start) // 4], "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (header(b'{"a":1,"a":2}'), "holds 'a' twice"),
+        (header({}, length=200_000_000), "at most 100000000 bytes, got 200000000"),
+        (header({"a": entry(0, 8)}, length=5000), "expected 5008 bytes of header, got a file of"),
+        (header({"a": entry(4, 8)}), "leaves a hole before it: expected offset 0, got 4"),
+        (header({"a": entry(0, 8), "b": entry(4, 8)}), "overlaps the tensor before it"),
+        (header({"a": entry(0, 4)}), "4 bytes belong to none"),
+        (header({"a": entry(0, 16)}), "expected 16 bytes of tensors, got 8: truncated"),
+        (header({"a": entry(0, 8, [3])}), r"expected 12 bytes for 'a' F32 \[3\], got 8"),
+        (header({"a": entry(0, 8, [0, 2**63 - 1])}), "overflows"),
+        (header({"a": entry(0, 8, [2**32, 2**32])}), "overflows"),
+        (header({"a": entry(0, 8, [-2])}), "not negative"),
+        (header({"a": entry(0, 8, [True, 2])}), "not negative"),
+        (header({"a": entry(0, 8, dtype="F4")}), "dtype 'F4' of 'a' can't be read"),
+        (header({"a": {"dtype": "F32"}}), "expected dtype, shape and data_offsets"),
+        (header(b"[1]"), "expected a JSON object as header, got list"),
+        (header(b"{nope"), "not JSON"),
+        (header(b'{"a":' + b"[" * 100_000), "not JSON"),
+        (b"\1\2", "expected a header"),
+    ],
+)
+def test_unsound_safetensors_are_refused_with_a_sentence(tmp_path: Path, content: bytes, text: str) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=text) as caught:
+        SafetensorsReader(path)
+    assert str(path) in str(caught.value)
+
+
+def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "m-1.safetensors")
+    save_file({"b": torch.zeros(3)}, tmp_path / "m-2.safetensors")
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}))
+    assert_equal_to(SafetensorsReader(index), {"a": torch.ones(2), "b": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "text"),
+    [
+        ({"a": "../m-1.safetensors"}, "not beside it"),
+        ({"a": "m-9.safetensors"}, "not beside it"),
+        (
+            {"a": "m-1.safetensors", "c": "m-1.safetensors"},
+            "promises 'c' in m-1.safetensors, it is in no shard",
+        ),
+        ({}, "expected an index with 'weight_map'"),
+    ],
+)
+def test_an_index_that_lies_is_refused(tmp_path: Path, weight_map: dict[str, str], text: str) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "m-1.safetensors")
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(SourceError, match=text):
+        SafetensorsReader(index)
+
+
+def test_a_file_cut_off_while_open_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(1000)}, path)
+    reader = SafetensorsReader(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(SourceError, match="the file is cut off"):
+        reader.read("a")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity_are_named_by_tensor_and_rows(value: float) -> None:
+    weight = torch.zeros(6, 2)
+    weight[5, 1] = value
+    reader = FiniteReader(DictReader({"fc.weight": weight}), "model.pt")
+    assert torch.equal(reader.rows("fc.weight", 0, 5), weight[:5])
+    text = "got 1 NaN or infinite values in rows 4 to 6 of 'fc.weight' - at model.pt"
+    with pytest.raises(SourceError, match=text):
+        reader.rows("fc.weight", 4, 6)
+    with pytest.raises(SourceError, match="'fc.weight'"):
+        reader.read("fc.weight")
+
+
+def test_large_finite_values_are_not_taken_for_infinite() -> None:
+    assert non_finite(torch.full((100,), 3e38)) == 0
+    assert non_finite(torch.full((100,), 6e4, dtype=torch.float16)) == 0
+    assert non_finite(torch.ones(3, dtype=torch.int64)) == 0
+    assert non_finite(torch.empty(0)) == 0
+
+
+def test_row_blocks_cover_all_rows_once() -> None:
+    assert list(row_blocks((7, 4), 4, 32)) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert list(row_blocks((3, 100), 4, 8)) == [(0, 1), (1, 2), (2, 3)]
+    assert list(row_blocks((0, 4), 4)) == []
+
+
+def test_num_bytes_counts_floats_as_asked() -> None:
+    reader = DictReader({"a": torch.zeros(10, dtype=torch.float16), "ids": torch.zeros(2, dtype=torch.int64)})
+    assert num_bytes(reader) == 36
+    assert num_bytes(reader, dtype=torch.float32) == 56
+
+
+def test_globals_are_listed_without_running_anything(tmp_path: Path) -> None:
+    import io
+    import pickle
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            import os
+
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        raw = pickle.dumps({"a": Payload()}, protocol=protocol)
+        names = globals_of(io.BytesIO(raw), "x")
+        assert names == ["posix.system"]
+        assert code_among(names) == names
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(SourceError, match="can't be parsed"):
+        globals_of(io.BytesIO(b"\x80\x02\xff\xff"), "x")
+
+
+def metas_of(saved: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {name: (value.dtype, tuple(value.shape)) for name, value in saved.items()}
+
+
+def test_what_is_written_one_by_one_is_read_by_safetensors_and_aligned(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    saved, asked = tensors(), []
+
+    def give(name: str) -> torch.Tensor:
+        asked.append(name)
+        return saved[name]
+
+    write_safetensors(tmp_path / "a.safetensors", metas_of(saved), give, {"format": "pt"})
+    assert sorted(asked) == sorted(saved)
+    for name, value in load_file(tmp_path / "a.safetensors").items():
+        assert torch.equal(value, saved[name])
+    reader = SafetensorsReader(tmp_path / "a.safetensors")
+    assert reader.metadata == {"format": "pt"}
+    assert_equal_to(reader, saved)
+    assert all(reader.piece(name).offset % saved[name].element_size() == 0 for name in saved)
+
+
+def test_writing_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(InferError, match=r"expected 'a' as torch.float32 \[2\], got torch.float32 \[3\]"):
+        write_safetensors(path, {"a": (torch.float32, (2,))}, lambda name: torch.zeros(3))
+    with pytest.raises(ResourceError, match="could not be written"):
+        write_safetensors(tmp_path / "gone" / "a", {}, lambda name: torch.zeros(3))
+    assert list(tmp_path.iterdir()) == []

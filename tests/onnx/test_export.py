@@ -1,0 +1,139 @@
+"""What stands in an exported file: names, sizes, versions, nothing of the machine that wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+from infer.errors import NotUsableError  # noqa: E402
+from infer.graph import capture  # noqa: E402
+from infer.onnx import export as exporter  # noqa: E402
+from infer.onnx import session  # noqa: E402
+from infer.spec import TensorSpec  # noqa: E402
+from tests.support.onnx_models import Int8Linear, graph  # noqa: E402
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        y = self.layer(x) * mask[..., None]
+        return {"hidden": y, "mean": y.mean(1), "flat": y.flatten(0, 1)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
+    text = "x=float32[batch,time,8];mask=float32[batch,time]"
+    made = graph(TwoInputs(), text, torch.randn(2, 3, 8), mask=torch.ones(2, 3))
+    path = tmp_path_factory.mktemp("export") / "model.onnx"
+    exporter.export(made, "ort-u8u8", path)
+    return onnx.load(str(path), load_external_data=False)
+
+
+def dims(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def test_inputs_and_outputs_keep_their_names_and_symbolic_sizes(model: onnx.ModelProto) -> None:
+    found = {value.name: dims(value) for value in (*model.graph.input, *model.graph.output)}
+    assert found["x"] == ["batch", "time", 8]
+    assert found["mask"] == ["batch", "time"]
+    assert found["hidden"] == ["batch", "time", 4]
+    assert found["mean"] == ["batch", 4]
+    assert found["flat"][1] == 4
+    assert set(found) == {"x", "mask", "hidden", "mean", "flat"}
+
+
+def test_no_symbol_of_torch_is_left_in_any_shape(model: onnx.ModelProto) -> None:
+    names = {str(dim) for value in model.graph.value_info for dim in dims(value)}
+    assert not any(name.startswith("s") and name[1:].isdigit() for name in names)
+
+
+def test_opset_and_ir_version_are_those_that_runtimes_load(model: onnx.ModelProto) -> None:
+    assert {entry.domain: entry.version for entry in model.opset_import}[""] == 20
+    assert model.ir_version <= 10
+
+
+def test_nothing_of_the_machine_is_written(model: onnx.ModelProto) -> None:
+    text = str(model)
+    assert "stack_trace" not in text
+    assert str(Path(__file__).parent) not in text
+
+
+def test_an_operator_without_onnx_form_is_named(tmp_path: Path) -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.eigvals(x).real
+
+    with pytest.raises(NotUsableError, match="linalg_eig"):
+        exporter.export(
+            graph(Spectrum(), "x=float32[3,3]", torch.randn(3, 3)), "ort-u8u8", tmp_path / "m.onnx"
+        )
+
+
+def test_an_opset_that_torch_cannot_export_is_refused(tmp_path: Path) -> None:
+    made = graph(nn.Linear(4, 2), "input=float32[batch,4]", torch.randn(2, 4))
+    with pytest.raises(NotUsableError, match="opset 25"):
+        exporter.export(made, "ort-u8u8", tmp_path / "m.onnx", opset=25)
+
+
+def test_a_weight_used_twice_is_stored_once(tmp_path: Path) -> None:
+    layer = Int8Linear(torch.randn(64, 64))
+    made = graph(nn.Sequential(layer, layer), "input=float32[batch,64]", torch.randn(2, 64))
+    exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
+    stored = onnx.load(str(tmp_path / "m.onnx")).graph.initializer
+    assert [tuple(t.dims) for t in stored if t.data_type == onnx.TensorProto.UINT8].count((64, 64)) == 1
+
+
+def returned(x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Outputs of a model by case: `x` is its input, `y` is computed."""
+    return {
+        "an input": (x, y),
+        "the only output": x,
+        "an input twice": (y, x, x),
+        "an input unchanged": (x.contiguous(), x.float(), y),
+        "a number": (y, 3, "text", None, 2.5),
+        "a size": (y, x.shape[0]),
+        "named as the input": {"x": y, "linear": x},
+        "named as a constant": {"layer.weight": y, "x_output": x, "x": x + 1},
+        "a constant": (y.new_ones(3), y),
+        "twice": (y, y),
+        "views": (x[:], x.view(-1, 4, 2), y.mT, y[:, :1]),
+    }
+
+
+class Returns(nn.Module):
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.layer, self.case = nn.Linear(8, 4), case
+
+    def forward(self, x: Tensor) -> Any:
+        return returned(x, self.layer(x))[self.case]
+
+
+@pytest.mark.parametrize("case", returned(torch.ones(2, 8), torch.ones(2, 4)))
+def test_outputs_that_are_inputs_constants_or_views_are_right(case: str, tmp_path: Path) -> None:
+    module, x = Returns(case).eval(), torch.randn(5, 8)
+    made = graph(module, "x=float32[batch,8]", torch.randn(2, 8))
+    exporter.export(made, "ort-u8u8", tmp_path / "m.onnx")
+    runner = session.OrtRunner(tmp_path / "m.onnx", made.inputs, made.outputs, "cpu")
+    got = runner.run({"x": x})
+    runner.close()
+    assert list(got) == [spec.name for spec in made.outputs]
+    for value, expected in zip(got.values(), capture.flatten(module(x)), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_an_output_that_has_the_name_of_an_input_gets_another_in_the_file() -> None:
+    specs = {name: TensorSpec(name, "float32", (1,)) for name in ("x", "x_output", "y")}
+    outputs = (specs["x"], specs["y"], specs["x_output"])
+    assert exporter.output_names((specs["x"],), outputs) == ["x_output_output", "y", "x_output"]

@@ -1,0 +1,147 @@
+"""int8 layers in ONNX Runtime: equal to the reference, fused, and near ideal on data that saturates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from infer import device  # noqa: E402
+from infer.onnx import export as exporter  # noqa: E402
+from infer.onnx import session  # noqa: E402
+from infer.onnx.int8_layers import Rewritten  # noqa: E402
+from infer.onnx.int8_linear import Form  # noqa: E402
+from infer.onnx.int8_operands import Target  # noqa: E402
+from tests.support.onnx_models import Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
+
+TARGETS = [target for target in get_args(Target) if target.startswith("ort")]
+
+
+def run(
+    module: nn.Module, x: torch.Tensor, path: Path, target: Target, form: Form = "token"
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, int], Rewritten]:
+    """Output of ONNX Runtime, that of the reference, the operators that ran, and the forms that were taken."""
+    sizes = ",".join(map(str, x.shape[1:]))
+    made = graph(module, f"input=float32[batch,{sizes}]", x)
+    done = exporter.export(made, target, path / "model.onnx", form=form).rewritten
+    opened = session.open_session(path / "model.onnx", "cpu")
+    got = torch.from_numpy(opened.run(None, {"input": x.numpy()})[0])
+    return got, made.callable()(input=x)[0], session.running_nodes(path / "model.onnx", "cpu"), done
+
+
+def two_layers(kind: str) -> nn.Sequential:
+    first, second = torch.randn(96, 64) / 8, torch.randn(32, 96) / 8
+    return nn.Sequential(
+        Int8Linear(first, kind, torch.randn(96)), nn.GELU(), Int8Linear(second, kind, step=0.02)
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_dynamic_linear_equals_the_reference_whatever_one_token_holds(tmp_path: Path, target: Target) -> None:
+    x = torch.randn(3, 5, 64)
+    x[0, 0] *= 100
+    x[1, 1] = 0
+    got, want, nodes, _ = run(two_layers(""), x, tmp_path, target)
+    assert relative_error(got[1:], want[1:]) < 1e-5
+    assert relative_error(got, want) < 1e-5
+    assert nodes["MatMulInteger"] == 2
+
+
+def test_one_scale_for_the_tensor_becomes_a_single_node(tmp_path: Path) -> None:
+    x = torch.randn(3, 5, 64)
+    got, want, nodes, done = run(two_layers(""), x, tmp_path, "ort-u8u8", "tensor")
+    assert nodes["DynamicQuantizeMatMul"] == 2
+    assert nodes["MatMulInteger"] == nodes["DynamicQuantizeLinear"] == 0
+    assert done.forms == {"dynamic int8, a scale per tensor": 2}
+    assert relative_error(got, want) < 0.03
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_static_linear_equals_the_reference(tmp_path: Path, target: Target) -> None:
+    got, want, nodes, _ = run(two_layers("_static"), torch.randn(3, 5, 64), tmp_path, target)
+    assert relative_error(got, want) < 0.01  # the runtime may clip at -128 where the reference clips at -127
+    assert nodes["MatMulInteger"] + nodes["MatMulIntegerToFloat"] == 2
+
+
+def test_weight_only_linear_is_int8_in_the_file_and_close_to_the_reference(tmp_path: Path) -> None:
+    model = nn.Sequential(Int8Linear(torch.randn(512, 512) / 16, "_weight"))
+    got, want, _, _ = run(model, torch.randn(3, 5, 512), tmp_path, "ort-u8u8")
+    assert relative_error(got, want) < 0.02
+    assert exporter.folder_bytes(tmp_path / "model.onnx") < 512 * 512 * 1.1
+
+
+def saturating(rows: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last two rows of the saturation table: products of one sign, sums far above 16 bits."""
+    x = torch.rand(16, 256) + (1.0 if rows == "same sign" else 0.0)
+    weight = torch.rand(64, 256) + 0.5 if rows == "same sign" else torch.rand(64, 256) * 2 - 1
+    return x, weight
+
+
+@pytest.mark.parametrize("rows", ["uniform weights, positive activations", "same sign"])
+@pytest.mark.parametrize("kind", ["", "_static"])
+def test_int8_products_do_not_saturate(tmp_path: Path, rows: str, kind: str) -> None:
+    x, weight = saturating(rows)
+    target: Target = "ort-u8s8" if device.has_vnni() else "ort-u8u8"
+    layer = Int8Linear(weight, kind, step=float(x.abs().max()) / 127)
+    got, want, _, _ = run(nn.Sequential(layer), x, tmp_path, target)
+    exact = x @ weight.T
+    ideal = relative_error(want, exact)
+    assert relative_error(got, exact) <= ideal * 1.05 + 1e-5
+    assert relative_error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("rows", ["uniform weights, positive activations", "same sign"])
+def test_unsigned_weights_are_exact_on_any_cpu(tmp_path: Path, rows: str) -> None:
+    x, weight = saturating(rows)
+    got, want, _, _ = run(nn.Sequential(Int8Linear(weight)), x, tmp_path, "ort-u8u8")
+    assert relative_error(got, want) < 1e-5
+
+
+def convolutions(kind: str) -> nn.Sequential:
+    last = Int8Linear(torch.randn(10, 32 * 16) / 16, kind)
+    blocks = (Int8Conv(3, 32, kind), nn.ReLU(), nn.MaxPool2d(2), Int8Conv(32, 32, kind, stride=2), nn.ReLU())
+    return nn.Sequential(*blocks, Int8Conv(32, 32, kind, groups=32), nn.ReLU(), nn.Flatten(), last)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_static_convolutions_become_qlinearconv(tmp_path: Path, target: Target) -> None:
+    x = torch.randn(3, 3, 16, 16)
+    torch.manual_seed(1)
+    static = convolutions("_static")
+    torch.manual_seed(1)
+    exact = convolutions("_weight")(x)
+    got, want, nodes, done = run(static, x, tmp_path, target)
+    assert nodes["QLinearConv"] == 3
+    assert nodes["Conv"] == 0
+    assert relative_error(got, exact) < relative_error(want, exact) * 1.1
+    assert not done.in_float
+
+
+@pytest.mark.parametrize("kind", ["", "_weight"])
+def test_other_convolutions_run_in_float_and_say_so(tmp_path: Path, kind: str) -> None:
+    got, want, nodes, done = run(convolutions(kind), torch.randn(3, 3, 16, 16), tmp_path, "ort-u8u8")
+    assert nodes["ConvInteger"] == 0
+    assert nodes["Conv"] == len(done.in_float) == 3
+    assert nodes["DequantizeLinear"] == 0, "weights would be decoded at every call"
+    assert relative_error(got, want) < 0.03
+
+
+def test_float16_activations_are_widened_around_the_integers(tmp_path: Path) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Int8Linear(torch.randn(32, 64), "", torch.randn(32))
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+            return self.layer(input.half()).float()
+
+    got, want, _, _ = run(Half(), torch.randn(3, 64), tmp_path, "ort-u8u8")
+    assert np.isfinite(got.numpy()).all()
+    assert relative_error(got, want) < 2e-3

@@ -1,0 +1,181 @@
+"""ONNX sources: copied byte by byte, or quantized to int8 by our own forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx_ir")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from infer.errors import NotUsableError, SourceError  # noqa: E402
+from infer.onnx import onnx_source  # noqa: E402
+
+TEXT = """<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[batch, 64] x) => (float[batch, 32] y, float[batch, 8] z)
+<float[64, 96] w, float[32, 96] v, float[32] c, float[96, 8] small> {
+    h = MatMul(x, w)
+    r = Relu(h)
+    y = Gemm <transB = 1> (r, v, c)
+    z = MatMul(r, small)
+}"""
+
+
+def write(path: Path, *, external: bool = False) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"w": (64, 96), "v": (32, 96), "c": (32,), "small": (96, 8)}
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    model = onnx.parser.parse_model(TEXT)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in tensors.items()
+    )
+    onnx.save(model, str(path), save_as_external_data=external, location="tensors.bin", size_threshold=0)
+    return tensors
+
+
+def run(path: Path, x: np.ndarray) -> list[np.ndarray]:
+    return onnxruntime.InferenceSession(str(path)).run(None, {"x": x})
+
+
+def test_a_copy_takes_its_external_data_along(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx", external=True)
+    onnx_source.copy(tmp_path / "model.onnx", tmp_path / "there" / "compiled.onnx")
+    x = np.ones((2, 64), np.float32)
+    for mine, original in zip(
+        run(tmp_path / "there" / "compiled.onnx", x), run(tmp_path / "model.onnx", x), strict=True
+    ):
+        np.testing.assert_array_equal(mine, original)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "absent.bin"])
+def test_external_data_outside_the_folder_is_never_read(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(b"0" * 1000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(folder / "model.onnx", external=True)
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = location
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(SourceError, match="external data"):
+        onnx_source.copy(folder / "model.onnx", tmp_path / "out" / "model.onnx")
+
+
+def test_int8_covers_matmul_and_gemm_but_not_small_ones(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx")
+    done, coverage = onnx_source.quantize(
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8"
+    )
+    assert (coverage.quantized_values, coverage.total_values) == (
+        64 * 96 + 32 * 96,
+        64 * 96 + 32 * 96 + 32 + 768,
+    )
+    assert done.forms == {"dynamic int8, a scale per token": 2}
+    x = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
+    for got, want in zip(
+        run(tmp_path / "int8" / "model.onnx", x), run(tmp_path / "model.onnx", x), strict=True
+    ):
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
+
+
+def test_int8_is_small_on_disk(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx")
+    onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8")
+    written = sum(file.stat().st_size for file in (tmp_path / "int8").iterdir())
+    assert written < (tmp_path / "model.onnx").stat().st_size / 2
+
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+# Name → graph, shapes of its weights, share of the values that become int8 in per cent, form of its layers.
+FORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], float, str]] = {
+    "conv": (
+        "g (float[b, 16, 9, 9] x) => (float[b, 32, h, w] y) <float[32, 16, 3, 3] w, float[32] c>"
+        "{ y = Conv <pads = [1, 1, 1, 1]> (x, w, c) }",
+        {"w": (32, 16, 3, 3), "c": (32,)}, 99.3, "int8 weights"),
+    "conv1d_grouped": (
+        "g (float[b, 64, 9] x) => (float[b, 64, h] y) <float[64, 32, 3] w> { y = Conv <group = 2> (x, w) }",
+        {"w": (64, 32, 3)}, 100, "int8 weights"),
+    "conv_transpose": (
+        "g (float[b, 32, 5, 5] x) => (float[b, 16, h, w] y) <float[32, 16, 3, 3] w>"
+        "{ y = ConvTranspose <strides = [2, 2]> (x, w) }",
+        {"w": (32, 16, 3, 3)}, 100, "int8 weights"),
+    "lstm": (
+        "g (float[t, b, 32] x) => (float[t, d, b, 32] y) <float[1, 128, 32] w, float[1, 128, 32] r, float[1, 256] c>"
+        "{ y = LSTM <hidden_size = 32> (x, w, r, c) }",
+        {"w": (1, 128, 32), "r": (1, 128, 32), "c": (1, 256)}, 97, "int8 weights"),
+    "gru_both_ways": (
+        'g (float[t, b, 32] x) => (float[t, d, b, 32] y) <float[2, 96, 32] w, float[2, 96, 32] r>'
+        '{ y = GRU <hidden_size = 32, direction = "bidirectional"> (x, w, r) }',
+        {"w": (2, 96, 32), "r": (2, 96, 32)}, 100, "int8 weights"),
+    "gemm_alpha_beta": (
+        "g (float[b, 64] x) => (float[b, 96] y) <float[64, 96] w, float[96] c>"
+        "{ y = Gemm <alpha = 0.5, beta = 3.0> (x, w, c) }",
+        {"w": (64, 96), "c": (96,)}, 98.4, "dynamic int8, a scale per token"),
+    "gemm_turned": (
+        "g (float[64, b] x) => (float[b, 96] y) <float[96, 64] w, float[1, 96] c>"
+        "{ y = Gemm <transA = 1, transB = 1, beta = 2.0> (x, w, c) }",
+        {"w": (96, 64), "c": (1, 96)}, 98.4, "dynamic int8, a scale per token"),
+    "behind_nodes": (
+        "g (float[b, 64] x) => (float[b, 96] y) <float[96, 64] w>"
+        "{ v = Identity(w)\n t = Transpose <perm = [1, 0]> (v)\n y = MatMul(x, t) }",
+        {"w": (96, 64)}, 100, "dynamic int8, a scale per token"),
+    "shared_and_scaled": (
+        "g (float[b, 64] x) => (float[b, 64] y) <float[64, 64] w>"
+        "{ a = MatMul(x, w)\n r = Relu(a)\n y = Gemm <alpha = 0.25, transB = 1> (r, w) }",
+        {"w": (64, 64)}, 100, "dynamic int8, a scale per token"),
+    "tied_embedding": (
+        "g (int64[b, 5] x) => (float[b, 5, 100] y) <float[100, 64] w>"
+        "{ e = Gather(w, x)\n t = Transpose <perm = [1, 0]> (w)\n y = MatMul(e, t) }",
+        {"w": (100, 64)}, 100, "int8 embedding"),
+    "weight_on_the_left": (
+        "g (float[64, b] x) => (float[96, b] y) <float[96, 64] w> { y = MatMul(w, x) }",
+        {"w": (96, 64)}, 100, "int8 weights"),
+    "stacked": (
+        "g (float[4, b, 32] x) => (float[4, b, 48] y) <float[4, 32, 48] w> { y = MatMul(x, w) }",
+        {"w": (4, 32, 48)}, 100, "int8 weights"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_of_every_operator_become_int8_and_are_counted(tmp_path: Path, name: str) -> None:
+    text, shapes, share, form = FORMS[name]
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(HEAD + text)
+    del model.graph.initializer[:]
+    for key, shape in shapes.items():
+        values = rng.standard_normal(shape).astype(np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, key))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    done, coverage = onnx_source.quantize(
+        tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8u8"
+    )
+    assert form in done.forms
+    assert 100 * coverage.share == pytest.approx(share, abs=0.1)
+    spec = model.graph.input[0].type.tensor_type
+    sizes = [d.dim_value or 3 for d in spec.shape.dim]
+    x = rng.integers(0, 100, sizes) if spec.elem_type == 7 else rng.standard_normal(sizes).astype(np.float32)
+    [got], [want] = run(tmp_path / "int8" / "model.onnx", x), run(tmp_path / "model.onnx", x)
+    assert 0 < np.linalg.norm(got - want) / np.linalg.norm(want) < 0.02
+    heavy = sum(file.stat().st_size for file in (tmp_path / "int8").iterdir())
+    assert heavy < 0.6 * (tmp_path / "model.onnx").stat().st_size + 2000
+
+
+def test_what_stays_float_is_counted_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx")
+    _, coverage = onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")
+    assert "768 values; below 4096" in coverage.left["MatMul"].reason
+    assert coverage.left["Gemm"].reason == "vectors are applied in float"
+
+
+def test_a_source_without_a_weight_to_quantize_is_refused(tmp_path: Path) -> None:
+    text = "g (float[b, 8] x) => (float[b, 8] y) <float[8, 8] w> { y = MatMul(x, w) }"
+    model = onnx.parser.parse_model(HEAD + text)
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    with pytest.raises(NotUsableError, match=r"no weight of this model can be int8 \(MatMul: .*below 4096"):
+        onnx_source.quantize(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx", "ort-u8s8")

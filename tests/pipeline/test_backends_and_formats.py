@@ -1,0 +1,210 @@
+"""The whole street on real models: every backend × every quantizer works and is faithful, or refuses with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from infer import Plan, Predictor, plugins
+from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
+from infer.graph import capture
+from infer.pipeline import stages
+from infer.pipeline.float_reference import FloatForms
+from infer.pipeline.stages import Street, Watch
+from infer.pipeline.trial import run_trial
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+DIGITS = Plan(
+    source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(1,)
+)
+QUANTS = [
+    "none",
+    "int8",
+    "int8:weight",
+    "int8:static",
+    "nf4",
+    "nf4:16",
+    "cluster:2",
+    "cluster:3",
+    "cluster:4",
+    "cluster:6",
+]
+COMPILED_AS = {"cluster:2": "cluster:3", "cluster:4": "cluster:3", "nf4:16": "nf4"}
+MEETS_NO_PROMISE = {"cluster:2", "cluster:3"}  # the gate decides; a refusal must name the figure
+
+
+def recipe(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Original:
+    """digits loaded and captured once, with its float forms, for every cell of the table."""
+
+    def __init__(self, work: Path) -> None:
+        self.work, self.street = work, Street(DIGITS, Watch())
+        stages.resolve(self.street)
+        self.loaded = stages.load(self.street)
+        self.graph = stages.float_graph(self.loaded, self.street.plan)
+        self.floats = FloatForms(self.graph, work)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return Original(tmp_path_factory.mktemp("table"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "ort", "trt"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
+    original: Original, backend: str, quant: str
+) -> None:
+    if backend == "inductor" and quant in COMPILED_AS:
+        pytest.skip(f"compiled to the calls of {COMPILED_AS[quant]}, with other numbers in the same tables")
+    if reason := plugins.why_not("backends", backend):
+        pytest.skip(f"{backend}: {reason}")
+    street = original.street
+    street.plan = street.plan.with_(quant=quant, backend=backend, batches=())
+    small = stages.shrink(street, original.loaded, original.graph).graph
+    if reason := plugins.get("backends", backend).refuses(small, street.plan):
+        assert len(reason) > 20
+        pytest.skip(f"refused: {reason}")
+    place = original.work / f"{backend}-{quant.replace(':', '-')}"
+    (place / "graph").mkdir(parents=True)
+    capture.save(small, place / "graph")
+    trial = run_trial(
+        street.plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats
+    )
+    reason = trial.unfaithful(street.plan)
+    image = original.graph.samples["image"]
+    whole = trial.runner.run({"image": image})["logits"]
+    for rows in (1, 3, 63):  # whatever it was compiled with
+        part = trial.runner.run({"image": image[:rows].contiguous()})["logits"]
+        torch.testing.assert_close(part, whole[:rows], rtol=1e-4, atol=1e-4)
+    trial.close()
+    if quant in MEETS_NO_PROMISE and reason:
+        assert "allowed for" in reason
+    else:
+        assert reason is None
+
+
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory) -> stages.Outcome:
+    """digits, published as int8 for plain torch."""
+    folder = tmp_path_factory.mktemp("int8")
+    return stages.optimize(DIGITS.with_(backend="eager", quant="int8"), folder / "digits.infer")
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+def test_a_published_artifact_is_accurate_and_smaller(
+    int8: stages.Outcome, tmp_path: Path, quant: str
+) -> None:
+    made = int8
+    if quant != "int8":
+        made = stages.optimize(DIGITS.with_(backend="eager", quant=quant), tmp_path / "digits.infer")
+    digits = recipe("digits")
+    with Predictor.load(made.path) as predictor:
+        accuracy = digits.evaluate(predictor.predict)["accuracy"]
+    assert accuracy >= 0.97
+    weights = (made.path / "weights/model.safetensors").stat().st_size
+    assert weights < (MODELS / "digits.pt").stat().st_size / {"int8": 3, "nf4": 2}[quant]
+
+
+@pytest.mark.usefixtures("measured_memory")
+def test_a_published_artifact_says_what_memory_it_takes(tmp_path: Path) -> None:
+    made = stages.optimize(DIGITS.with_(backend="eager", quant="int8", batches=()), tmp_path / "d.infer")
+    memory = made.report.memory
+    assert 0 < memory.runtime < memory.peak
+    assert memory.open_seconds > 0
+
+
+def test_any_artifact_can_be_made_again_from_its_own_manifest(int8: stages.Outcome, tmp_path: Path) -> None:
+    second = stages.optimize(int8.manifest.plan, tmp_path / "b.infer")
+    assert second.manifest.plan == int8.manifest.plan
+    weights = "weights/model.safetensors"
+    assert second.manifest.files[weights] == int8.manifest.files[weights]
+
+
+def test_an_unfaithful_result_is_refused_names_layers_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"not faithful enough: .*worst layers: .* 0\.\d+"):
+        stages.optimize(
+            DIGITS.with_(backend="eager", quant="cluster:2", max_error=1e-4), tmp_path / "d.infer"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slower_result_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer.pipeline.trial import Trial
+
+    monkeypatch.setattr(Trial, "slower", property(lambda self: True))
+    with pytest.raises(GateError, match=r"refused, slower: .*--allow-slower"):
+        stages.optimize(DIGITS.with_(backend="eager", allow_slower=False), tmp_path / "d.infer")
+    assert list(tmp_path.iterdir()) == []
+    made = stages.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer")
+    assert any("--allow-slower" in line for line in made.manifest.verdict)
+
+
+def test_names_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    nowhere = Plan(source=str(tmp_path / "absent.pt"))
+    with pytest.raises(UsageError, match="no backend named 'inducter'. Known: .*Did you mean inductor?"):
+        stages.optimize(nowhere.with_(backend="inducter"), tmp_path / "d.infer")
+    with pytest.raises(UsageError, match="no quantizer named 'int9'"):
+        stages.optimize(nowhere.with_(quant="int9"), tmp_path / "d.infer")
+    with pytest.raises(UsageError, match="cluster"):
+        stages.optimize(nowhere.with_(quant="cluster:7"), tmp_path / "d.infer")
+
+
+def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
+    if plugins.why_not("backends", "trt") is None:
+        pytest.skip("TensorRT runs here")
+    with pytest.raises(
+        NotUsableError, match="backend trt is not usable on this machine: .*. Use --backend inductor"
+    ):
+        stages.optimize(DIGITS.with_(backend="trt", quant="int8"), tmp_path / "d.infer")
+
+
+def test_int8_for_trt_is_calibrated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.get("backends", "trt"), "missing", lambda: None)
+    street = Street(DIGITS.with_(backend="trt", quant="int8"), Watch())
+    stages.resolve(street)
+    assert street.plan.quant == "int8:static"
+    assert any(c.what == "quant" and "calibrated" in c.reason for c in street.choices)
+
+
+def test_an_existing_artifact_is_not_overwritten(int8: stages.Outcome) -> None:
+    before = {path: path.read_bytes() for path in int8.path.rglob("*") if path.is_file()}
+    with pytest.raises(BusyError):
+        stages.optimize(DIGITS.with_(backend="eager"), int8.path)
+    assert {path: path.read_bytes() for path in int8.path.rglob("*") if path.is_file()} == before
+
+
+def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:
+    made = stages.optimize(DIGITS.with_(backend="auto"), tmp_path / "d.infer")
+    choice = next(c for c in made.manifest.choices if c.what == "backend")
+    assert choice.asked == "auto"
+    assert choice.value == made.manifest.backend
+    assert "the others" in choice.reason
+    with Predictor.load(made.path) as predictor:
+        assert recipe("digits").evaluate(predictor.predict)["accuracy"] >= 0.98
+
+
+def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
+    class Interrupting(Watch):
+        def step(self, name: str, detail: str = "") -> None:
+            if name == "compare":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stages.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer", watch=Interrupting())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_carry_their_exit_codes() -> None:
+    assert issubclass(GateError, InferError)
+    assert GateError.exit_code == 4

@@ -1,0 +1,167 @@
+"""Which trial is published, and when plain torch is tried; times are given, never taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer.latency import Paired, in_turns, summarize, verdict
+from infer.pipeline import select
+from infer.pipeline.float_reference import EAGER, FloatForms
+from infer.pipeline.run import Street, Watch
+from infer.pipeline.select import Shrunk, choose, try_backends
+from infer.pipeline.trial import Timing, Trial
+from infer.plan import Plan
+
+PLAN = Plan(source="x", backend="auto", quant="none", dtype="float32", device="cpu", batches=(1, 8))
+BATCHES = (1, 8)
+Times = dict[int, float]
+
+
+def pair(ours: float, theirs: float) -> Paired:
+    ratio = ours / theirs
+    return Paired(ratio, ratio, ratio, verdict(ratio, ratio), 11, summarize([ours]), summarize([theirs]))
+
+
+def trial(
+    backend: str,
+    ours: tuple[float, float],
+    rival: tuple[float, float] = (1.0, 1.0),
+    forms: dict[str, Times] | None = None,
+    form: str = EAGER,
+    *,
+    changed: bool = False,
+) -> Trial:
+    made = Trial(backend, Path(), [], {}, 1, 1, changed=changed)
+    made.forms = forms or {form: {1: 1.0, 8: 1.0}}
+    sizes = zip(BATCHES, ours, rival, strict=True)
+    made.latency = [Timing(batch, pair(mine, theirs), form) for batch, mine, theirs in sizes]
+    return made
+
+
+def chosen(*trials: Trial) -> tuple[str, str]:
+    street = Street(PLAN, Watch())
+    best = choose(street, list(trials))
+    return best.backend, street.choices[-1].reason
+
+
+def test_a_trial_timed_while_the_machine_was_slow_is_not_ranked_by_it() -> None:
+    """ort lost to the float form and inductor won, though the machine was twice as slow when inductor was timed."""
+    inductor = trial("inductor", (1.6, 1.6), rival=(2.0, 2.0))
+    ort = trial("ort", (1.2, 1.2), rival=(1.0, 1.0))
+    assert chosen(ort, inductor) == ("inductor", "the fastest here; time of the others: ort 1.50x")
+
+
+def test_a_gain_at_a_large_batch_does_not_hide_a_loss_at_a_small_one() -> None:
+    """Batch 8 takes most of the total, yet a call of one row would take three times as long."""
+    forms = {EAGER: {1: 1.0, 8: 10.0}}
+    inductor = trial("inductor", (3.0, 7.0), rival=(1.0, 10.0), forms=forms)
+    ort = trial("ort", (1.0, 9.5), rival=(1.0, 10.0), forms=forms)
+    backend, why = chosen(inductor, ort)
+    assert backend == "ort"
+    assert why == (
+        "at most 1.36x of the fastest at a batch size, the others more; time of the others: inductor 0.95x"
+    )
+
+
+def test_within_three_percent_the_least_total_time_decides() -> None:
+    assert chosen(trial("ort", (1.0, 1.02)), trial("inductor", (1.01, 1.0)))[0] == "inductor"
+
+
+def test_trials_that_were_not_timed_can_be_chosen() -> None:
+    untimed = [Trial(name, Path(), [], {}, 1, 1, changed=False) for name in ("inductor", "ort")]
+    assert chosen(*untimed) == ("inductor", "not timed")
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[list[str], list[Trial]]]:
+    """Run `try_backends` with a given trial of each backend; returns the backends in order, and the trials."""
+    order: list[str] = []
+
+    def run(plan: Plan, *given: Trial) -> tuple[list[str], list[Trial]]:
+        by_name = {t.backend: t for t in given}
+
+        def run_trial(plan: Plan, *_: object) -> Trial:
+            order.append(plan.backend)
+            made = by_name[plan.backend]
+            return Trial(made.backend, Path(), [], {}, 1, 1, changed=made.changed)
+
+        def time_trials(plan: Plan, graph: object, trials: list[Trial], *_: object) -> list[Any]:
+            for one in trials:
+                one.latency, one.forms = by_name[one.backend].latency, by_name[one.backend].forms
+            return []
+
+        monkeypatch.setattr(select, "run_trial", run_trial)
+        monkeypatch.setattr(select, "time_trials", time_trials)
+        monkeypatch.setattr(select, "candidates", lambda plan, steps: [*by_name])
+        monkeypatch.setattr(select.plugins, "why_not", lambda *_: None)
+        monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
+        graph: Any = None
+        floats = FloatForms(graph, tmp_path)
+        return order, try_backends(Street(plan, Watch()), graph, Shrunk(graph, None), tmp_path, floats)
+
+    return run
+
+
+class Anything:
+    """A backend that takes every graph."""
+
+    STEPS = True
+
+    @staticmethod
+    def refuses(*_: object) -> None:
+        return None
+
+
+def test_plain_torch_is_tried_when_all_others_lose_to_it(tried: Any) -> None:
+    """The float model in torch eager is faster than what inductor and ONNX Runtime made of it: it can be published."""
+    given = trial("inductor", (2.0, 1.0)), trial("ort", (1.2, 1.2)), trial("eager", (1.0, 1.0))
+    order, trials = tried(PLAN, *given)
+    assert order == ["inductor", "ort", "eager"]
+    assert chosen(*trials)[0] == "eager"
+
+
+def test_plain_torch_is_not_tried_when_one_backend_does_not_lose_to_it(tried: Any) -> None:
+    given = trial("inductor", (2.0, 1.0)), trial("ort", (0.9, 1.0)), trial("eager", (1.0, 1.0))
+    assert tried(PLAN, *given)[0] == ["inductor", "ort"]
+
+
+def test_plain_torch_is_not_tried_for_losing_to_another_float_form(tried: Any) -> None:
+    """Quantized in plain torch it could not win against compiled float code either."""
+    ours = trial("inductor", (2.0, 2.0), form="inductor float32", changed=True)
+    assert tried(PLAN.with_(quant="int8"), ours, trial("eager", (1.0, 1.0)))[0] == ["inductor"]
+
+
+def test_a_whole_window_graph_is_written_again_after_layers_rose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    saved: list[Path] = []
+    monkeypatch.setattr(select.capture, "save", lambda graph, place: saved.append(place))
+    monkeypatch.setattr(Anything, "STEPS", False)
+    monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
+    graph: Any = None
+    shape: Any = object()
+    shrunk = Shrunk(graph, None, shape, windows=lambda: graph)
+    for _ in range(2):
+        attempt = select._Tried(Street(PLAN, Watch()), graph, shrunk, tmp_path, FloatForms(graph, tmp_path))
+        assert attempt._form("ort")[1:3] == (None, saved[-1])
+    assert len(saved) == 2
+
+
+def test_calls_in_turns_share_a_machine_that_slows_down() -> None:
+    """One after the other, the second would seem slower by as much as the machine slowed down."""
+    now, calls = [0.0], [0]
+
+    def call(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            calls[0] += 1
+            now[0] += seconds * (1 if calls[0] <= 30 else 3)
+
+        return run
+
+    slow, fast = in_turns([call(1.2), call(1.0)], min_seconds=20, clock=lambda: now[0])
+    assert slow.n == fast.n
+    assert slow.p50 == pytest.approx(1.2 * fast.p50)

@@ -1,0 +1,249 @@
+"""The fastest float form that was tried is what a trial is compared with; times are given, never taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer.errors import InputError, NotUsableError
+from infer.graph import capture
+from infer.latency import Paired, summarize
+from infer.pipeline import trial_timing
+from infer.pipeline.float_reference import EAGER, FloatForms, Own
+from infer.pipeline.trial import Timing, Trial
+from infer.plan import Plan
+from infer.predict.input_fast_path import Fitting
+from infer.predict.tensors import Calls
+from infer.spec import TensorSpec
+
+PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
+
+
+class Net(nn.Module):
+    """Two inputs, given by keyword in another order than forward names them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return self.linear(x).relu() + shift
+
+
+def graph(module: nn.Module | None = None) -> capture.Graph:
+    specs = (TensorSpec("shift", "float32", ("batch", 4)), TensorSpec("x", "float32", ("batch", 16)))
+    samples = {"shift": torch.randn(8, 4), "x": torch.randn(8, 16)}
+    return capture.capture(module or Net().eval(), specs, samples, sizes={"batch": (1, 64)}, outputs=("y",))
+
+
+class Named:
+    """A runner that is known by its seconds."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = dict(zip((1, 8), seconds, strict=True))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call takes what its runner says."""
+
+    def paired(ours: Any, theirs: Any, **_: object) -> Paired:
+        ratio = ours / theirs
+        verdict = "slower" if ratio > 1.03 else "faster" if ratio < 0.97 else "same"
+        return Paired(ratio, ratio, ratio, verdict, 11, summarize([ours]), summarize([theirs]))
+
+    monkeypatch.setattr(
+        trial_timing, "call_of", lambda runner, graph, batch, served=False: runner.seconds[batch]
+    )
+
+    def measure(seconds: float, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(p50=seconds)
+
+    def in_turns(calls: list[float], **_: object) -> list[SimpleNamespace]:
+        return [measure(seconds) for seconds in calls]
+
+    monkeypatch.setattr(
+        trial_timing, "latency", SimpleNamespace(paired=paired, measure=measure, in_turns=in_turns)
+    )
+
+
+def trial(backend: str, *seconds: float) -> Trial:
+    return Trial(backend, Path(), [], {}, 1, 1, changed=True, runner=Named(*seconds))
+
+
+class Forms(FloatForms):
+    """Float forms with given times, and a note of what was lowered."""
+
+    def __init__(self, original: capture.Graph, **seconds: tuple[float, float]) -> None:
+        super().__init__(original, Path())
+        self.seconds, self.lowered = seconds, list[str]()
+
+    def runner(self, plan: Plan, shape: object = None) -> Named:
+        self.lowered.append(plan.backend)
+        if plan.backend not in self.seconds:
+            raise NotUsableError(f"{plan.backend} can't")
+        return Named(*self.seconds[plan.backend])
+
+    def _plain(self, plan: Plan, shape: object) -> Named:
+        return Named(*self.seconds["plain"])
+
+
+def timed(plan: Plan, trials: list[Trial], forms: Forms) -> list[str]:
+    found = trial_timing.time_trials(
+        plan, graph(), trials, forms, lambda *_: None, lambda trial, error: trials.remove(trial)
+    )
+    return [f.what for f in found]
+
+
+@pytest.mark.usefixtures("given")
+def test_the_fastest_float_form_of_any_backend_is_the_baseline() -> None:
+    """An int8 form at 23 ms is slower than torch.compile's 18 ms, whatever its own backend takes in float."""
+    ours = trial("ort", 0.023, 0.1)
+    found = timed(PLAN, [ours], Forms(graph(), plain=(0.05, 0.2), ort=(0.04, 0.2), inductor=(0.018, 0.2)))
+    assert ours.slower
+    assert "1.28x slower at batch 1" in ours.verdict
+    assert "the fastest float form (inductor float32 at batch 1, torch eager at batch 8)" in ours.verdict
+    assert ours.verdicts(PLAN)[1] == (
+        "float forms tried, at batch 1, 8: torch eager 50.0 ms, 200 ms; ort float32 40.0 ms, 200 ms; "
+        "inductor float32 18.0 ms, 200 ms"
+    )
+    assert found == ["float form torch eager", "float form ort float32", "float form inductor float32"]
+
+
+@pytest.mark.usefixtures("given")
+def test_of_auto_the_float_form_of_a_backend_that_lost_by_far_is_not_lowered() -> None:
+    forms = Forms(graph(), plain=(1.0, 1.0), inductor=(1.0, 1.0), ort=(1.0, 1.0))
+    timed(PLAN, [trial("inductor", 0.1, 0.1), trial("ort", 2.0, 2.0)], forms)
+    assert forms.lowered == ["inductor"]
+
+
+@pytest.mark.usefixtures("given")
+def test_a_later_trial_meets_the_float_forms_of_earlier_ones(tmp_path: Path) -> None:
+    """Plain torch in int8, tried last, is compared with the float form of ONNX Runtime too."""
+    made, first, last = graph(), trial("ort", 0.8, 0.8), trial("eager", 0.9, 0.9)
+    forms = FloatForms(made, tmp_path, module=Net().eval())
+    forms._plain = lambda plan, shape: Named(1.0, 1.0)  # type: ignore[method-assign]
+    forms._runners = {"float-inductor": Named(1.0, 1.0), "float-ort": Named(0.7, 0.7)}
+    for ours in (first, last):
+        timed(PLAN, [ours], forms)  # type: ignore[arg-type]
+    assert first.forms == last.forms
+    assert "1.29x slower at batch 1" in last.verdict
+
+
+@pytest.mark.usefixtures("given")
+def test_a_backend_that_was_asked_for_is_compared_with_itself_and_plain_torch() -> None:
+    ours, forms = trial("ort", 0.9, 0.9), Forms(graph(), plain=(0.5, 1.0), ort=(1.0, 1.1))
+    timed(PLAN.with_(backend="ort"), [ours], forms)
+    assert forms.lowered == ["ort"], "compiling with inductor takes long and was not asked for"
+    assert ours.slower
+    assert "against the fastest float form (torch eager)" in ours.verdict
+
+
+@pytest.mark.usefixtures("given")
+def test_a_float_form_that_can_not_be_made_is_said() -> None:
+    ours = trial("ort", 0.9, 0.9)
+    found = timed(PLAN.with_(backend="ort"), [ours], Forms(graph(), plain=(1.0, 1.0)))
+    assert found == ["no ort float32", "float form torch eager"]
+    assert ours.baseline == EAGER
+
+
+@pytest.mark.usefixtures("given")
+def test_a_trial_that_fails_at_a_batch_size_does_not_stop_the_others() -> None:
+    broken, ours = trial("ort", 0.9, 0.9), trial("inductor", 0.9, 0.9)
+    broken.runner.seconds.clear()
+    trials = [broken, ours]
+    timed(PLAN, trials, Forms(graph(), plain=(1.0, 1.0), inductor=(1.0, 1.0)))
+    assert trials == [ours]
+    assert ours.verdict.startswith("1.11x faster")
+
+
+@pytest.mark.usefixtures("given")
+def test_a_float_plan_is_timed_against_plain_torch_alone() -> None:
+    ours, forms = trial("ort", 0.9, 0.9), Forms(graph(), plain=(1.0, 1.0), ort=(1.0, 1.0))
+    timed(PLAN.with_(quant="none"), [ours], forms)
+    assert (ours.baseline, forms.lowered) == (EAGER, [])
+
+
+@pytest.mark.parametrize(
+    ("decode", "prompt", "slower"), [(0.5, 1.5, False), (0.9, 40.0, True), (1.1, 0.1, True)]
+)
+def test_prompts_count_in_the_time_of_a_request(decode: float, prompt: float, slower: bool) -> None:
+    """A decode step of 1 ms, 128 of them to an answer, and a prompt of 20 ms: whole requests must not be slower."""
+
+    def pair(ratio: float, seconds: float) -> Paired:
+        verdict = "slower" if ratio > 1.03 else "faster"
+        return Paired(ratio, ratio, ratio, verdict, 11, summarize([seconds * ratio]), summarize([seconds]))
+
+    made = trial("inductor", 1.0, 1.0)
+    made.latency, made.prompt = [Timing(1, pair(decode, 1e-3))], pair(prompt, 20e-3)
+    assert made.slower is slower
+    assert f"reading a prompt {prompt:.2f}x slower" in made.verdict or prompt < 1
+
+
+def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> None:
+    module = Net().eval()
+    made = graph(module)
+    plain = FloatForms(made, tmp_path, module=module)._plain(PLAN, None)
+    assert isinstance(plain, Own)
+    torch.testing.assert_close(plain.run(made.samples), made.run(made.samples))
+
+
+def test_a_plain_call_gives_what_the_program_gives_whatever_the_order() -> None:
+    made = graph()
+    call = capture.plain_call(made.exported, made.inputs)
+    for rows in (1, 5):
+        inputs = {name: value[:rows] for name, value in reversed(made.samples.items())}
+        (got,) = call(inputs)
+        assert torch.equal(got, made.run(inputs)["y"])
+
+
+FITS = Fitting(
+    (TensorSpec("a", "float32", ("batch", 3)), TensorSpec("b", "int64", ("batch",))), {"batch": (1, 4)}
+)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (np.zeros((2, 3), "float64"), np.zeros(2, "int64")),
+        (np.zeros((2, 4), "float32"), np.zeros(2, "int64")),
+        (np.zeros((2, 3), "float32"), np.zeros(3, "int64")),
+        (np.zeros((5, 3), "float32"), np.zeros(5, "int64")),
+        (np.zeros((0, 3), "float32"), np.zeros(0, "int64")),
+        (np.zeros((2, 3, 1), "float32"), np.zeros(2, "int64")),
+        ([[0.0] * 3], np.zeros(1, "int64")),
+        (torch.zeros(2, 3, dtype=torch.float16), torch.zeros(2, dtype=torch.int64)),
+    ],
+    ids=["dtype", "size", "rows differ", "too many", "none", "rank", "a list", "half"],
+)
+def test_only_inputs_that_fit_take_the_short_way(a: Any, b: Any) -> None:
+    assert FITS.tensors({"a": a, "b": b}) is None
+
+
+def test_inputs_that_fit_come_as_tensors_in_the_order_of_the_specs() -> None:
+    given = {"b": np.arange(2), "a": np.ones((3, 2), "float32").T}
+    found = FITS.tensors(given)
+    assert list(found) == ["a", "b"]
+    assert found["a"].is_contiguous()
+    assert FITS.tensors({"a": given["a"]}) is None
+    assert FITS.tensors({**given, "c": given["b"]}) is None
+
+
+def test_the_short_way_answers_as_the_long_one() -> None:
+    made = graph()
+    calls = Calls(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
+    arrays = {name: value.numpy() for name, value in made.samples.items()}
+    short, long = calls.predict(arrays)["y"], calls.predict([arrays])[0]["y"]
+    assert isinstance(short, np.ndarray)
+    np.testing.assert_array_equal(short, long)
+    assert isinstance(calls.predict(dict(made.samples))["y"], Tensor)
+    many = {name: np.repeat(value, 9, axis=0) for name, value in arrays.items()}
+    assert len(calls.predict(many)["y"]) == 72, "more rows than the largest batch run in pieces"
+    with pytest.raises(InputError, match="missing input 'x'"):
+        calls.predict({"shift": arrays["shift"]})

@@ -1,0 +1,167 @@
+"""Timing and judgement are apart: clocks are made up here, nothing is timed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from infer import latency
+
+
+class Fake:
+    """A clock that moves only when a call says how long it took."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.order: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def call(self, name: str, seconds: Callable[[], float]) -> latency.Call:
+        def work() -> None:
+            self.order.append(name)
+            self.now += seconds()
+
+        return work
+
+
+def noisy(center: float, sigma: float, seed: int) -> Callable[[], float]:
+    random = np.random.default_rng(seed)
+    return lambda: center * float(np.exp(random.normal(0, sigma)))
+
+
+def test_summary_gives_percentiles_mean_and_spread() -> None:
+    taken = latency.summarize([float(i) for i in range(1, 102)], warmup=3)
+    assert (taken.p50, taken.p90, taken.p99, taken.min, taken.n, taken.warmup) == (51, 91, 100, 1, 101, 3)
+    assert taken.mean == 51
+    assert taken.spread == pytest.approx(80 / 51)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.80, 0.96, "faster"),
+        (0.80, 0.97, "within noise"),
+        (0.97, 1.03, "same"),
+        (0.99, 1.02, "same"),
+        (0.96, 1.02, "within noise"),
+        (0.99, 1.04, "within noise"),
+        (1.04, 1.50, "slower"),
+        (0.5, 2.0, "within noise"),
+    ],
+)
+def test_verdict_follows_the_whole_interval(low: float, high: float, said: str) -> None:
+    assert latency.verdict(low, high) == said
+
+
+def test_decision_is_seeded_and_brackets_the_median() -> None:
+    ratios = np.random.default_rng(1).lognormal(np.log(0.5), 0.05, 40)
+    first, second = latency.decide(ratios, seed=3), latency.decide(ratios, seed=3)
+    assert first == second
+    median, low, high, said = first
+    assert low <= median <= high
+    assert said == "faster"
+
+
+def test_one_outlier_does_not_change_the_decision() -> None:
+    assert latency.decide([0.5] * 20 + [50.0])[3] == "faster"
+
+
+def test_pairs_are_interleaved_and_the_order_alternates() -> None:
+    fake = Fake()
+    a, b = fake.call("a", lambda: 0.01), fake.call("b", lambda: 0.01)
+    result = latency.paired(a, b, clock=fake.clock, min_pairs=4)
+    assert "".join(fake.order[-8:]) == "abbaabba"
+    assert result.verdict == "same"
+    assert result.ratio == pytest.approx(1.0)
+    assert (result.a.n, result.b.n) == (4, 4)
+
+
+def test_a_clear_difference_stops_early_and_says_how_much() -> None:
+    fake = Fake()
+    a, b = fake.call("a", noisy(0.010, 0.02, 1)), fake.call("b", noisy(0.021, 0.02, 2))
+    result = latency.paired(a, b, clock=fake.clock)
+    assert result.verdict == "faster"
+    assert result.pairs == 11
+    assert result.speedup == pytest.approx(2.1, rel=0.03)
+    assert latency.paired(b, a, clock=fake.clock).verdict == "slower"
+
+
+@pytest.mark.parametrize(("seconds", "pairs"), [(0.45, 5), (0.12, 8), (0.01, 11)])
+def test_long_calls_that_differ_by_far_are_believed_sooner(seconds: float, pairs: int) -> None:
+    fake = Fake()
+    a, b = fake.call("a", lambda: 0.1 * seconds), fake.call("b", lambda: seconds)
+    assert latency.paired(a, b, clock=fake.clock).pairs == pairs
+
+
+def test_one_pair_that_is_not_far_off_needs_all_of_them() -> None:
+    fake, odd = Fake(), [0.5] * 20
+    odd[6] = 0.9  # after the warm-up and the call that sets the repeats
+    falling = iter(odd)
+    a, b = fake.call("a", lambda: next(falling)), fake.call("b", lambda: 1.0)
+    assert latency.paired(a, b, clock=fake.clock).pairs == 11
+
+
+def test_noise_that_never_settles_ends_with_the_budget() -> None:
+    fake = Fake()
+    a, b = fake.call("a", noisy(0.05, 1.5, 3)), fake.call("b", noisy(0.05, 1.5, 4))
+    result = latency.paired(a, b, clock=fake.clock, max_seconds=5.0)
+    assert result.verdict == "within noise"
+    assert fake.now < 20
+
+
+def test_slow_calls_still_get_the_least_number_of_pairs() -> None:
+    fake = Fake()
+    result = latency.paired(
+        fake.call("a", lambda: 9.0), fake.call("b", lambda: 9.0), clock=fake.clock, min_pairs=3
+    )
+    assert result.pairs == 3
+
+
+def test_short_calls_are_repeated_within_a_turn() -> None:
+    fake = Fake()
+    result = latency.paired(
+        fake.call("a", lambda: 1.01e-4), fake.call("b", lambda: 1e-2), clock=fake.clock, min_pairs=5
+    )
+    assert result.a.n == 5 * 20
+    assert result.b.n == 5
+    assert result.ratio == pytest.approx(0.0101)
+
+
+def test_measure_reaches_both_minima_and_counts_warm_up_apart() -> None:
+    fake = Fake()
+    taken = latency.measure(fake.call("a", lambda: 0.1), clock=fake.clock, min_seconds=2.05, min_runs=3)
+    assert taken.n == 21
+    assert len(fake.order) == taken.n + taken.warmup
+
+
+def test_measure_stops_at_the_most_runs() -> None:
+    fake = Fake()
+    assert latency.measure(fake.call("a", lambda: 0.0), clock=fake.clock, max_runs=50).n == 50
+
+
+def test_warm_up_goes_on_while_calls_get_faster_and_gives_up_after_ten() -> None:
+    fake = Fake()
+    falling = iter([8.0, 4.0, 2.0, 1.0, 1.0, 1.0])
+    assert latency.warm_up(fake.call("a", lambda: next(falling)), clock=fake.clock) == 6
+    halving = iter([2.0**-i for i in range(20)])
+    assert latency.warm_up(fake.call("a", lambda: next(halving)), clock=fake.clock) == 10
+
+
+def test_garbage_collection_waits_and_comes_back_after_an_error() -> None:
+    fake, seen = Fake(), list[bool]()
+
+    def took() -> float:
+        seen.append(gc.isenabled())
+        if len(seen) > 5:
+            raise ValueError("enough")
+        return 0.1
+
+    with pytest.raises(ValueError, match="enough"):
+        latency.measure(fake.call("a", took), clock=fake.clock)
+    assert seen == [True, True, True, False, False, False]
+    assert gc.isenabled()

@@ -1,0 +1,185 @@
+"""Memory, ceilings and traces: numbers whose value is known beforehand, and a real probe of a tiny artifact."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from infer import device as hardware
+from infer.errors import UsageError
+from infer.graph import capture
+from infer.plan import Plan
+from infer.report import memory, profile, roofline
+from infer.spec import TensorSpec
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def tiny_graph() -> capture.Graph:
+    return capture.capture(
+        Tiny().eval(), (TensorSpec("x", "float32", ("batch", 16)),), {"x": torch.randn(3, 16)}
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    graph = tiny_graph()
+    capture.save(graph, folder)
+    (folder / "golden").mkdir()
+    save_file({"x": graph.samples["x"]}, folder / "golden" / "inputs.safetensors")
+    return folder
+
+
+def test_weights_are_counted_by_dtype_and_a_shared_storage_once() -> None:
+    block = torch.ones(10, 4)
+    tensors = [block, block.t(), block[2:], torch.ones(3, dtype=torch.int8)]
+    assert memory.weights(tensors) == {"float32": 160, "int8": 3}
+
+
+def test_stored_weights_come_from_the_headers(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    save_file(
+        {"a": torch.ones(5), "b": torch.ones(3, dtype=torch.int8)}, tmp_path / "weights" / "m.safetensors"
+    )
+    assert memory.stored_weights(tmp_path) == {"float32": 20, "int8": 3}
+    assert memory.stored_weights(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_peak_memory_sees_a_block_that_came_and_went(
+    permitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not permitted:
+        monkeypatch.setattr(hardware, "reset_peak", lambda: False)
+    elif not hardware.reset_peak():
+        pytest.skip("the kernel does not let the high-water mark be reset")
+    with memory.PeakMemory() as seen:
+        block = torch.ones(25_000_000)  # 100 MB
+        for _ in range(5):
+            block.add_(1)
+        del block
+    assert seen.grown > 80_000_000
+    assert seen.method.startswith("high-water" if permitted else "sampled every 5 ms")
+
+
+def test_probe_measures_a_fresh_process(tiny_artifact: Path) -> None:
+    found = memory.probe("eager", tiny_artifact, "cpu")
+    assert found.weights_by_dtype == {"float32": 16 * 4 * 4 + 4 * 4}
+    assert found.weights == 16 * 4 * 4 + 4 * 4
+    assert all(isinstance(part, int) and part >= 0 for part in (found.runtime, found.opened, found.run))
+    assert found.peak >= found.runtime > 10_000_000
+    assert found.open_seconds > 0
+    assert found.batch == 3
+    assert found.failure == ""
+    assert [f.what for f in found.findings()][:2] == ["weights", "runtime"]
+
+
+def test_a_probe_that_fails_says_its_last_words(tiny_artifact: Path) -> None:
+    found = memory.probe("inducter", tiny_artifact)
+    assert found.peak is None
+    assert "no backend named 'inducter'" in found.failure
+    assert found.findings()[-1].why == found.failure
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "flops", "seconds", "bound"),
+    [(1000, 10, 10.0, "memory"), (100, 10_000, 10.0, "compute"), (100, None, 1.0, "memory")],
+)
+def test_floor_is_the_larger_of_reading_and_computing(
+    num_bytes: int, flops: int | None, seconds: float, bound: str
+) -> None:
+    assert roofline.least_time(num_bytes, flops, bandwidth=100.0, peak=1000.0) == (seconds, bound)
+
+
+def test_flops_of_a_linear_are_two_per_multiply_add() -> None:
+    linear = nn.Linear(16, 4)
+    assert roofline.count_flops(lambda: linear(torch.ones(3, 16))) == 2 * 3 * 16 * 4
+    assert roofline.count_flops(lambda: torch.ones(3) + 1) is None
+
+
+def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr(hardware, "bandwidth_for", lambda *_: 1e9)
+    monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e6)
+    plan = Plan(source="m", device="cpu", dtype="float32", batches=(1, 8))
+    found = roofline.probe(tiny_graph(), 272, plan)
+    assert (found.weight_bytes, found.read_bandwidth, found.multiply_peak) == (272, 1e9, 1e6)
+    assert found.floor(1).seconds == pytest.approx(128e-6)
+    assert found.floor(8).seconds == pytest.approx(8 * 128e-6)
+    assert found.floor(8).bound == "compute"
+    assert found.floor(3) is None
+
+
+class Looked(nn.Module):
+    """A table that is looked up, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(1000, 16), nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids))
+
+
+def test_bytes_read_leave_out_tables_that_are_looked_up() -> None:
+    graph = capture.capture(
+        Looked().eval(),
+        (TensorSpec("ids", "int64", ("batch", 3)),),
+        {"ids": torch.ones(2, 3, dtype=torch.int64)},
+    )
+    assert roofline.bytes_read(graph.exported) == 4 * (16 * 4 + 4)
+
+
+def test_a_model_in_the_cache_is_judged_by_the_caches_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr(hardware, "bandwidth_for", lambda num_bytes, _: 8e9 if num_bytes < 1e6 else 1e9)
+    monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e12)
+    plan = Plan(source="m", device="cpu", dtype="float32", batches=(1,))
+    (small,), (large,) = (roofline.probe(tiny_graph(), size, plan).floors for size in (800_000, 8_000_000))
+    assert (small.seconds, large.seconds) == (pytest.approx(1e-4), pytest.approx(8e-3))
+    assert "0.8 MB in cache at 8.0 GB/s" in small.finding().why
+    assert (small.in_cache, large.in_cache) == (True, False)
+
+
+@pytest.mark.parametrize(("vnni", "factor"), [(True, 4.0), (False, 4 / 3)])
+def test_int8_products_have_a_higher_peak_than_float(
+    vnni: bool, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "peak_flops", lambda *_: 1e9)
+    monkeypatch.setattr(hardware, "has_vnni", lambda: vnni)
+    monkeypatch.setattr(hardware, "isa", lambda: ())
+    plan = Plan(source="m", device="cpu", dtype="float32")
+    assert roofline.multiply_peak(plan)[0] == 1e9
+    assert roofline.multiply_peak(plan.with_(quant="int8"))[0] == pytest.approx(factor * 1e9)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_opens_as_json_and_its_operators_are_ranked(name: str, tmp_path: Path) -> None:
+    x = torch.ones(64, 64)
+    top = profile.trace(lambda: torch.relu(x @ x), tmp_path / "new" / name, top=3)
+    path = tmp_path / "new" / name
+    text = gzip.decompress(path.read_bytes()) if name.endswith("gz") else path.read_bytes()
+    events = json.loads(text)["traceEvents"]
+    assert any(event.get("name") == "aten::mm" for event in events)
+    assert len(top) == 3
+    assert [op.seconds for op in top] == sorted((op.seconds for op in top), reverse=True)
+    assert "aten::mm" in {op.name for op in profile.trace(lambda: x @ x, path)}
+
+
+def test_a_trace_with_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a trace is a .json or a .json.gz file, got 'x.html'"):
+        profile.trace(lambda: None, tmp_path / "x.html")

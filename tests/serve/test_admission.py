@@ -1,0 +1,615 @@
+"""Who is let in: by when the work would be done at the speed measured, under bounds, in the order of priority."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from infer.errors import InferError, OverloadedError
+from infer.serve.batching.latency_model import Foretold, Rate, Speed
+from infer.serve.batching.results import Ticket
+from infer.serve.batching.tensor_engine import Engine
+from infer.serve.http.routing import Call
+from infer.serve.limits import ServeLimits
+from infer.serve.observability.metrics import Metrics
+from tests.support.fake_predictors import Live, double, live
+from tests.support.manual_clock_queue import Desk
+
+
+def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
+    with pytest.raises(OverloadedError) as caught:
+        desk.put(rows, **how)
+    return caught.value
+
+
+def test_nobody_is_turned_away_before_anything_was_measured() -> None:
+    desk = Desk(max_queue_requests=10_000)
+    for _ in range(5000):
+        desk.put(timeout=0.001)
+
+
+def test_retry_after_is_the_queued_work_over_the_measured_speed() -> None:
+    desk = Desk(max_batch=4, max_queue_requests=8)
+    desk.measured(0.1, 0.1)
+    for _ in range(8):
+        desk.put()
+    assert refused(desk).retry_after == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_request_that_would_be_done_after_its_deadline_is_refused_on_arrival() -> None:
+    desk = Desk(max_batch=1, max_wait_seconds=9)
+    desk.measured(1.0, 0.0)
+    for _ in range(3):
+        desk.put(timeout=3.2)
+    error = refused(desk, timeout=3.5)
+    assert "would be done in 4.00 s, the request allows 3.50" in str(error)
+    assert error.retry_after == pytest.approx(3.0)
+    desk.put(timeout=4.1)
+
+
+def test_its_own_batch_counts_with_its_own_size() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.01, 0.01)
+    desk.batcher.finished = desk.clock.now
+    refused(desk, 8, timeout=0.08)
+    desk.put(1, timeout=0.08)
+
+
+def test_long_rows_are_expected_to_take_longer_than_short_ones() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.01)
+    desk.put(4, elements=400)
+    assert desk.wait() == pytest.approx(4.0, rel=0.01)
+
+
+def test_work_that_can_share_no_batch_is_expected_to_take_one_each() -> None:
+    desk = Desk(max_batch=8, max_wait_seconds=9)
+    desk.measured(0.1, 0.01)
+    for key in "abcd":
+        desk.put(key=key)
+    assert desk.wait() == pytest.approx(4 * 0.1 + 4 * 0.01, rel=0.01)
+
+
+def test_uncertain_times_are_counted_with_their_spread_where_a_deadline_is_at_stake() -> None:
+    steady, shaky = Desk(max_batch=4), Desk(max_batch=4)
+    for number in range(64):
+        steady.speed.observe(16, 0.1)
+        shaky.speed.observe(16, 0.06 if number % 2 else 0.14)
+    for desk in (steady, shaky):
+        desk.batcher.finished = desk.clock.now
+    assert shaky.speed.seconds(16) == pytest.approx(0.1, rel=0.1)
+    steady.put(4, timeout=0.12)
+    refused(shaky, 4, timeout=0.12)
+    shaky.put(4, timeout=0.3)
+
+
+def test_the_running_batch_counts_and_one_that_is_late_is_expected_to_go_on_as_long_again() -> None:
+    desk = Desk(max_batch=1)
+    desk.measured(1.0, 0.0)
+    desk.put()
+    desk.batcher.take()
+    assert desk.wait() == pytest.approx(1.0)
+    desk.clock.now += 0.75
+    assert desk.wait() == pytest.approx(0.25)
+    desk.clock.now += 2.25
+    assert desk.wait() == pytest.approx(2.0)
+
+
+def test_the_first_lane_that_is_free_is_waited_for_and_all_share_the_queue() -> None:
+    desk = Desk(max_batch=1, lanes=2, max_wait_seconds=9)
+    desk.measured(1.0, 0.0)
+    desk.put()
+    desk.batcher.take(0)
+    assert desk.wait() == 0
+    desk.put()
+    desk.clock.now += 0.5
+    desk.batcher.take(1)
+    assert desk.wait() == pytest.approx(0.5)
+    desk.put()
+    desk.put()
+    assert desk.wait() == pytest.approx(0.5 + 2 / 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rows"),
+    [
+        pytest.param(0.001, 4000, id="a second of work"),
+        pytest.param(0.8, 5, id="also of slower batches"),
+        pytest.param(3.0, 4, id="but one batch at least"),
+    ],
+)
+def test_a_second_of_work_may_wait_by_default(seconds: float, rows: int) -> None:
+    desk = Desk(max_batch=4, max_queue_requests=10_000)
+    desk.measured(0.0, seconds / 4)
+    for _ in range(rows + 1):
+        desk.put()
+    assert "would start in" in str(refused(desk))
+
+
+def crowd(desk: Desk, fixed: float, each: float) -> None:
+    """Far more come than can be run; a batch takes `fixed` seconds and `each` for a row."""
+    desk.measured(fixed, each)
+    for _ in range(60):
+        seconds = fixed + each * sum(entry.rows for entry in desk.batcher.take().entries)
+        desk.clock.now += seconds
+        desk.batcher.finish(seconds)
+        for _ in range(4 * desk.batcher.max_batch):
+            with contextlib.suppress(OverloadedError):
+                desk.put()
+
+
+def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry_for_a_while() -> None:
+    desk = Desk(max_batch=4)
+    desk.measured(0.16, 0.01)
+    while desk.wait() <= 1:
+        desk.put()
+    refused(desk)
+    assert not desk.door.crowded, "one is not many"
+    crowd(desk, 0.16, 0.01)
+    assert desk.door.crowded
+    assert 8 <= desk.batcher.rows <= 9
+    for _ in range(15):
+        while desk.run(0.2):
+            pass
+        for _ in range(6):
+            desk.put()
+    assert not desk.door.crowded
+    for _ in range(8):
+        desk.put()
+    assert desk.batcher.rows == 14
+
+
+def test_in_a_crowd_what_runs_does_not_take_the_place_of_two_batches_that_wait() -> None:
+    desk = Desk(max_batch=9)
+    crowd(desk, 0.018, 0.02)
+    useful = desk.speed.seconds(9 * 4)
+    assert len(desk.batcher.take().entries) == 9
+    desk.clock.now += useful / 2
+    with contextlib.suppress(OverloadedError):
+        for _ in range(100):
+            desk.put()
+    assert 18 <= desk.batcher.rows < 40
+
+
+def test_where_batches_make_nothing_cheaper_a_tenth_of_a_second_keeps_the_model_busy() -> None:
+    desk = Desk(max_batch=32)
+    crowd(desk, 0.0, 0.01)
+    assert 10 <= desk.batcher.rows <= 12
+
+
+def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
+    patient, impatient = Desk(max_batch=4), Desk(max_batch=4)
+    for desk, timeout in ((patient, 0.9), (impatient, 0.01)):
+        entry = desk.put(timeout=timeout)
+        desk.measured(0.16, 0.01)
+        for _ in range(5):
+            desk.door.late(entry)
+    assert patient.door.crowded
+    assert not impatient.door.crowded
+
+
+def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() -> None:
+    desk = Desk(max_batch=4)
+    desk.measured(0.16, 0.01)
+    for number in range(20):
+        desk.put()
+        for _ in range(number):
+            refused(desk, timeout=0.1)
+    assert not desk.door.crowded
+
+
+def test_what_fits_into_the_next_batch_may_wait_for_the_one_that_runs() -> None:
+    desk = Desk(max_batch=4)
+    desk.measured(0.0, 1.0)
+    desk.put(4)
+    desk.batcher.take()
+    for _ in range(5):
+        desk.put()
+    refused(desk)
+
+
+def test_a_longest_wait_that_is_given_holds_whatever_the_deadline() -> None:
+    desk = Desk(max_batch=1, max_wait_seconds=2)
+    desk.measured(1.0, 0.0)
+    for _ in range(3):
+        desk.put()
+    refused(desk)
+
+
+def test_an_urgent_request_does_not_wait_behind_less_urgent_ones() -> None:
+    desk = Desk(max_batch=1, max_wait_seconds=1)
+    desk.measured(0.5, 0.0)
+    for _ in range(3):
+        desk.put(priority=2)
+    refused(desk, priority=2)
+    assert (desk.wait(1), desk.wait(2)) == (0, pytest.approx(1.5))
+    urgent = desk.put(priority=1, timeout=0.6)
+    refused(desk, priority=3)
+    assert desk.run(0.5) == [urgent]
+
+
+def test_a_short_deadline_goes_first_and_is_judged_by_what_goes_before_it() -> None:
+    desk = Desk(max_batch=1)
+    desk.measured(0.3, 0.0)
+    desk.put()
+    desk.put()
+    soon = desk.put(timeout=0.5)
+    refused(desk, timeout=0.55)
+    assert desk.run(0.3) == [soon]
+
+
+def test_cancelled_work_is_waited_for_by_nobody() -> None:
+    desk = Desk(max_batch=1)
+    desk.measured(1.0, 0.0)
+    gone = [desk.put(), desk.put()]
+    refused(desk)
+    for entry in gone:
+        desk.batcher.cancel(entry)
+    assert desk.wait() == 0
+    assert desk.batcher.ahead() == (0, 0)
+    desk.put()
+
+
+def test_a_batch_is_cut_where_its_first_request_would_be_late() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.01)
+    entries = [desk.put(timeout=0.5 + number) for number in range(8)]
+    desk.clock.now += 0.455
+    taken = desk.batcher.take()
+    assert (taken.entries, taken.reason) == (entries[:4], "deadline")
+    desk.batcher.finish(0.04)
+    assert desk.batcher.take().entries == entries[4:]
+
+
+def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.01)
+    first, other = desk.put(timeout=0.5), desk.put(timeout=0.55, key="other")
+    for _ in range(7):
+        desk.put(timeout=0.6)
+    desk.clock.now += 0.45
+    taken = desk.batcher.take().entries
+    assert taken[0] is first
+    assert len(taken) <= 5
+    desk.batcher.finish(0.01 * len(taken))
+    desk.clock.now += 0.01 * len(taken)
+    assert desk.batcher.take().entries == [other]
+
+
+def test_what_can_not_be_in_time_any_more_is_dropped_before_it_costs_anything() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.1)
+    late, urgent = desk.put(timeout=0.5), desk.put(timeout=0.51, priority=1)
+    others = [desk.put(timeout=2.0) for _ in range(4)]
+    desk.clock.now += 0.45
+    taken = desk.batcher.take()
+    assert taken.expired == [urgent, late]
+    assert taken.entries == others
+
+
+def test_alone_it_is_tried_which_tells_whether_the_speed_is_still_what_it_was() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.1)
+    late = desk.put(timeout=0.5)
+    desk.clock.now += 0.45
+    assert desk.batcher.take().entries == [late]
+
+
+def test_work_that_is_in_time_probably_but_not_surely_is_not_made_late_by_company() -> None:
+    desk = Desk(max_batch=8)
+    for number in range(64):
+        desk.speed.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
+    first, *_ = [desk.put(timeout=1.0), *(desk.put(timeout=5.0) for _ in range(6))]
+    desk.clock.now += 1.0 - 1.3 * desk.speed.seconds(4)
+    assert desk.speed.caution > 1.4
+    assert desk.batcher.take().entries == [first]
+
+
+def test_work_of_other_lengths_is_in_time_all_of_it_not_only_the_first() -> None:
+    desk = Desk(max_batch=8)
+    desk.measured(0.0, 0.01)
+    first = desk.put(timeout=0.5)
+    others = [desk.put(timeout=0.53, key=key) for key in "abc"]
+    for _ in range(7):
+        desk.put(timeout=0.6)
+    desk.clock.now += 0.47
+    taken = desk.batcher.take().entries
+    assert taken[0] is first
+    assert len(taken) <= 3
+    desk.clock.now += 0.01 * len(taken)
+    desk.batcher.finish(0.01 * len(taken))
+    assert [desk.run(0.01) for _ in "abc"] == [[other] for other in others]
+    assert desk.clock.now <= 100.53
+
+
+def test_more_urgent_work_joins_whoever_else_has_to_wait() -> None:
+    desk = Desk(max_batch=8)
+    urgent = [desk.put(timeout=0.5, priority=1) for _ in range(4)]
+    desk.put(timeout=0.03, key="other")
+    desk.measured(0.0, 0.01)
+    assert desk.batcher.take().entries == urgent
+
+
+def test_a_less_urgent_request_joins_only_where_its_own_time_allows() -> None:
+    desk = Desk(max_batch=8)
+    patient, hasty = desk.put(3, timeout=1.0, priority=1), desk.put(timeout=0.03)
+    desk.measured(0.0, 0.01)
+    assert desk.batcher.take().entries == [patient]
+    assert hasty.waiting
+
+
+def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed_for_nobody() -> None:
+    """Three times the capacity, two lengths, batches that take 20 % more or less than expected: see `bench`."""
+    random, desk, allowed = np.random.default_rng(3), Desk(max_batch=32), 0.4
+    desk.measured(0.013, 0.005)
+    accepted, late, due, worked, wasted = 0, 0, 0.0, 0.0, 0.0
+    while worked < 60:
+        taken = desk.batcher.take()
+        late += len(taken.expired)
+        rows = sum(entry.work for entry in taken.entries) / 4
+        seconds = (0.013 + 0.005 * rows) * random.uniform(0.8, 1.2) if taken.entries else 0.001
+        until = desk.clock.now + seconds
+        while (due := due or desk.clock.now + random.exponential(1 / 300)) < until:
+            desk.clock.now, due = due, 0.0
+            with contextlib.suppress(OverloadedError):
+                long = random.random() < 0.3
+                desk.put(timeout=allowed, key="long" if long else "short", elements=16 if long else 4)
+                accepted += 1
+        desk.clock.now = until
+        if taken.entries:
+            desk.batcher.finish(seconds)
+            gone = [entry for entry in taken.entries if entry.deadline < until]
+            late, worked, wasted = late + len(gone), worked + seconds, wasted + seconds * bool(gone)
+    assert accepted > 60 * 80
+    assert late < 0.02 * accepted
+    assert wasted < 0.02 * worked
+
+
+def test_one_slow_batch_turns_hardly_anybody_away() -> None:
+    desk = Desk(max_batch=4)
+    desk.measured(0.01, 0.01)
+    before = desk.speed.seconds(16)
+    desk.speed.observe(16, 30.0)
+    assert desk.speed.seconds(16) < 1.3 * before
+    for _ in range(4):
+        desk.speed.observe(16, before)
+    assert desk.speed.seconds(16) < 1.2 * before
+
+
+@pytest.mark.parametrize("factor", [20.0, 0.05])
+def test_a_new_speed_is_known_after_three_batches(factor: float) -> None:
+    desk = Desk(max_batch=4)
+    desk.measured(0.01, 0.01)
+    for rows in (4, 2, 4):
+        desk.speed.observe(rows * 4, factor * (0.01 + 0.01 * rows))
+    assert desk.speed.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
+
+
+def test_an_idle_model_that_was_slow_is_tried_again_after_a_second_until_its_speed_is_known() -> None:
+    desk = Desk(max_batch=4)
+    for _ in range(3):
+        desk.put()
+        desk.run(30.0)
+    refused(desk, timeout=5)
+    desk.clock.now += 1.0
+    for _ in range(3):
+        desk.put(timeout=5)
+        refused(desk, timeout=5)
+        desk.run(0.01)
+    assert desk.speed.seconds(4) == pytest.approx(0.01)
+
+
+def test_speed_learns_a_fixed_and_a_per_row_part() -> None:
+    speed = Speed()
+    assert speed.seconds(8) == 0
+    for rows in (1, 2, 4, 8, 3, 5, 7, 6):
+        speed.observe(rows, 0.01 + 0.002 * rows)
+    assert speed.seconds(8) == pytest.approx(0.026, rel=0.02)
+    assert speed.seconds(1) == pytest.approx(0.012, rel=0.05)
+    assert speed.seconds(24, 3) == pytest.approx(3 * 0.026, rel=0.03)
+
+
+def test_the_warm_up_is_the_first_measure() -> None:
+    fake = double(max_batch=8)
+    fake.warmup = lambda: [(4, 0.02), (32, 0.09)]  # type: ignore[method-assign, assignment, return-value]
+    engine = Engine(fake, ServeLimits(), Metrics("test").model("double", "1"))
+    engine.warmup()
+    assert engine.batcher.speed.seconds(32) == pytest.approx(0.09)
+    assert engine.batcher.speed.seconds(4) == pytest.approx(0.02)
+
+
+def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
+    rate = Rate()
+    assert rate.seconds(100) == 0
+    for _ in range(20):
+        rate.observe(50, 0.2)
+        rate.observe(50, 0.0)
+    assert rate.seconds(1000) == pytest.approx(2.0, rel=0.1)
+    rate.observe(50, 600.0)
+    assert rate.seconds(1000) < 4.0
+
+
+def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -> None:
+    foretold = Foretold()
+    assert foretold.caution(1.0) == 0
+    foretold.observe(0.0, 5.0)
+    assert foretold.caution(1.0) == 0, "nothing was foretold"
+    for _ in range(64):
+        foretold.observe(1.0, 1.5)
+    assert foretold.caution(1.0) == pytest.approx(1.5)
+    assert foretold.caution(2.0) == pytest.approx(3.0)
+    for _ in range(8):
+        foretold.observe(0.001, 0.1)
+    assert foretold.caution(1.0) == pytest.approx(1.5, rel=0.02), "short waits hardly count"
+    for _ in range(200):
+        foretold.observe(1.0, 1.0)
+    assert foretold.caution(1.0) == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
+    foretold = Foretold()
+    for _ in range(32):
+        foretold.observe(0.01, 0.02)
+        foretold.observe(0.04, 0.05)
+    assert foretold.caution(0.5) == pytest.approx(3 * 0.01, rel=0.1), "a step of 10 ms, however long the wait"
+    assert foretold.caution(0.0) == 0, "who finds nobody waiting is let in"
+
+
+def test_the_few_prompts_that_others_overtake_are_in_time_too() -> None:
+    foretold, waits = Foretold(), [0.4] * 19 + [2.4]
+    for wait in waits * 20:
+        foretold.observe(1.0, wait)
+    assert foretold.caution(1.0) >= 1.4
+
+
+MODEL = "/v2/models/double/infer"
+
+
+@contextlib.contextmanager
+def jammed() -> Iterator[Live]:
+    """A server that is busy for very long, as it knows, until its gate is opened."""
+    gate, entered = threading.Event(), threading.Event()
+    fake = double(max_batch=1)
+    double_it = fake.function
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        entered.set()
+        assert gate.wait(60)
+        return double_it(inputs)
+
+    fake.function = run
+    with live(fake, limits=ServeLimits(max_wait_seconds=0.5)) as server:
+        engine = server.service.engines["double"]
+        engine.batcher.speed.seed([(4, 100.0)])
+        thread = threading.Thread(
+            target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body(), "timeout": 120}
+        )
+        thread.start()
+        assert entered.wait(60)
+        try:
+            yield Live(**vars(server), engine=engine, gate=gate)
+        finally:
+            gate.set()
+            thread.join()
+
+
+def body(**parameters: Any) -> dict[str, Any]:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0] * 4}
+    return {"inputs": [given], "parameters": parameters}
+
+
+def rejections(server: Live) -> float:
+    text = httpx.get(f"{server.url}/metrics").text
+    line = 'infer_rejected_total{model="double",reason="overloaded",version="1"} '
+    return float(text.partition(line)[2].split("\n")[0])
+
+
+def test_a_refusal_comes_before_the_body_is_parsed_and_the_connection_goes_on() -> None:
+    with jammed() as server, socket.create_connection((server.host, server.port), timeout=10) as raw:
+        nonsense = b"{" * 300_000
+        head = f"POST {MODEL} HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 1000\r\n"
+        raw.sendall(f"{head}Content-Length: {len(nonsense)}\r\n\r\n".encode() + nonsense[:2000])
+        status, headers, told = read(raw)
+        assert (status, headers.get("connection")) == (503, None)
+        assert "would start in" in json.loads(told)["error"]
+        assert int(headers["retry-after"]) == 60
+        assert int(headers["retry-after-ms"]) == 60_000
+        raw.sendall(nonsense[2000:])
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert read(raw)[0] == 200
+        assert rejections(server) == 1
+        server.gate.set()
+        payload = json.dumps(body()).encode()
+        while server.engine.running:
+            pass
+        server.engine.batcher.speed.seed([(4, 0.01)] * 3)
+        raw.sendall(
+            f"POST {MODEL} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload
+        )
+        assert read(raw)[0] == 200
+
+
+def test_refused_requests_are_counted_once_each() -> None:
+    with jammed() as server:
+        for _ in range(3):
+            assert httpx.post(server.url + MODEL, json=body()).status_code == 503
+        assert rejections(server) == 3
+        text = httpx.get(f"{server.url}/metrics").text
+        assert 'infer_requests_total{api="kserve",code="503",model="double",version="1"} 3' in text
+
+
+def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() -> None:
+    """Which would stop the event loop for as long as hundreds of tracebacks take, and does under overload."""
+    kinds = Call, InferError, Ticket
+
+    def there() -> int:
+        return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
+
+    with jammed() as server, httpx.Client(base_url=server.url) as client:
+
+        def ask(status: int, **parameters: Any) -> None:
+            assert client.post(MODEL, json=body(**parameters)).status_code == status
+
+        def all_kinds() -> None:
+            ask(503)
+            ask(503, priority=3)
+            ask(400, priority="high")
+            server.engine.batcher.speed.batches, measured = 0, server.engine.batcher.speed.batches
+            ask(504, timeout=1000)
+            server.engine.batcher.speed.batches = measured
+
+        all_kinds()
+        all_kinds()  # by now every head is known
+        gc.collect()
+        gc.disable()
+        rounds = 10
+        try:
+            before = (
+                there()
+            )  # a connection keeps its last request, and an answer is read before its request is let go
+            for _ in range(rounds):
+                all_kinds()
+            until = time.monotonic() + 10
+            while there() >= before + rounds and time.monotonic() < until:
+                time.sleep(0.05)
+            assert there() < before + rounds, "each round leaves something"
+        finally:
+            gc.enable()
+
+
+def test_a_model_that_is_not_served_is_404_also_under_load() -> None:
+    with jammed() as server:
+        assert httpx.post(f"{server.url}/v2/models/triple/infer", json=body()).status_code == 404
+
+
+def test_a_request_that_names_a_priority_is_read_before_it_is_judged() -> None:
+    with jammed() as server:
+        assert httpx.post(server.url + MODEL, json=body(priority=3)).status_code == 503
+        bad = httpx.post(server.url + MODEL, content=b'{"priority": ')
+        assert bad.status_code == 400
+
+
+def read(raw: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """One answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        got = raw.recv(65536)
+        assert got, data
+        data += got
+    head, _, rest = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    size = int(headers["content-length"])
+    while len(rest) < size:
+        rest += raw.recv(65536)
+    return int(lines[0].split()[1]), headers, rest

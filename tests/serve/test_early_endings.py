@@ -1,0 +1,271 @@
+"""Requests for text that end early: clients that leave, deadlines, full queues, engines that die, servers that stop."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infer.llm.engine.limits import EngineLimits
+from infer.serve.api import openai_response
+from infer.serve.batching.latency_model import Foretold
+from infer.serve.limits import ServeLimits
+from infer.serve.llm.llm_engine import AGING
+from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_predictors import live
+
+JSON = dict[str, Any]
+
+
+def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.005)
+
+
+@contextmanager
+def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
+    """A client of an engine whose gate is closed, and which is believed to take 15 s for a prompt of one token."""
+    engine = Alphabet()
+    engine.gate.clear()
+    with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["speaker"]
+        model.rate.observe(1, 15.0)
+        yield raw, model, engine
+
+
+def test_a_client_that_hangs_up_is_cancelled_at_once(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.005)
+    with live(Speaker(tmp_path, engine=engine)) as own, httpx.Client(base_url=own.url) as raw:
+        for stream in (True, False):
+            body = {"model": "speaker", "prompt": "x", "max_tokens": 62, "stream": stream, "n": 2}
+            engine.cancelled.clear()
+            if stream:
+                with raw.stream("POST", "/v1/completions", json=body) as answer:
+                    next(answer.iter_text())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    raw.post("/v1/completions", json=body, timeout=0.05)
+            wait_until(lambda: bool(engine.cancelled), 2)
+            wait_until(lambda: own.service.generators["speaker"].idle)
+        text = raw.get("/metrics").text
+        assert 'infer_cancelled_total{model="speaker",stage="running",version="1"} 2.0' in text
+        assert 'code="499"' in text
+
+
+def test_the_time_of_a_request_runs_out_in_the_queue_and_while_it_runs(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.01)
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body: JSON = {"model": "speaker", "prompt": "x", "max_tokens": 62, "timeout": 0.08}
+        answer = raw.post("/v1/completions", json=body)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        assert answer.headers["x-should-retry"] == "false"
+        answer = raw.post("/v1/completions", json={**body, "stream": True})
+        assert answer.status_code == 200
+        assert "[DONE]" not in answer.text
+        assert json.loads(answer.text.rpartition("data: ")[2])["error"]["code"] == "deadline_exceeded"
+        engine.gate.clear()
+        answer = raw.post("/v1/completions", json=body)
+        assert "in the queue" in answer.json()["error"]["message"]
+        body = {"model": "speaker", "prompt": "x"}
+        headers = {"X-Request-Timeout-Ms": "50"}
+        assert raw.post("/v1/completions", json=body, headers=headers).status_code == 504
+        wait_until(lambda: len(engine.cancelled) == 4)
+        assert server.service.generators["speaker"].waiting_tokens == 0
+
+
+def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
+    engine = Alphabet()
+    engine.gate.clear()
+    limits = ServeLimits(max_queue_requests=2, max_queue_tokens=20)
+    with (
+        live(Speaker(tmp_path, engine=engine), limits=limits) as server,
+        httpx.Client(base_url=server.url) as raw,
+    ):
+        model = server.service.generators["speaker"]
+        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        got: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: got.append(httpx.post(url, json=body, timeout=20).status_code))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: model.waiting_requests == 2)
+        began = time.monotonic()
+        for stream in (False, True):
+            refused = raw.post(url, json={**body, "stream": stream})
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-should-retry"] == "true"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert time.monotonic() - began < 1
+        engine.gate.set()
+        for thread in threads:
+            thread.join()
+        assert got == [200, 200]
+        assert raw.post(url, json={**body, "prompt": "x" * 30}).status_code == 429
+        assert raw.post(url, json=body).status_code == 200
+        text = raw.get("/metrics").text
+        assert 'infer_rejected_total{model="speaker",reason="overloaded",version="1"} 3.0' in text
+
+
+def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tmp_path: Path) -> None:
+    with slow_speaker(tmp_path) as (raw, model, engine):
+        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
+        first.start()
+        wait_until(lambda: model.waiting_requests == 1)
+        refused = raw.post(url, json={**body, "timeout": 20})
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "30"
+        assert refused.headers["retry-after-ms"] == "30000"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert model.start_seconds(-1) == 0, "a step of priority is worth as long as in the engine"
+        assert EngineLimits().aging == AGING
+        engine.gate.set()
+        assert raw.post(url, json={**body, "timeout": 20, "priority": -1}).status_code == 200
+        first.join()
+
+
+def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_path: Path) -> None:
+    with slow_speaker(tmp_path) as (raw, model, engine):
+        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        threads = [
+            threading.Thread(target=lambda: httpx.post(url, json={**body, "timeout": 40}, timeout=20))
+            for _ in range(2)
+        ]
+        threads[0].start()
+        wait_until(lambda: model.waiting_requests == 1)
+        model.foretold.observe(10.0, 15.0)
+        assert raw.post(url, json={**body, "timeout": 40}).status_code == 429
+        model.foretold = Foretold()
+        threads[1].start()
+        wait_until(lambda: model.waiting_requests == 2)
+        engine.gate.set()
+        for thread in threads:
+            thread.join()
+        assert model.foretold.caution(1.0) > 0, "they came at once"
+
+
+def test_refused_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Alphabet()
+    engine.gate.clear()
+    limits = ServeLimits(max_queue_requests=1)
+    with live(Speaker(tmp_path, engine=engine), limits=limits) as server:
+        model = server.service.generators["speaker"]
+        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
+        first.start()
+        wait_until(lambda: model.waiting_requests == 1)
+        monkeypatch.setattr(model, "text", None)
+        assert httpx.post(url, json=body).status_code == 429
+        monkeypatch.undo()
+        engine.gate.set()
+        first.join()
+
+
+def test_the_rate_of_starts_is_that_of_the_prompt_tokens_before_them(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.02)
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["speaker"]
+        for _ in range(8):
+            body = {"model": "speaker", "prompt": "x" * 19, "max_tokens": 1}
+            assert raw.post("/v1/completions", json=body).status_code == 200
+        assert model.start_seconds() == 0
+        assert model.rate.seconds(20) >= 0.02
+
+
+def test_a_stream_that_waits_is_kept_alive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(openai_response, "PING_SECONDS", 0.02)
+    engine = Alphabet()
+    engine.gate.clear()
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 2, "stream": True}
+        with raw.stream("POST", "/v1/completions", json=body) as answer:
+            texts = answer.iter_text()
+            assert next(texts) == ": ping\n\n"
+            engine.gate.set()
+            rest = "".join(texts)
+        assert rest.endswith("data: [DONE]\n\n")
+
+
+def test_when_the_engine_dies_every_stream_ends_with_an_error_and_health_says_so(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.01)
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        with raw.stream("POST", "/v1/completions", json=body) as answer:
+            texts = answer.iter_text()
+            next(texts)
+            assert raw.post("/v1/completions", json={"model": "speaker", "prompt": "#"}).status_code == 500
+            rest = "".join(texts)
+        assert '"error"' in rest
+        assert "[DONE]" not in rest
+        wait_until(lambda: raw.get("/health").status_code == 503)
+        assert raw.get("/ready").status_code == 503
+        assert server.service.died
+
+
+def test_what_was_admitted_is_finished_while_draining_and_nothing_new_begins(tmp_path: Path) -> None:
+    engine = Alphabet(seconds=0.01)
+    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 40, "stream": True}
+        with raw.stream("POST", "/v1/completions", json=body) as answer:
+            texts = answer.iter_text()
+            first = next(texts)
+            server.service.drain()
+            assert not server.service.idle
+            refused = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": False})
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            text = first + "".join(texts)
+        assert text.endswith("data: [DONE]\n\n")
+        assert text.count('"text"') == 40
+        wait_until(lambda: server.service.idle)
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_sigterm_lets_streams_end_or_tells_them_that_it_could_not(tmp_path: Path, cut_short: bool) -> None:
+    """It could not when a second signal comes; the streams would take at least 15 s, or 3 s."""
+    seconds = "0.25" if cut_short else "0.05"  # long enough to be asked while it drains, on a busy machine
+    command = [sys.executable, "-m", "tests.support.fake_llm", str(tmp_path), seconds, "60"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2], **pipes) as running:
+        try:
+            url = re.findall(r"http://127\.0\.0\.1:\d+", running.stdout.readline())[0]
+            body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
+                texts = answer.iter_text()
+                text = next(texts)
+                running.send_signal(signal.SIGTERM)
+                wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+                refused = httpx.post(f"{url}/v1/completions", json={**body, "stream": False})
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"] == "1"
+                if cut_short:
+                    running.send_signal(signal.SIGTERM)
+                text += "".join(texts)
+            assert running.wait(20) == 0
+            assert running.stderr.read() == ""
+        finally:
+            if running.poll() is None:
+                running.kill()
+    if cut_short:
+        assert json.loads(text.rpartition("data: ")[2])["error"]["message"] == "the server is stopping"
+        assert "[DONE]" not in text
+    else:
+        assert text.count('"text"') == 60
+        assert text.endswith("data: [DONE]\n\n")

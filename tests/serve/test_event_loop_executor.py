@@ -1,0 +1,58 @@
+"""A lane on the event loop whose batches wait for company."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from infer.serve.batching.event_loop_executor import NearLane
+
+
+class Timer:
+    def __init__(self, when: float, look: Any) -> None:
+        self._when, self.look, self.cancelled = when, look, False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """Keeps the timers that were asked for."""
+
+    def __init__(self) -> None:
+        self.now, self.timers = 100.0, list[Timer]()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, look: Any) -> Timer:
+        self.timers.append(Timer(self.now + seconds, look))
+        return self.timers[-1]
+
+    @property
+    def due(self) -> list[float]:
+        return [timer.when() for timer in self.timers if not timer.cancelled]
+
+
+def test_one_timer_looks_at_a_batch_that_waits_for_company() -> None:
+    loop, looks = Loop(), []
+    engine: Any = SimpleNamespace(home=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
+    executor: Any = SimpleNamespace(watched=True)
+    lane = NearLane(engine, executor, 0)
+    lane.look = lambda: looks.append(loop.now)  # type: ignore[method-assign]
+    for _ in range(5):
+        lane._look_in(105.0 - loop.now)
+        loop.now += 0.5
+    assert loop.due == [105.0]
+    lane._look_in(0.5)  # the one that waited longest is gone, another has less time
+    assert loop.due == [103.0]
+    loop.now = 103.0
+    loop.timers.pop().look()
+    assert looks == [103.0]
+    lane._look_in(2.0)
+    assert loop.timers[-1].when() == 105.0
+    lane.stop()
+    assert loop.due == []

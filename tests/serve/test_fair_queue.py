@@ -1,0 +1,369 @@
+"""Shares of the queue of tensors: who is next, who is turned away, and that one tenant alone notices nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infer.errors import OverloadedError, TooLargeError
+from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatcher
+from infer.serve.batching.queue_items import Entry
+from infer.serve.limits import ServeLimits
+from tests.serve.test_queue_items import Crowd
+from tests.support.manual_clock_queue import Clock, Desk
+
+LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_seconds": 1e6}
+
+
+class FairDesk(Desk):
+    """The desk of a queue with tenants."""
+
+    def __init__(self, max_batch: int = 4, lanes: int = 1, **limits: Any) -> None:
+        self.clock = Clock()
+        self.fair = FairBatcher(max_batch, ServeLimits(**limits), self.clock, lanes)
+        self.batcher, self.speed = self.fair, self.fair.speed
+        self.door = self.fair.door
+
+    def served(self, tenant: str) -> float:
+        return self.fair.part(tenant).served
+
+
+def tenants(entries: list[Entry]) -> list[str]:
+    return [entry.tenant for entry in entries]
+
+
+def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
+    with pytest.raises(OverloadedError) as caught:
+        desk.put(rows, **how)
+    return caught.value
+
+
+def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> Entry:
+    """Requests of one row each, as one entry."""
+    rows, deadline = np.zeros((requests, 1)), desk.clock.now + timeout
+    ticket = Crowd([f"{tenant}{at}" for at in range(requests)])
+    sizes = requests, 4, 16 * requests
+    entry = Entry({"x": rows}, {}, "k", *sizes, deadline, 2, ticket, 0, requests=requests, tenant=tenant)
+    desk.fair.admit([entry], deadline)
+    return entry
+
+
+class Reference:
+    """One request at a time: of the least served tenant the most urgent one, of the kind of the first."""
+
+    def __init__(self, max_batch: int, cost: float) -> None:
+        self.max_batch, self.cost = max_batch, cost
+        self.waiting: list[Entry] = []
+        self.served: dict[str, float] = {}
+        self.last = ""
+
+    def put(self, entry: Entry) -> None:
+        active = {one.tenant for one in self.waiting}
+        if entry.tenant not in active:
+            least = min((self.served[one] for one in active), default=self.served.get(self.last, 0.0))
+            self.served[entry.tenant] = max(self.served.get(entry.tenant, 0.0), least)
+        self.waiting.append(entry)
+
+    def cancel(self, entry: Entry) -> None:
+        self.waiting.remove(entry)
+        if entry.tenant not in {one.tenant for one in self.waiting}:
+            self.last = entry.tenant
+
+    def take(self, order: list[str]) -> list[Entry]:
+        """`order`: the tenants, by which ties are broken."""
+        batch: list[Entry] = []
+        counters = dict(self.served)
+
+        def urgent(entry: Entry) -> tuple[int, float, int]:
+            return entry.priority, entry.deadline, entry.index
+
+        while self.waiting and len(batch) < self.max_batch:
+            left = [e for e in self.waiting if e not in batch and (not batch or e.key == batch[0].key)]
+            if not left:
+                break
+            least = min({e.tenant for e in left}, key=lambda name: (counters[name], order.index(name)))
+            mine = [e for e in left if e.tenant == least]
+            batch.append(min(mine, key=urgent))
+            counters[least] += self.cost
+        for entry in batch:
+            self.served[entry.tenant] += self.cost
+        left = {e.tenant for e in self.waiting if e not in batch}
+        if len(left) > 1:
+            most = min(self.served[name] for name in left) + MOST_BEHIND * 8 * self.cost
+            self.served |= {name: min(self.served[name], most) for name in left}
+        done = [name for name in order if any(e.tenant == name for e in batch)]
+        for entry in batch:
+            self.waiting.remove(entry)
+        for entry in batch:
+            if entry.tenant in done and not any(e.tenant == entry.tenant for e in self.waiting):
+                self.last = entry.tenant
+        return batch
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
+    dice, desk = random.Random(seed), FairDesk(max_batch=4, **LIMITS)
+    desk.measured(0.0, 0.25)  # a power of two, so that both sides count the same
+    reference = Reference(4, 0.25)
+    number = taken = 0
+    for _ in range(300):
+        action = dice.random()
+        if action < 0.7:
+            number += 1
+            tenant = dice.choice("aaaaaaab" if seed % 2 else "aaabbc")
+            options = {"key": dice.choice("kkl"), "priority": dice.choice([1, 2, 2]), "timeout": 1e6 + number}
+            entry = desk.put(tenant=tenant, **options)
+            entry.index = number
+            reference.put(entry)
+        elif action < 0.75 and reference.waiting:
+            entry = dice.choice(reference.waiting)
+            reference.cancel(entry)
+            assert desk.batcher.cancel(entry)
+        else:
+            expected = reference.take(list(desk.fair.active))
+            found = desk.run(0.0)
+            taken += len(found)
+            assert sorted(e.index for e in found) == sorted(e.index for e in expected)
+            assert {n: desk.served(n) for n in reference.served} == pytest.approx(reference.served)
+    assert taken > 100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
+    dice, limits = random.Random(seed), {"max_queue_requests": 12, "max_batch_elements": 96}
+    plain, fair = Desk(max_batch=8, **limits), FairDesk(max_batch=8, **limits)
+    pairs: list[tuple[Entry, Entry]] = []
+    for desk in (plain, fair):
+        desk.measured(0.01, 0.02)
+    for _ in range(150):
+        if dice.random() < 0.7:
+            rows = dice.randint(1, 3)
+            options: dict[str, Any] = {
+                "elements": dice.choice([1, 4, 16]),
+                "timeout": dice.choice([0.05, 0.2, 0.5, 60]),
+                "priority": dice.choice([1, 2, 2, 2]),
+                "key": dice.choice("kkl"),
+            }
+            entries: list[Entry | str] = []
+            for desk in (plain, fair):
+                try:
+                    entries.append(desk.put(rows, **options))
+                except OverloadedError as error:
+                    entries.append(f"{error.retry_after:.6f}")
+            if isinstance(entries[0], Entry) and isinstance(entries[1], Entry):
+                pairs.append((entries[0], entries[1]))
+            else:
+                assert entries[0] == entries[1]
+        elif pairs and dice.random() < 0.2:
+            one, two = dice.choice(pairs)
+            assert plain.batcher.cancel(one) == fair.fair.cancel(two)
+        else:
+            numbers = [{id(pair[side]): at for at, pair in enumerate(pairs)} for side in (0, 1)]
+            first, second = plain.batcher.take(), fair.fair.take()
+            for mine, theirs in ((first.entries, second.entries), (first.expired, second.expired)):
+                assert [numbers[0][id(e)] for e in mine] == [numbers[1][id(e)] for e in theirs]
+            assert first.reason == second.reason
+            for desk in (plain, fair):
+                desk.clock.now += 0.03
+                desk.batcher.finish(0.0)
+
+
+def test_tenants_with_enough_waiting_are_served_equally() -> None:
+    desk = FairDesk(max_batch=4, **LIMITS)
+    desk.measured(0.01, 0.01)
+    for _ in range(300):
+        desk.put(tenant="flood", priority=1)
+    for _ in range(30):
+        desk.put(tenant="polite")
+        desk.put(tenant="third")
+    found = Counter(tenants([e for _ in range(22) for e in desk.run(0.05)]))
+    assert set(found) == {"flood", "polite", "third"}
+    assert max(found.values()) - min(found.values()) <= 1
+    assert max(desk.served(n) for n in found) - min(desk.served(n) for n in found) < 0.02
+
+
+def test_a_share_is_counted_in_predicted_seconds_not_in_requests() -> None:
+    desk = FairDesk(max_batch=4, **LIMITS)
+    desk.measured(0.0, 0.01)
+    for _ in range(40):
+        desk.put(4, tenant="wide")
+        for _ in range(4):
+            desk.put(1, tenant="narrow")
+    batches = [desk.run(0.04) for _ in range(40)]
+    rows = Counter(
+        {name: sum(e.rows for b in batches for e in b if e.tenant == name) for name in ("wide", "narrow")}
+    )
+    assert abs(rows["wide"] - rows["narrow"]) <= 4
+
+
+def test_a_polite_tenant_is_in_the_next_batch_of_a_flood() -> None:
+    desk = FairDesk(max_batch=4, **LIMITS)
+    desk.measured(0.01, 0.01)
+    for _ in range(100):
+        desk.put(tenant="flood", priority=1)
+    for _ in range(10):
+        desk.run(0.05)
+        polite = desk.put(tenant="polite", priority=200)
+        assert polite in desk.run(0.05)
+
+
+def test_a_batch_is_filled_with_whatever_waits() -> None:
+    desk = FairDesk(max_batch=8, **LIMITS)
+    for _ in range(20):
+        desk.put(tenant="flood")
+    desk.put(tenant="polite")
+    assert Counter(tenants(desk.run(0.1))) == {"flood": 7, "polite": 1}
+
+
+def test_an_idle_tenant_saves_up_no_service() -> None:
+    desk = FairDesk(max_batch=1, **LIMITS)
+    desk.measured(0.1, 0.0)
+    desk.put(tenant="idle")
+    desk.run(0.1)
+    for _ in range(50):
+        desk.put(tenant="busy")
+        desk.run(0.1)
+    for _ in range(10):
+        desk.put(tenant="busy")
+        desk.put(tenant="idle")
+    found = tenants([e for _ in range(10) for e in desk.run(0.1)])
+    assert Counter(found) == {"busy": 5, "idle": 5}
+
+
+def test_use_of_what_others_left_is_hardly_made_up_for() -> None:
+    desk = FairDesk(max_batch=8, **LIMITS)
+    desk.measured(0.0, 0.01)
+    for _ in range(1000):
+        desk.put(tenant="flood")
+    desk.put(tenant="rare", key="other", priority=200)
+    for _ in range(50):  # it always waits, and gets all it asks for
+        desk.put(tenant="rare")
+        assert Counter(tenants(desk.run(0.08))) == {"flood": 7, "rare": 1}
+    for _ in range(500):
+        desk.put(tenant="rare")
+    found = Counter(tenants([e for _ in range(10) for e in desk.run(0.08)]))
+    assert found["flood"] > 20
+
+
+def test_a_batch_that_was_charged_too_much_is_soon_forgotten() -> None:
+    desk = FairDesk(max_batch=1, **LIMITS)
+    desk.measured(1.0, 0.0)
+    for tenant in ("a", "b") * 20:
+        desk.put(tenant=tenant)
+    desk.run(0.001)
+    found = tenants([e for _ in range(20) for e in desk.run(0.001)])
+    assert abs(Counter(found)["a"] - Counter(found)["b"]) <= 4
+
+
+def test_priority_orders_the_requests_of_one_tenant_only() -> None:
+    desk = FairDesk(max_batch=1, **LIMITS)
+    desk.measured(0.1, 0.0)
+    late, soon = desk.put(tenant="a", priority=200), desk.put(tenant="a", priority=100)
+    urgent = [desk.put(tenant="b", priority=1) for _ in range(5)]
+    order = [desk.run(0.1)[0] for _ in range(7)]
+    assert [e for e in order if e.tenant == "a"] == [soon, late]
+    assert [e for e in order if e.tenant == "b"] == urgent
+    assert order.index(late) <= 3
+
+
+def test_requests_of_two_parties_share_a_batch_equally() -> None:
+    desk = FairDesk(max_batch=8, **LIMITS)
+    desk.measured(0.01, 0.01)
+    flood = [party(desk, "flood", 8) for _ in range(3)]
+    polite = party(desk, "polite", 5)
+    found = desk.run(0.1)
+    assert [(e.tenant, e.ticket.requests) for e in found] == [
+        ("flood", ["flood0", "flood1", "flood2", "flood3"]),
+        ("polite", ["polite0", "polite1", "polite2", "polite3"]),
+    ]
+    assert (flood[0].requests, polite.requests, desk.fair.requests) == (4, 1, 21)
+    assert desk.fair.drop(polite, 0)
+    assert "polite" not in desk.fair.active
+    assert [e.rows for e in desk.run(0.1)] == [4, 4]
+
+
+def test_a_tenant_beyond_its_share_of_a_full_queue_is_refused_first() -> None:
+    desk = FairDesk(max_queue_requests=10)
+    for _ in range(10):
+        desk.put(tenant="flood")
+    assert "holds 10 requests" in str(refused(desk, tenant="flood"))
+    for _ in range(5):
+        desk.put(tenant="polite")
+    assert "15 requests, 5 of them of this API key, whose share is 5" in str(refused(desk, tenant="polite"))
+    refused(desk, tenant="flood")
+    for _ in range(6):
+        desk.run(0.1)
+    assert desk.fair.requests == 0
+    for _ in range(10):
+        desk.put(tenant="polite")
+
+
+def test_rows_and_bytes_are_shared_and_never_more_than_twice_the_limit() -> None:
+    desk = FairDesk(max_queue_rows=12, max_queue_bytes=12 * 16)
+    errors = []
+    for number in range(50):
+        for _ in range(12):
+            try:
+                desk.put(tenant=f"t{number}")
+            except OverloadedError as error:
+                errors.append(str(error))
+    assert all("twice its limit" in error or "whose share is" in error for error in errors)
+    assert "whose share is 6" in errors[0]
+    assert desk.fair.rows == 24
+    with pytest.raises(TooLargeError):
+        desk.put(13, tenant="t1")
+
+
+def test_a_flood_makes_nobody_else_wait_longer_than_its_share() -> None:
+    desk = FairDesk(max_batch=4)
+    desk.measured(0.0, 0.01)
+    for _ in range(100):
+        desk.put(tenant="flood")
+    for _ in range(100):
+        assert refused(desk, tenant="flood").retry_after > 0.9
+    assert desk.fair.part("flood").door.backlog_seconds() == pytest.approx(1.0, abs=0.02)
+    assert desk.fair.part("polite").door.backlog_seconds() == 0
+    desk.put(2, tenant="polite", timeout=0.05)
+    assert desk.fair.part("polite").door.backlog_seconds() == pytest.approx(0.04)
+    assert desk.fair.part("polite").door.crowded is False
+    assert "polite" in tenants(desk.run(0.04))
+
+
+def test_a_batch_stops_growing_where_another_tenant_would_be_late() -> None:
+    desk = FairDesk(max_batch=64, max_wait_seconds=9)
+    desk.measured(0.0, 0.01)
+    for _ in range(60):
+        desk.put(tenant="flood")
+    polite = desk.put(tenant="polite", key="other", timeout=0.2)
+    assert 10 < len(desk.run(0.18)) < 20
+    assert desk.run(0.01) == [polite]
+
+
+def test_what_can_not_be_in_time_is_named_for_every_tenant() -> None:
+    desk = FairDesk(max_batch=4)
+    dead, gone, alive = desk.put(tenant="a", timeout=1), desk.put(tenant="b"), desk.put(tenant="b")
+    desk.fair.cancel(gone)
+    desk.clock.now += 2
+    taken = desk.fair.take()
+    assert (taken.entries, taken.expired) == ([alive], [dead])
+    assert desk.fair.active == {}
+    assert (desk.fair.requests, desk.fair.rows, desk.fair.bytes, desk.fair.ahead()) == (0, 0, 0, (0, 0))
+
+
+def test_stopping_clears_the_entries_of_all_tenants() -> None:
+    desk = FairDesk()
+    entries = [desk.put(tenant="a"), desk.put(tenant="b", key="other")]
+    assert desk.fair.clear() == entries
+    assert (desk.fair.requests, desk.fair.kinds) == (0, 0)
+
+
+def test_an_unfilled_batch_waits_for_company_of_any_tenant() -> None:
+    desk = FairDesk(max_batch=2, max_delay_us=10_000)
+    first = desk.put(tenant="a")
+    assert desk.fair.take().wait == pytest.approx(0.01)
+    second = desk.put(tenant="b")
+    assert desk.fair.take().entries == [first, second]

@@ -1,0 +1,137 @@
+"""Two API keys over HTTP: one floods a model of tensors, the other gets its share of it all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from infer.serve.batching.fair_queue import FairBatcher
+from infer.serve.batching.tensor_engine import Engine
+from infer.serve.limits import ServeLimits
+from tests.support.fake_predictors import Fake, Live, double, embedder, live
+from tests.support.raw_http import BODY, connect, get, read, send
+from tests.support.simultaneous_requests import doubled, standing, until
+
+FLOOD, POLITE = "key-of-flood", "key-of-polite"
+KSERVE, EMBEDDINGS = "/v2/models/double/infer", "/v1/embeddings"
+
+
+class Gated:
+    """A model that runs a batch only when it is let; `calls`: the first input of each."""
+
+    def __init__(self, model: Fake) -> None:
+        self.predictor, self.open, self.calls = model, threading.Event(), list[np.ndarray]()
+        self._function = model.function
+        model.function = self._run
+
+    def _run(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(next(iter(inputs.values())).copy())
+        assert self.open.wait(30)
+        return self._function(inputs)
+
+
+def ask(server: Live, path: str, key: str, mark: int) -> httpx.Response:
+    """One request, told apart by `mark`."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [mark] * 4}
+    body: dict[str, Any] = {"inputs": [tensor]}
+    if path == EMBEDDINGS:
+        body = {"model": "embedder", "input": [[1, mark]]}
+    return httpx.post(server.url + path, json=body, headers={"X-Api-Key": key}, timeout=30)
+
+
+@contextmanager
+def flooded(path: str, limit: int) -> Iterator[tuple[Live, Gated, list[Future[httpx.Response]], Any]]:
+    """A server whose queue one key has filled, and who asks it in threads."""
+    gated = Gated(double(max_batch=1) if path == KSERVE else embedder())
+    gated.predictor.max_batch, gated.predictor.sizes["batch"] = 1, (1, 1)
+    limits = ServeLimits(max_queue_requests=limit, max_batch=1, max_wait_seconds=1e6)
+    with (
+        live(gated.predictor, limits=limits, api_key=[FLOOD, POLITE]) as server,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        (engine,) = server.service.engines.values()
+        try:
+            speed = engine.batcher.speed
+            speed.seed([(4, 0.01)] * 3)
+            vars(speed)["observe"] = lambda work, seconds: None  # the clock decides nothing here
+            flood = [pool.submit(ask, server, path, FLOOD, 5) for _ in range(limit + 1)]
+            until(lambda: gated.calls and engine.waiting == limit)
+            yield server, gated, flood, pool
+        finally:
+            gated.open.set()
+
+
+def number(call: np.ndarray) -> int:
+    return int(call.flat[-1])
+
+
+@pytest.mark.parametrize(("path", "busy"), [(KSERVE, 503), (EMBEDDINGS, 429)])
+def test_a_flood_of_one_key_neither_refuses_nor_delays_another(path: str, busy: int) -> None:
+    with flooded(path, 12) as (server, gated, flood, pool):
+        engine: Engine = next(iter(server.service.engines.values()))
+        refused = [ask(server, path, FLOOD, 5) for _ in range(5)]
+        assert [answer.status_code for answer in refused] == [busy] * 5
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert "12 requests" in refused[0].text
+        polite = [pool.submit(ask, server, path, POLITE, 7) for _ in range(4)]
+        until(lambda: engine.waiting == 16)
+        assert ask(server, path, FLOOD, 5).status_code == busy
+        gated.open.set()
+        assert [one.result().status_code for one in polite] == [200] * 4
+        assert [one.result().status_code for one in flood] == [200] * 13
+    order = [number(call) for call in gated.calls]
+    last = max(at for at, one in enumerate(order) if one == 7)
+    assert order.count(7) == 4
+    assert last <= 9, f"the polite key (7) gets every other batch, but its 4 stand so: {order}"
+
+
+def test_keys_that_nobody_configured_are_refused_and_not_remembered() -> None:
+    with live(double(), api_key=[FLOOD, POLITE]) as server:
+        for at in range(30):
+            assert ask(server, KSERVE, f"guess-{at}", 1).status_code == 401
+        assert ask(server, KSERVE, FLOOD, 1).status_code == 200
+        batcher = server.service.engines["double"].batcher
+        assert isinstance(batcher, FairBatcher)
+        assert len(batcher._parts) == 1
+
+
+@pytest.mark.parametrize("keys", [None, "secret", ["secret"]])
+def test_with_one_key_or_none_the_queue_has_no_shares(keys: Any) -> None:
+    with live(double(), api_key=keys) as server:
+        assert not isinstance(server.service.engines["double"].batcher, FairBatcher)
+        assert ask(server, KSERVE, "secret", 1).status_code == 200
+
+
+def test_requests_of_two_keys_that_come_at_once_are_two_queue_items() -> None:
+    body = BODY.replace(b"1,2,3,4", b"%d,2,3,4")
+    with live(double(max_batch=8), api_key=[FLOOD, POLITE]) as server, ExitStack() as stack:
+        clients = [stack.enter_context(connect(server)) for _ in range(6)]
+        names = [FLOOD, POLITE] * 3
+        entered: list[tuple[str, int]] = []
+        engine = server.service.engines["double"]
+        admit = engine.batcher.admit_together
+
+        def spy(entry: Any, deadline: float) -> bool:
+            entered.append((entry.tenant, entry.requests))
+            return admit(entry, deadline)
+
+        for _ in range(3):  # the third time heads and template are known
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine.batcher, "admit_together", spy)
+                for client in clients:
+                    client.sendall(get(b"/v2/health/live"))
+                    read(client, bytearray())
+                with standing(server):
+                    for at, (client, name) in enumerate(zip(clients, names, strict=True)):
+                        client.sendall(send(body % at, b"X-Api-Key: " + name.encode()))
+                answers = [read(client, bytearray()) for client in clients]
+            assert [doubled(answer)[0] for answer in answers] == [0, 2, 4, 6, 8, 10]
+    assert [requests for _, requests in entered[-2:]] == [3, 3]
+    assert len({tenant for tenant, _ in entered[-2:]}) == 2

@@ -1,0 +1,79 @@
+"""Whom a server on loopback takes for its own visitors: DNS rebinding, proxies, and what the refusal says."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from infer.errors import UsageError
+from infer.serve.http.host_check import Hosts, guard
+from tests.support.fake_predictors import double, live
+from tests.support.raw_http import ask, get
+from tests.support.worker_models import serving
+
+OWN = [
+    "localhost",
+    "LOCALHOST:8000",
+    "app.localhost:1",
+    "127.0.0.1:8000",
+    "127.1.2.3",
+    "[::1]:8000",
+    "localhost.",
+]
+FOREIGN = [
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "10.0.0.1",
+    "",
+]
+FOREIGN += ["localhost@evil.example", "evil.example:80:80", "[::2]", "localhost, evil.example", "128.0.0.1"]
+
+
+@pytest.mark.parametrize("host", OWN)
+def test_the_machine_s_own_names_are_taken(host: str) -> None:
+    assert Hosts().admit(host.encode())
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_other_names_are_not(host: str) -> None:
+    assert not Hosts().admit(host.encode())
+
+
+def test_names_that_were_allowed_are_taken_with_any_port() -> None:
+    hosts = Hosts(["Api.Example", "10.0.0.1", "fd00::1"])
+    for host in ("api.example", "api.example:443", "10.0.0.1:8000", "[fd00::1]:80"):
+        assert hosts.admit(host.encode())
+    assert not hosts.admit(b"other.example")
+    with pytest.raises(UsageError, match="without a port"):
+        Hosts(["api.example:443"])
+
+
+def test_only_a_server_on_loopback_without_keys_looks_unless_it_is_told_to() -> None:
+    assert guard([], loopback=True, keys=False, bound="127.0.0.1") is not None
+    assert guard([], loopback=True, keys=True, bound="127.0.0.1") is None
+    assert guard([], loopback=False, keys=False, bound="0.0.0.0") is None  # noqa: S104
+    assert guard(["*"], loopback=True, keys=False, bound="127.0.0.1") is None
+    told = guard(["api.example"], loopback=False, keys=True, bound="10.0.0.7")
+    assert told is not None
+    assert told.admit(b"10.0.0.7:80")
+    assert not told.admit(b"evil.example")
+
+
+def test_a_foreign_host_is_told_why_on_every_route_and_on_connections_that_were_good_before() -> None:
+    with live(double(), hosts=Hosts()) as server, httpx.Client(base_url=server.url) as client:
+        for path in ("/", "/health", "/metrics", "/v2/models/double", "/nowhere"):
+            answer = client.get(path, headers={"host": "evil.example"})
+            assert answer.status_code == 421
+            assert "--allow-host" in answer.json()["error"]
+            assert client.get(path).status_code in (200, 404)
+        bare = ask(server, b"GET /health HTTP/1.0\r\n\r\n")
+        assert bare.status == 200
+        assert ask(server, get(b"/health")).status == 421  # its Host is "a"
+
+
+def test_infer_serve_looks_by_default() -> None:
+    with serving() as (_, url):
+        assert httpx.get(f"{url}/ready").status_code == 200
+        assert httpx.get(f"{url}/ready", headers={"host": "evil.example"}).status_code == 421

@@ -1,0 +1,49 @@
+"""The front, which imports no torch, foretells the KV cache that an engine takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from infer import device as hardware
+from infer.attention import KV_DTYPES
+from infer.llm.engine import block_manager
+from infer.llm.step.paged_step import StepShape
+from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, cache_bytes
+
+SIZES = {"layers": 3, "query_heads": 6, "kv_heads": 2, "head_dim": 40, "vocab_size": 100}
+
+
+def model(folder: Path, shape: StepShape, device: str = "cpu") -> Path:
+    card = {"device": device, "meta": {"generation": msgspec.to_builtins(shape)}}
+    (folder / "manifest.json").write_text(json.dumps(card))
+    return folder
+
+
+def test_every_dtype_of_the_cache_is_known() -> None:
+    assert set(ITEM_BYTES) == set(KV_DTYPES)
+    assert ENOUGH_TOKENS == block_manager.ENOUGH_TOKENS
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("free", [1 << 20, 64 << 30])
+@pytest.mark.parametrize("positions", [256, 1 << 17])
+def test_it_is_what_the_engine_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, free: int, positions: int
+) -> None:
+    shape = StepShape(**SIZES, max_positions=positions, kv_dtype=dtype)
+    monkeypatch.setattr(hardware, "memory_available", lambda device: free)
+    assert cache_bytes(model(tmp_path, shape), None, free) == block_manager.default_budget(shape)
+
+
+def test_what_was_asked_for_is_taken(tmp_path: Path) -> None:
+    shape = StepShape(**SIZES, max_positions=256)
+    assert cache_bytes(model(tmp_path, shape), 12345, 1 << 40) == 12345
+
+
+def test_on_a_gpu_it_takes_no_ram(tmp_path: Path) -> None:
+    shape = StepShape(**SIZES, max_positions=256)
+    assert cache_bytes(model(tmp_path, shape, "cuda"), 12345, 1 << 40) == 0

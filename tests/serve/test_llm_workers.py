@@ -1,0 +1,290 @@
+"""Language models in worker processes: tokens come from another process, and what is lost when it dies is little."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from infer.errors import PoisonError
+from infer.llm.engine.requests import Output, Request, Sampling
+from infer.serve.workers import remote_engine as drivers
+from infer.serve.workers.crash_retry import Again, Refusal, Table
+from infer.serve.workers.messages import Pulse, Source
+from infer.serve.workers.remote_llm import RemoteText
+from infer.serve.workers.restart_policy import RestartLimits
+from infer.serve.workers.supervisor import HopelessError, LostError, Supervised, WatchLimits
+from tests.support.fake_predictors import Live, live
+from tests.support.worker_models import alive, language, wait_until
+
+pytestmark = pytest.mark.chaos
+
+
+@contextlib.contextmanager
+def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteText]]:
+    source = Source(
+        path=str(folder), opener="tests.support.worker_models:speaker", options={"seconds": seconds}
+    )
+    worker = Supervised(source, watch=WatchLimits(**watch), restart=RestartLimits(first=0.01))
+    worker.start()
+    predictor = RemoteText(worker, worker.wait(), language)
+    with live(predictor) as server:
+        yield server, predictor
+
+
+def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
+    body = {"model": "speaker", "prompt": prompt, "max_tokens": 5, **options}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+def test_tokens_come_from_another_process_whole_and_as_a_stream(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        assert predictor.driver.worker.pid != os.getpid()
+        assert ask(server, "x").json()["choices"][0]["text"] == "ABCDE"
+        answers = [ask(server, "x", n=2, logprobs=1).json() for _ in range(3)]
+        assert all([choice["text"] for choice in a["choices"]] == ["ABCDE", "BCDEF"] for a in answers)
+        streamed = ask(server, "x", stream=True)
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert streamed.text.count('"text"') >= 1
+        assert ask(server, "%").status_code in (400, 500)  # what only the engine knows
+        assert ask(server, "!").status_code == 500
+        assert ask(server, "x").status_code == 200
+        text = httpx.get(f"{server.url}/metrics").text
+        assert 'infer_engine_steps_total{model="speaker",version="1"}' in text
+        assert predictor.driver.deaths == 0
+
+
+def test_what_the_engine_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, _):
+        refused = ask(server, "%")
+        assert refused.status_code == 400
+        assert "no percentages" in refused.text
+        wrong = ask(server, "x", structured_outputs={"regex": "("})
+        assert wrong.status_code == 422
+        assert "this regex can't be read" in wrong.text
+        assert ask(server, "x", structured_outputs={"regex": "a+"}).status_code == 200
+
+
+def test_a_client_that_hangs_up_is_cancelled_in_the_worker(tmp_path: Path) -> None:
+    with served(tmp_path, seconds=0.02) as (server, predictor):
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            next(answer.iter_text())
+        generator = server.service.generators["speaker"]
+        wait_until(lambda: generator.idle)
+        assert not predictor.driver._table.busy
+        assert ask(server, "x").status_code == 200
+
+
+def test_after_kill_9_who_waited_is_answered_and_who_streamed_is_told(tmp_path: Path) -> None:
+    with served(tmp_path, seconds=0.02) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        answers: list[httpx.Response] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+            texts = answer.iter_text()
+            text = next(texts)
+            os.kill(first, signal.SIGSTOP)
+            waiting = [threading.Thread(target=lambda: answers.append(ask(server, "y"))) for _ in range(3)]
+            for thread in waiting:
+                thread.start()
+            wait_until(lambda: len(predictor.driver._table._sent) == 4)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            os.kill(first, signal.SIGKILL)
+            text += "".join(texts)
+        for thread in waiting:
+            thread.join()
+        assert [a.json()["choices"][0]["text"] for a in answers] == ["ABCDE"] * 3
+        assert '"worker_died"' in text
+        assert "[DONE]" not in text
+        assert predictor.driver.deaths == 1
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        assert predictor.driver.worker.pid != first
+
+
+@pytest.mark.parametrize("poison", ["^", "#"])
+def test_a_prompt_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed(
+    tmp_path: Path, poison: str
+) -> None:
+    with served(tmp_path) as (server, predictor):
+        answers: dict[str, httpx.Response] = {}
+        threads = [
+            threading.Thread(target=lambda p=prompt: answers.__setitem__(p, ask(server, p)))
+            for prompt in ("a", "b", poison, "c")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {p: a.status_code for p, a in answers.items()} == {"a": 200, "b": 200, poison: 500, "c": 200}
+        assert answers[poison].json()["error"]["code"] == "poison_request"
+        wait_until(lambda: predictor.driver.deaths == 2)
+        assert ask(server, poison).json()["error"]["code"] == "poison_request"
+        assert predictor.driver.deaths == 2
+        assert ask(server, "d").status_code == 200
+
+
+def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
+    with served(tmp_path, batch=1.0) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        assert ask(server, "~").json()["error"]["code"] == "poison_request"
+        assert not alive(first)
+        assert ask(server, "x").status_code == 200
+
+
+@pytest.mark.parametrize(("usual", "patience"), [(0.0, 1), (0.4, 4), (3.0, 10)])
+def test_a_step_is_ended_after_ten_times_what_is_usual_and_is_not_usual_itself(
+    monkeypatch: pytest.MonkeyPatch, usual: float, patience: int
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(drivers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    worker: Any = Supervised(Source(path="nowhere"), watch=WatchLimits(batch=1.0))
+    worker.hear = lambda *_: Pulse(now[0], {"steps": 1})
+    worker.close()  # its threads have nothing to do
+    driver = drivers.RemoteDriver(worker, name="speaker")
+    driver._table = Table()
+    driver._table.add(_request("a"), lambda _: None)
+    assert driver._table.next()
+    for _ in range(3):  # it was away for so long, and turned
+        turned, now[0] = now[0], now[0] + usual
+        driver._take(Pulse(turned, {}))
+        driver._take(Pulse(now[0], {}))
+    for _ in range(2 * patience - 1):
+        now[0] += 0.5
+        driver._take(Pulse(turned + usual, {}))
+        driver._watch()
+    now[0] += 0.6
+    with pytest.raises(LostError, match=f"killed after {patience} s of silence"):
+        driver._watch()
+    driver.close()
+
+
+def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
+    with served(tmp_path, idle=1.5) as (server, predictor):
+        first = predictor.driver.worker.pid or 0
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: not alive(first))
+        assert ask(server, "x").status_code == 200
+
+
+def test_many_prompts_that_kill_workers_do_not_end_the_server(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        for number in range(4):
+            assert ask(server, f"^{number}").json()["error"]["code"] == "poison_request"
+        wait_until(lambda: predictor.driver.deaths == 8)
+        assert ask(server, "x").status_code == 200
+
+
+def test_a_stream_that_kills_two_workers_after_it_began_is_quarantined(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        answers = [ask(server, "$", stream=True) for _ in range(3)]
+        assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
+        assert answers[2].json()["error"]["code"] == "poison_request"
+        assert predictor.driver.deaths == 2
+        assert ask(server, "x").status_code == 200
+
+
+def test_streams_of_one_content_that_were_there_at_a_death_are_not_guilty_of_it() -> None:
+    table, told = Table(), list[Output]()
+    for death in range(3):
+        for name in ("a", "b"):
+            table.add(_request(f"{name}{death}"), told.extend)
+        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in table.next()])
+        assert _died(table) == 0
+    assert len(table.quarantine) == 0
+
+
+def test_when_starting_again_does_not_help_everybody_is_told(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, predictor):
+        for number in range(5):
+            pid = predictor.driver.worker.pid or 0
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda n=number: predictor.driver.deaths > n)
+            wait_until(lambda: predictor.driver.ready or predictor.driver.failure is not None)
+        wait_until(lambda: predictor.driver.failure is not None)
+        assert isinstance(predictor.driver.failure, HopelessError)
+        assert server.service.died
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert ask(server, "x").status_code == 503
+
+
+def _died(table: Table) -> int:
+    """The worker dies, and another is there."""
+    guilty = table.died()
+    table.reopen()
+    return guilty
+
+
+def _request(name: str, prompt: int = 1) -> Request:
+    return Request(id=name, prompt=[prompt], sampling=Sampling(max_tokens=3))
+
+
+def test_suspects_are_tried_one_at_a_time_and_others_wait_meanwhile() -> None:
+    table, told = Table(), list[Output]()
+    for name in "abc":
+        table.add(_request(name, ord(name)), told.extend)
+    assert [request.id for request in table.next()] == ["a", "b", "c"]
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    _died(table)
+    assert [(o.id, type(o)) for o in told] == [("a", Output), ("a", Refusal)]
+    table.add(_request("new"), told.extend)
+    assert [request.id for request in table.next()] == ["b"]
+    assert table.next() == []
+    _died(table)
+    assert isinstance(told[-1].error, PoisonError)
+    with pytest.raises(PoisonError):
+        table.add(_request("again", ord("b")), told.extend)
+    assert [request.id for request in table.next()] == ["c"]
+    assert table.deliver([Output(id="c", index=0, token_ids=(1,), finish="length")])
+    assert [request.id for request in table.next()] == ["new"]
+    assert table.busy
+    assert table.drop("new")
+    assert not table.busy
+
+
+def test_who_passed_its_trial_is_not_guilty_of_a_death_that_the_next_one_caused() -> None:
+    table, told = Table(), list[Output]()
+    for name in "ab":
+        table.add(_request(name, ord(name)), told.extend, replay=True)
+    assert len(table.next()) == 2
+    assert _died(table) == 0
+    assert [request.id for request in table.next()] == ["a"]
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    assert [request.id for request in table.next()] == ["b"]
+    assert _died(table) == 2
+    assert [(o.id, type(o)) for o in told[1:]] == [("a", Again), ("b", Refusal)]
+    assert [request.id for request in table.next()] == ["a"]
+    table.add(_request("new"), told.extend)
+    table.deliver([Output(id="a", index=0, token_ids=(1,))])
+    assert table.next() == []  # until its end, this time
+    table.deliver([Output(id="a", index=0, token_ids=(1,), finish="length")])
+    assert [request.id for request in table.next()] == ["new"]
+
+
+def test_who_kills_after_its_first_token_is_found_among_others() -> None:
+    table, told = Table(), list[Output]()
+    token = [Output(id="b", index=0, token_ids=(1,))]
+    table.add(_request("b", ord("b")), told.extend, replay=True)
+    for name in ("c", "d"):
+        assert [request.id for request in table.next()] == ["b"]
+        table.deliver(token)
+        if name == "d":
+            break
+        assert _died(table) == 0
+        assert [request.id for request in table.next()] == ["b"]
+        table.deliver(token)
+        table.add(_request(name, ord(name)), told.extend)
+        assert [request.id for request in table.next()] == [name]
+        assert _died(table) == 0
+    assert table.next() == []
+    assert _died(table) == 3
+    assert isinstance(told[-1].error, PoisonError)
+    assert [request.id for request in table.next()] == ["c"]

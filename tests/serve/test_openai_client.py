@@ -1,0 +1,146 @@
+"""The official openai client against a live server, and what it must be told when it asks for nonsense."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from infer.serve.limits import ServeLimits
+from tests.support.fake_predictors import Live, double, embedder, live
+
+TEXTS = ["one", "a somewhat longer text", "", "three"][:2] + ["ünï ☃", "x" * 100]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(embedder(), double(), limits=ServeLimits(max_queue_rows=64)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def raw(server: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def test_the_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["embedder", "double"]
+    assert client.models.retrieve("embedder").object == "model"
+
+
+def test_embeddings_are_the_predictor_s_in_base64_and_in_numbers(client: openai.OpenAI) -> None:
+    expected = embedder().embed(TEXTS)
+    for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        answer = client.embeddings.create(model="embedder", input=TEXTS, **options)  # type: ignore[arg-type]
+        values = [one.embedding for one in answer.data]
+        if options.get("encoding_format") == "base64":
+            values = [np.frombuffer(base64.b64decode(v), "<f4").tolist() for v in values]  # type: ignore[arg-type]
+        assert np.array(values).tolist() == expected.tolist()
+        assert [one.index for one in answer.data] == [0, 1, 2, 3]
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(t) + 1 for t in TEXTS)
+
+
+def test_one_text_ids_and_lists_of_ids_are_taken(client: openai.OpenAI) -> None:
+    fake = embedder()
+    assert (
+        client.embeddings.create(model="embedder", input="one").data[0].embedding
+        == fake.embed(["one"])[0].tolist()
+    )
+    ids = fake.tokenize(["abc"])["input_ids"][0].tolist()
+    alone = client.embeddings.create(model="embedder", input=ids).data
+    assert alone[0].embedding == fake.embed(["abc"])[0].tolist()
+    pair = client.embeddings.create(model="embedder", input=[ids, [1, 7]]).data
+    assert [one.embedding for one in pair] == [fake.embed(["abc"])[0].tolist(), [8.0, 2.0, 7.0]]
+
+
+def test_the_right_number_of_dimensions_may_be_named(client: openai.OpenAI) -> None:
+    assert len(client.embeddings.create(model="embedder", input="a", dimensions=3).data[0].embedding) == 3
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="embedder", input="a", dimensions=2)
+    assert caught.value.param == "dimensions"
+
+
+def test_an_unknown_model_is_model_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.embeddings.create(model="gpt-4", input="a")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_a_model_that_makes_no_embeddings_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="double is a tensors model") as caught:
+        client.embeddings.create(model="double", input="a")
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"input": "a"}, 400),
+        ({"model": "embedder"}, 400),
+        ({"model": "embedder", "input": None}, 400),
+        ({"model": "embedder", "input": []}, 400),
+        ({"model": "embedder", "input": ""}, 400),
+        ({"model": "embedder", "input": ["a", ""]}, 400),
+        ({"model": "embedder", "input": ["a", 1]}, 400),
+        ({"model": "embedder", "input": [[]]}, 400),
+        ({"model": "embedder", "input": [[1], "a"]}, 400),
+        ({"model": "embedder", "input": [-1]}, 400),
+        ({"model": "embedder", "input": [1000]}, 400),
+        ({"model": "embedder", "input": [True]}, 400),
+        ({"model": "embedder", "input": [1.5]}, 400),
+        ({"model": "embedder", "input": [2**70]}, 400),
+        ({"model": "embedder", "input": "a", "encoding_format": "hex"}, 400),
+        ({"model": "embedder", "input": "a", "dimensions": 0}, 400),
+        ({"model": "embedder", "input": "x" * 600}, 400),
+        ({"model": "embedder", "input": ["a"] * 65}, 400),
+        ({"model": "embedder", "input": "a", "user": "u", "surprise": {"a": 1}}, 200),
+        ({"model": "embedder", "input": "a\u0000b"}, 200),
+    ],
+)
+def test_requests_are_checked_and_unknown_fields_ignored(
+    raw: httpx.Client, body: dict[str, Any], status: int
+) -> None:
+    answer = raw.post("/v1/embeddings", json=body)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert raw.post("/v1/embeddings", json={"model": "embedder", "input": "a"}).status_code == 200
+
+
+def test_lone_surrogates_and_other_media_are_refused(raw: httpx.Client) -> None:
+    body = b'{"model": "embedder", "input": "\\ud83d"}'
+    headers = {"content-type": "application/json"}
+    assert raw.post("/v1/embeddings", content=body, headers=headers).status_code == 400
+    assert raw.post("/v1/embeddings", content=body, headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_overload_is_429_and_the_client_retries_when_told() -> None:
+    fake = embedder()
+    with live(fake, limits=ServeLimits(max_queue_requests=1, max_wait_seconds=1)) as server:
+        engine = server.service.engines["embedder"]
+        engine.batcher.speed.observe(1, 1.5)
+        engine.batcher.running[0] = 1, engine.clock()
+        url = f"{server.url}/v1"
+        with (
+            openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+            pytest.raises(openai.RateLimitError) as caught,
+        ):
+            client.embeddings.create(model="embedder", input=["a", "b" * 99])
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=2) as client:
+            assert client.embeddings.create(model="embedder", input="a").data[0].index == 0

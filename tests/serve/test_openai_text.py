@@ -1,0 +1,530 @@
+"""The /v1 routes for text against a server whose model says the alphabet: fields, streams, errors, tools."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from infer.serve.api.openai_types import ChatChunk, Completion
+from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_predictors import Live, double, live
+
+JSON = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("speaker")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Live]:
+    with live(Speaker(folder), Speaker(folder, "mute", template=None), double()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def raw(server: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+def ask(raw: httpx.Client, **fields: Any) -> JSON:
+    answer = raw.post("/v1/completions", json={"model": "speaker", **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(answer: httpx.Response) -> list[JSON]:
+    """Of a stream that ended well."""
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_the_models_say_what_they_are_and_how_much_fits(client: openai.OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["speaker", "mute", "double"]
+    described = client.models.retrieve("speaker").model_dump()
+    assert (described["task"], described["max_model_len"]) == ("text-generation", 64)
+    assert client.models.retrieve("double").model_dump()["max_model_len"] is None
+
+
+def test_a_completion_has_all_that_clients_look_for(raw: httpx.Client) -> None:
+    answer = raw.post("/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 3})
+    body = answer.json()
+    assert body["choices"] == [
+        {"index": 0, "text": "ABC", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert body["object"] == "text_completion"
+    assert re.fullmatch("infer-[0-9a-f]{12}", body["system_fingerprint"])
+    assert abs(body["created"] - time.time()) < 100
+    assert re.fullmatch("cmpl-[0-9a-f]{24}", body["id"])
+    assert answer.headers["x-infer-queue"] == "0" if "x-infer-queue" in answer.headers else True
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+def test_a_chat_has_all_that_clients_look_for(raw: httpx.Client) -> None:
+    body = {"model": "speaker", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    answer = raw.post("/v1/chat/completions", json=body).json()
+    message = {"role": "assistant", "content": "AB", "refusal": None, "annotations": []}
+    assert answer["choices"] == [
+        {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert answer["usage"]["prompt_tokens"] == len("user:hi;assistant:") + 1
+    assert answer["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "tokens"),
+    [
+        ("hi", ["AB"], 3),
+        (["hi", "you"], ["AB", "AB"], 7),
+        ([104, 105], ["AB"], 2),
+        ([[104, 105], [1]], ["AB", "AB"], 3),
+    ],
+)
+def test_prompts_are_texts_or_token_ids_one_or_many(
+    raw: httpx.Client, prompt: Any, texts: list[str], tokens: int
+) -> None:
+    answer = ask(raw, prompt=prompt, max_tokens=2)
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(texts)))
+    assert answer["usage"]["prompt_tokens"] == tokens
+
+
+def test_n_completions_of_each_prompt_stand_together(raw: httpx.Client) -> None:
+    answer = ask(raw, prompt=["x", "y"], n=3, max_tokens=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["AB", "BC", "CD"] * 2
+    assert answer["usage"]["completion_tokens"] == 12
+
+
+def test_completions_end_after_16_tokens_and_chats_with_the_context(raw: httpx.Client) -> None:
+    assert ask(raw, prompt="x")["choices"][0]["text"] == "ABCDEFGHIJKLMNOP"
+    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
+    usage = raw.post("/v1/chat/completions", json=body).json()["usage"]
+    assert usage["total_tokens"] == 64
+    assert ask(raw, prompt="x" * 60)["usage"]["total_tokens"] == 64
+
+
+def test_logprobs_of_completions_are_parallel_lists_over_the_text(raw: httpx.Client) -> None:
+    lists = ask(raw, prompt="x", max_tokens=2, logprobs=1)["choices"][0]["logprobs"]
+    assert lists == {
+        "tokens": ["A", "B"],
+        "token_logprobs": [-0.65, -0.66],
+        "top_logprobs": [{"A": -0.65, "\0": -9.0}, {"B": -0.66, "\0": -9.0}],
+        "text_offset": [0, 1],
+    }
+
+
+def test_an_echo_tells_of_the_prompt_too_and_of_its_first_token_nothing(raw: httpx.Client) -> None:
+    choice = ask(raw, prompt=[104, 195, 188], max_tokens=1, logprobs=1, echo=True)["choices"][0]
+    assert choice["text"] == "hüA"
+    assert choice["logprobs"]["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xbc", "A"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.95, -1.88, -0.65]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"][0] == 0
+
+
+def test_with_echo_no_token_need_follow(raw: httpx.Client) -> None:
+    answer = ask(raw, prompt="hi", max_tokens=0, echo=True, logprobs=0)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("hi", "length")
+    assert choice["logprobs"]["tokens"] == ["<s>", "h", "i"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1]
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_logprobs_of_a_chat_are_objects(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="speaker",
+        messages=[{"role": "user", "content": "x"}],
+        max_completion_tokens=1,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert answer.choices[0].logprobs is not None
+    (one,) = answer.choices[0].logprobs.content or []
+    assert (one.token, one.logprob, one.bytes) == ("A", -0.65, [65])
+    assert [(top.token, top.logprob) for top in one.top_logprobs] == [("A", -0.65), ("\0", -9.0)]
+
+
+def test_a_streamed_completion_says_the_same(client: openai.OpenAI) -> None:
+    ask: JSON = {
+        "model": "speaker",
+        "prompt": ["x", "y"],
+        "n": 2,
+        "max_tokens": 5,
+        "logprobs": 1,
+        "echo": True,
+    }
+    whole = client.completions.create(**ask)
+    stream = client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    texts, tokens, finish = [""] * 4, [list[str]() for _ in range(4)], [""] * 4
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            if choice.logprobs:
+                tokens[choice.index] += choice.logprobs.tokens or []
+            finish[choice.index] = choice.finish_reason or ""
+        usage = chunk.usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert finish == [choice.finish_reason for choice in whole.choices]
+    assert tokens[0] == (whole.choices[0].logprobs.tokens if whole.choices[0].logprobs else None)
+    assert usage == whole.usage
+
+
+def test_a_streamed_chat_says_the_same(client: openai.OpenAI) -> None:
+    ask: JSON = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "n": 2, "max_tokens": 4}
+    whole = client.chat.completions.create(**ask)
+    texts, roles, finish = ["", ""], list[Any](), ["", ""]
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            roles += [choice.delta.role] if choice.delta.role else []
+            finish[choice.index] = choice.finish_reason or finish[choice.index]
+        assert chunk.usage is None
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert roles == ["assistant", "assistant"]
+    assert finish == ["length", "length"]
+
+
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}, {"continuous_usage_stats": True}])
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_event_is_what_the_description_says(raw: httpx.Client, chat: bool, usage: JSON | None) -> None:
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    what = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    logprobs: JSON = {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
+    body = {"model": "speaker", "max_tokens": 3, "stream": True, "stream_options": usage, **what, **logprobs}
+    answer = raw.post(path, json=body)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no"
+    found = events(answer)
+    for event in found:
+        typed = msgspec.convert(event, ChatChunk if chat else Completion)
+        assert msgspec.to_builtins(typed) == event
+        assert ("usage" in event) == (usage is not None)
+    assert len({event["id"] for event in found}) == 1
+    if usage == {"include_usage": True}:
+        assert found[-1]["choices"] == []
+        assert found[-1]["usage"]["completion_tokens"] == 3
+        assert found[0]["usage"] is None
+    elif usage:
+        assert [event["usage"]["completion_tokens"] for event in found][-1] == 3
+
+
+def test_one_event_is_one_write_of_a_step(raw: httpx.Client) -> None:
+    with raw.stream(
+        "POST", "/v1/completions", json={"model": "speaker", "prompt": "x", "stream": True}
+    ) as answer:
+        text = "".join(answer.iter_text())
+    assert len(events(httpx.Response(200, text=text))) == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, None),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [-1]}, None),
+        ({"prompt": [258]}, "prompt"),
+        ({"prompt": [[1], [258]]}, "prompt[1]"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 63}, "max_tokens"),
+        ({"prompt": "a" * 64}, "prompt"),
+        ({"prompt": "a" * 100_000}, "prompt"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 17}, "n"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "top_p": 1.1}, "top_p"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": ["a"] * 17}, "stop"),
+        ({"prompt": "a", "logit_bias": {"258": 1}}, None),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"1": 101}}, None),
+        ({"prompt": "a", "presence_penalty": 3}, "presence_penalty"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "timeout": 0}, "timeout"),
+        ({"prompt": "a", "stream": "yes"}, "stream"),
+        ({"prompt": "50%"}, "prompt"),
+    ],
+)
+def test_what_can_t_be_done_is_400_and_names_the_field(
+    raw: httpx.Client, fields: JSON, param: str | None
+) -> None:
+    for stream in (False, True):
+        body = {"model": "speaker", "stream": stream, **fields}
+        if fields == {"prompt": ""}:
+            body["add_special_tokens"] = False
+        answer = raw.post("/v1/completions", json=body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        if param is not None:
+            assert error["param"] == param
+    assert ask(raw, prompt="a", max_tokens=1)["choices"][0]["text"] == "A"
+
+
+def test_too_long_for_the_context_has_openai_s_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="context is 64 tokens") as caught:
+        client.completions.create(model="speaker", prompt="x" * 10, max_tokens=60)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            None,
+        ),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_a_chat_that_can_t_be_had_is_400(raw: httpx.Client, fields: JSON, param: str | None) -> None:
+    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}
+    answer = raw.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    if param is not None:
+        assert answer.json()["error"]["param"] == param
+
+
+def test_a_model_without_a_template_takes_no_messages_and_one_for_tensors_no_text(raw: httpx.Client) -> None:
+    body: JSON = {"model": "mute", "messages": [{"role": "user", "content": "x"}]}
+    answer = raw.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "no chat template" in answer.json()["error"]["message"]
+    assert raw.post("/v1/completions", json={"model": "mute", "prompt": "x"}).status_code == 200
+    answer = raw.post("/v1/completions", json={"model": "double", "prompt": "x"})
+    assert answer.status_code == 400
+    assert "generates no text" in answer.json()["error"]["message"]
+
+
+def test_a_language_model_makes_no_embeddings_and_takes_no_tensors(raw: httpx.Client) -> None:
+    answer = raw.post("/v1/embeddings", json={"model": "speaker", "input": "x"})
+    assert answer.status_code == 400
+    assert "makes no embeddings" in answer.json()["error"]["message"]
+    answer = raw.post("/v2/models/speaker/infer", json={"inputs": []})
+    assert answer.status_code == 404
+    assert "/v1/completions" in answer.json()["error"]
+    assert raw.get("/v2/models").json()["models"][0]["name"] == "double"
+
+
+def test_an_unknown_model_is_404_and_other_media_415(raw: httpx.Client) -> None:
+    for path, body in (
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user"}]}),
+    ):
+        answer = raw.post(f"/v1/{path}", json={"model": "gpt-4", **body})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+        headers = {"content-type": "text/plain"}
+        assert raw.post(f"/v1/{path}", content=b"{}", headers=headers).status_code == 415
+
+
+def test_unknown_fields_and_nulls_are_accepted_and_the_former_counted(raw: httpx.Client) -> None:
+    def counted() -> float:
+        found = re.search(r'infer_unknown_fields_total\{model="speaker".*\} (\S+)', raw.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    before = counted()
+    nulls = dict.fromkeys(
+        ("stop", "max_tokens", "seed", "logprobs", "n", "stream_options", "logit_bias", "user")
+    )
+    ask(raw, prompt="x", **nulls, use_beam_search=False, surprise={"a": [1]})
+    assert counted() == before + 2
+
+
+def test_parts_of_a_message_are_joined_and_a_developer_is_the_system(server: Live, raw: httpx.Client) -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": content}]
+    answer = raw.post("/tokenize", json={"model": "speaker", "messages": messages})
+    text = raw.post("/detokenize", json={"model": "speaker", "tokens": answer.json()["tokens"]}).json()[
+        "prompt"
+    ]
+    assert text == "<s>system:d;user:a\nb;assistant:"
+
+
+def test_texts_become_tokens_and_tokens_text(raw: httpx.Client) -> None:
+    body: JSON = {"model": "speaker", "prompt": "hü", "return_token_strs": True}
+    answer = raw.post("/tokenize", json=body).json()
+    assert answer["tokens"] == [256, 104, 195, 188]
+    assert (answer["count"], answer["max_model_len"]) == (4, 64)
+    assert answer["token_strs"][:2] == ["<s>", "h"]
+    plain = raw.post("/tokenize", json={**body, "add_special_tokens": False}).json()["tokens"]
+    assert plain == [104, 195, 188]
+    assert raw.post("/detokenize", json={"model": "speaker", "tokens": plain}).json() == {"prompt": "hü"}
+    assert raw.post("/detokenize", json={"model": "speaker", "tokens": [258]}).status_code == 400
+    assert raw.post("/tokenize", json={"model": "speaker"}).status_code == 400
+    assert raw.post("/tokenize", json={"prompt": "x"}).json()["error"]["param"] == "model"
+    assert raw.get("/tokenizer_info").status_code == 400
+
+
+def test_the_only_language_model_need_not_be_named(tmp_path: Path) -> None:
+    with live(Speaker(tmp_path), double()) as server, httpx.Client(base_url=server.url) as raw:
+        assert raw.post("/tokenize", json={"prompt": "x"}).json()["count"] == 2
+        info = raw.get("/tokenizer_info").json()
+        assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<s>", "</s>", None)
+        assert "m.role" in info["chat_template"]
+    with live(double()) as server, httpx.Client(base_url=server.url) as raw:
+        assert raw.get("/tokenizer_info").status_code == 404
+
+
+def test_an_error_in_mid_stream_is_an_event_and_the_openai_client_raises_it(client: openai.OpenAI) -> None:
+    stream = client.completions.create(model="speaker", prompt="x!", stream=True)
+    assert next(stream).choices[0].text == "A"
+    with pytest.raises(openai.APIError, match="boom"):
+        next(stream)
+    with pytest.raises(openai.InternalServerError):
+        client.completions.create(model="speaker", prompt="x!")
+
+
+def test_metrics_tell_of_tokens_and_their_times(raw: httpx.Client) -> None:
+    ask(raw, prompt="x", max_tokens=4)
+    text = raw.get("/metrics").text
+    label = '{model="speaker",version="1"}'
+    for name in (
+        *("infer_time_to_first_token_seconds_count", "infer_inter_token_seconds_count"),
+        *("infer_prompt_tokens_total", "infer_generation_tokens_total", "infer_kv_cache_usage_ratio"),
+        *("infer_prefix_cache_queries_total", "infer_prefix_cache_hits_total", "infer_preemptions_total"),
+        "infer_prefix_cache_evictions_total",
+        *("infer_requests_running", "infer_requests_waiting", "infer_engine_heartbeat_age_seconds"),
+    ):
+        assert f"{name}{label}" in text, name
+    assert 'infer_completions_total{model="speaker",reason="length",version="1"}' in text
+
+
+def test_the_description_has_the_streams_too(raw: httpx.Client) -> None:
+    document = raw.get("/openapi.json").json()
+    for path, name in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
+        operation = document["paths"][path]["post"]
+        content = operation["responses"]["200"]["content"]
+        assert content["text/event-stream"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
+        assert "application/json" in content
+        assert {"400", "404", "413", "415", "422", "429", "503", "504"} <= set(operation["responses"])
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALLS = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Basel"}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize(
+    "choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_calls_of_tools_are_read_whole_and_as_events(choice: Any, tmp_path: Path) -> None:
+    speaker = Speaker(tmp_path, engine=Alphabet(script=f"Let me see.\n{CALLS}"))
+    with (
+        live(speaker) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        ask: JSON = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
+        ask |= {"tools": [WEATHER], "tool_choice": choice, "logprobs": True, "max_tokens": 9}
+        choice = client.chat.completions.create(**ask).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        calls = choice.message.tool_calls
+        assert [json.loads(c.function.arguments)["city"] for c in calls] == ["Bern", "Basel"]
+        assert {c.function.name for c in calls} == {"get_weather"}
+        content, named, arguments, finish, tokens = "", dict[int, Any](), dict[int, str](), None, 0
+        for chunk in client.chat.completions.create(**ask, stream=True):
+            (part,) = chunk.choices
+            content += part.delta.content or ""
+            finish = part.finish_reason or finish
+            tokens += len(part.logprobs.content or []) if part.logprobs else 0
+            for call in part.delta.tool_calls or []:
+                if call.id:
+                    named[call.index] = (call.type, call.function.name)
+                arguments[call.index] = arguments.get(call.index, "") + (call.function.arguments or "")
+        assert (content, finish) == ("Let me see.", "tool_calls")
+        assert named == dict.fromkeys((0, 1), ("function", "get_weather"))
+        assert arguments == {i: c.function.arguments for i, c in enumerate(calls)}
+        assert tokens == len(choice.logprobs.content) == len(f"Let me see.\n{CALLS}")
+
+
+def test_without_a_choice_what_looks_like_a_call_is_text(tmp_path: Path) -> None:
+    with live(Speaker(tmp_path, engine=Alphabet(script=CALLS))) as server:
+        body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
+        url = f"{server.url}/v1/chat/completions"
+        choice = httpx.post(url, json={**body, "tool_choice": "none"}).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALLS, "stop")
+        assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"tools": [{**WEATHER, "type": "web"}]}, 400, "tools[0].type"),
+        ({"tools": [WEATHER, WEATHER]}, 400, "tools[1].function.name"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            400,
+            "tool_choice",
+        ),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            400,
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "("}}, 422, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, 400, None),
+    ],
+)
+def test_tools_and_forms_that_make_no_sense_are_refused(
+    raw: httpx.Client, fields: JSON, status: int, param: str | None
+) -> None:
+    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}
+    answer = raw.post("/v1/chat/completions", json=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    if param is not None:
+        assert answer.json()["error"]["param"] == param

@@ -1,0 +1,340 @@
+"""The page at /, in a real browser: what it shows, what it lets people try, and that everybody can use it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from infer.serve import page
+from infer.spec import TensorSpec
+from tests.support import chromium
+from tests.support.chromium import Tab
+from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_predictors import Fake, Live, double, embedder, live
+
+ROOT = Path(__file__).resolve().parents[2]
+HTML = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
+needs_browser = pytest.mark.skipif(
+    chromium.found() is None, reason="no Chromium here: apt-get install chromium"
+)
+
+
+def brightest() -> Fake:
+    """Ten classes of an 8x8 image; the class is the column of the brightest pixels."""
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        columns = inputs["image"].sum((1, 2))
+        return {"logits": np.concatenate([columns, np.zeros((len(columns), 2), np.float32)], 1)}
+
+    inputs = (TensorSpec("image", "float32", ("batch", 1, 8, 8)),)
+    outputs = (TensorSpec("logits", "float32", ("batch", 10)),)
+    return Fake("brightest", inputs, outputs, run, task="classification")
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Alphabet:
+    return Alphabet(0.01)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, speaker: Alphabet) -> Iterator[Live]:
+    told = Speaker(tmp_path_factory.mktemp("speaker"), engine=speaker, context=4096)
+    with live(double(), brightest(), embedder(), told) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Tab]:
+    with chromium.browser() as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser: Tab, server: Live) -> Iterator[Tab]:
+    """The page, opened anew; whatever the console says against it fails the test."""
+    browser.errors.clear()
+    browser.asked.clear()
+    browser.show(1280)
+    browser.go(f"{server.url}/?{time.monotonic()}")
+    browser.until("document.querySelectorAll('[role=tab]').length === 4")
+    yield browser
+    assert browser.errors == []
+    assert [url for url in browser.asked if not url.startswith((server.url, "data:", "blob:"))] == []
+
+
+def choose(tab: Tab, name: str) -> str:
+    """A model's panel, as the start of a selector."""
+    tab.run(f"document.getElementById('tab-{name}').click()")
+    return f"#panel-{name}"
+
+
+def test_browsers_get_the_page_and_others_json(server: Live) -> None:
+    got = httpx.get(server.url, headers=HTML)
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    assert got.headers["vary"] == "accept"
+    for accept in ("*/*", "application/json"):
+        assert httpx.get(server.url, headers={"Accept": accept}).json()["name"] == "infer"
+
+
+def test_the_policy_lets_nothing_in_from_elsewhere(server: Live) -> None:
+    for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
+        headers = httpx.get(f"{server.url}{path}", headers=HTML).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_files_name_no_other_place_and_hold_no_inline_script() -> None:
+    for name, content in page.files().items():
+        text = content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "//" not in re.sub(r"^\s*//.*|\s// .*", "", text, flags=re.M), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
+    index = page.files()["index.html"].decode()
+    assert not re.search(r"<script(?![^>]* src=)|<style| on\w+=| style=", index)
+
+
+def test_every_file_of_the_page_is_packaged() -> None:
+    wanted = re.search(r'"infer\.serve\.page" = \[(.*)\]', (ROOT / "pyproject.toml").read_text())
+    assert wanted
+    endings = re.findall(r"\*(\.\w+)", wanted[1])
+    here = [
+        f.name for f in (resources.files("infer.serve") / "page").iterdir() if not f.name.startswith("__")
+    ]
+    assert here
+    assert all(name.endswith(tuple(endings)) for name in here)
+    assert set(here) == set(page.files())
+
+
+@pytest.mark.parametrize(
+    "name", ["nope.js", "..%2f__init__.py", "%2e%2e%2fserver.py", "__init__.py", "app.js%00", ""]
+)
+def test_only_files_of_the_page_are_given_out(server: Live, name: str) -> None:
+    assert httpx.get(f"{server.url}/page/{name}").status_code == 404
+
+
+def test_with_a_key_the_page_is_open_and_what_it_shows_is_not() -> None:
+    with live(double(), api_key="s3cret") as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/", headers=HTML).status_code == 200
+        assert client.get("/page/app.js").status_code == 200
+        for path in ("/", "/ops/models", "/ops/now", "/ops/models/double/example"):
+            assert client.get(path).status_code == 401
+
+
+@needs_browser
+def test_every_model_has_a_tab_and_arrow_keys_go_round(tab: Tab) -> None:
+    assert tab.run("document.querySelector('[role=tab][aria-selected=true]').textContent").startswith(
+        "double"
+    )
+    tab.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    for key, name in (("ArrowRight", "brightest"), ("ArrowLeft", "double"), ("ArrowLeft", "speaker")):
+        tab.press(key)
+        assert tab.run("document.activeElement.id") == f"tab-{name}"
+        assert tab.run("document.querySelectorAll('[role=tabpanel]:not([hidden])').length") == 1
+    assert tab.run("location.hash") == "#speaker"
+
+
+@needs_browser
+def test_numbers_go_in_as_json_and_come_out_in_a_table(tab: Tab) -> None:
+    panel = choose(tab, "double")
+    tab.run(f"document.querySelector('{panel} textarea').value = ''")
+    tab.run(f"document.querySelector('{panel} textarea').focus()")
+    tab.type("[[1, 2, 3, 4.5]]")
+    tab.run(f"document.querySelector('{panel} .primary').click()")
+    tab.until(f"document.querySelector('{panel} .cells') !== null")
+    cells = tab.run(
+        f"[...document.querySelectorAll('{panel} .output:first-of-type .cells td')].map(c => c.textContent)"
+    )
+    assert cells[:4] == ["2", "4", "6", "9"]
+    assert "in the model" in tab.run(f"document.querySelector('{panel} .timing').textContent")
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("[[1, 2]]", "expected input 'x' float32 [batch, 4]"),
+        ("[[1, 2], [3]]", "equally long"),
+        ("[1,", "not JSON"),
+        ('[["a"]]', "number"),
+    ],
+)
+def test_a_wrong_tensor_is_answered_in_words(tab: Tab, typed: str, said: str) -> None:
+    panel = choose(tab, "double")
+    tab.run(f"document.querySelector('{panel} textarea').value = ''")
+    tab.run(f"document.querySelector('{panel} textarea').focus()")
+    tab.type(typed)
+    tab.run(f"document.querySelector('{panel} .primary').click()")
+    tab.until(f"document.querySelector('{panel} .result .error') !== null")
+    assert said in tab.run(f"document.querySelector('{panel} .result .error').textContent")
+    tab.errors[:] = [error for error in tab.errors if "status of 400" not in error]  # the browser's own note
+
+
+@needs_browser
+def test_a_drawing_reaches_the_model_and_the_best_class_is_first(tab: Tab) -> None:
+    panel = choose(tab, "brightest")
+    box = tab.run(f"document.querySelector('{panel} .pad').getBoundingClientRect().toJSON()")
+    x, y, size = box["x"], box["y"], box["width"]
+    tab.drag([(x + 0.1 * size, y + 0.1 * size), (x + 0.9 * size, y + 0.12 * size)])
+    tab.drag([(x + 0.85 * size, y + 0.1 * size), (x + 0.85 * size, y + 0.9 * size)])
+    tab.run(f"document.querySelector('{panel} .primary').click()")
+    best = tab.until(f"document.querySelector('{panel} .classes .best th')?.textContent")
+    assert best in ("6", "7")
+
+
+@needs_browser
+def test_texts_are_compared_by_cosine(tab: Tab) -> None:
+    panel = choose(tab, "embedder")
+    tab.run(f"document.querySelector('{panel} .primary').click()")
+    tab.until(f"document.querySelectorAll('{panel} .cosines tbody tr').length === 3")
+    assert tab.run(f"document.querySelector('{panel} .cosines td').textContent") == "1.00"
+
+
+@needs_browser
+def test_a_chat_streams_and_says_how_fast_it_was(tab: Tab) -> None:
+    panel = choose(tab, "speaker")
+    tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '26'")
+    tab.run(f"document.querySelector('{panel} .field textarea').focus()")
+    tab.type("Say the alphabet")
+    tab.press("Enter")
+    tab.until(f"document.querySelector('{panel} .assistant .said')?.textContent.startsWith('ABC')")
+    note = tab.until(f"document.querySelector('{panel} .assistant .note')?.textContent")
+    assert re.fullmatch(
+        r"26 tokens · [\d.]+ tokens/s · first after [\d.]+ m?s · cut at the most tokens", note
+    )
+    assert (
+        tab.run(f"document.querySelector('{panel} .assistant .said').textContent")
+        == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    )
+    assert tab.run(f"document.querySelector('{panel} .log').getAttribute('aria-busy')") == "false"
+    assert tab.run("document.activeElement.tagName") == "TEXTAREA"
+
+
+@needs_browser
+def test_stop_ends_the_answer_and_the_work_for_it(tab: Tab, speaker: Alphabet) -> None:
+    panel = choose(tab, "speaker")
+    tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '4000'")
+    tab.run(f"document.querySelector('{panel} .field textarea').focus()")
+    tab.type("Go on for ever")
+    tab.press("Enter")
+    tab.until(f"document.querySelector('{panel} .assistant .said')?.textContent.length > 5")
+    before = len(speaker.cancelled)
+    assert tab.run("document.activeElement.textContent") == "Stop"
+    tab.press("Enter")
+    assert tab.until(f"document.querySelector('{panel} .assistant .note')?.textContent").endswith("stopped")
+    end = time.monotonic() + 10
+    while len(speaker.cancelled) == before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(speaker.cancelled) == before + 1
+    assert not speaker.jobs
+
+
+@needs_browser
+def test_plots_follow_the_load(tab: Tab, server: Live) -> None:
+    panel = choose(tab, "double")
+    data = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [1] * 8}]}
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            for _ in range(10):
+                assert client.post("/v2/models/double/infer", json=data).status_code == 200
+            time.sleep(0.5)
+    tab.until(f"Number(document.querySelector('{panel} .tiles dd').textContent) > 1")
+    labels = tab.run(
+        f"[...document.querySelectorAll('{panel} .plot')].map(p => p.getAttribute('aria-label'))"
+    )
+    assert [label.split(",")[0] for label in labels] == ["Throughput", "Latency", "Queue", "Batch size"]
+    assert re.search(r"now requests/s [\d.]+, rows/s [\d.]+", labels[0])
+    assert re.search(r"p50 [\d.]+ [mµ]?s, p95 [\d.]+ [mµ]?s, p99 [\d.]+ [mµ]?s", labels[1])
+    assert "mean rows 2" in labels[3]
+    assert tab.run(f"document.querySelector('{panel} .plot .line0').getAttribute('d').length") > 5
+    texts = tab.run(
+        f"[...document.querySelector('{panel} .plot').querySelectorAll('text')].map(t => t.textContent)"
+    )
+    assert {"0", "now", "2 min ago"} <= set(texts)
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_all_text_is_readable_and_nothing_is_cut_off(tab: Tab, width: int, dark: bool) -> None:
+    tab.show(width, dark=dark)
+    for name in ("double", "brightest", "embedder", "speaker"):
+        panel = choose(tab, name)
+        tab.run(f"document.querySelectorAll('{panel} details').forEach(d => {{ d.open = true; }})")
+        assert tab.run("document.documentElement.scrollWidth") <= width, name
+        assert tab.run(CONTRAST) == [], name
+
+
+@needs_browser
+def test_every_control_has_a_name_and_every_plot_too(tab: Tab) -> None:
+    for name in ("double", "brightest", "embedder", "speaker"):
+        choose(tab, name)
+        assert tab.run(NAMELESS) == [], name
+
+
+@needs_browser
+def test_a_server_with_a_key_asks_for_it_until_it_is_right(browser: Tab) -> None:
+    with live(double(), api_key="s3cret") as server:
+        browser.errors.clear()
+        browser.go(server.url)
+        for key, said in (("wrong", ""), ("s3cret", "does not take")):
+            browser.until("document.getElementById('key').open")
+            assert said in browser.run("document.getElementById('key-error').textContent")
+            browser.type(key)
+            browser.press("Enter")
+            browser.until(
+                "!document.getElementById('key').open || document.getElementById('key-error').textContent"
+            )
+        browser.until("document.getElementById('state').textContent === 'ready'")
+        assert browser.run("sessionStorage.length") == 1
+        assert browser.run("localStorage.length") == 0
+        assert [error for error in browser.errors if "401" not in error] == []
+
+
+@needs_browser
+def test_a_server_that_went_away_is_said(browser: Tab) -> None:
+    with live(double()) as server:
+        browser.go(server.url)
+        browser.until("document.getElementById('state').textContent === 'ready'")
+    browser.until("document.getElementById('state').textContent === 'unreachable'")
+
+
+NAMELESS = """[...document.querySelector('[role=tabpanel]:not([hidden])')
+.querySelectorAll('input, textarea, select, button, svg[role=img], canvas')]
+.filter(e => !(e.labels?.length || e.textContent.trim() || e.getAttribute('aria-label')))
+.map(e => e.outerHTML.slice(0, 80))"""
+
+# Every visible text against what is painted behind it: 4.5 : 1, as WCAG's AA has it.
+CONTRAST = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+  const parse = (text) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(v => linear(v / 255))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const over = (top, under) => top.slice(0, 3).map((v, at) => v * top[3] + under[at] * (1 - top[3]));
+  const behind = (element) => { const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((under, layer) => over(layer, under), [255, 255, 255]); };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const low = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.textContent.trim() || !element.checkVisibility()) continue;
+    if (element.closest('.skip, noscript, :disabled')) continue;
+    const style = getComputedStyle(element);
+    const ink = element.namespaceURI.endsWith('svg') ? style.fill : style.color;
+    const back = behind(element.closest('svg') ?? element);
+    const [a, b] = [light(over(parse(ink), back)), light(back)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push(`${node.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return low;
+})()"""

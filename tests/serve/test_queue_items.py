@@ -1,0 +1,110 @@
+"""Several requests as one entry of the queue: the batches, bounds and refusals that each would get alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infer.serve.batching import queue
+from infer.serve.batching.queue_items import Entry
+from tests.support.manual_clock_queue import Desk
+
+
+class Owner:
+    """The owner of an item whose answers nobody reads; its requests are names."""
+
+    def __init__(self, requests: list[str]) -> None:
+        self.requests = requests
+
+    def part(self, count: int, entry: Entry) -> Owner:
+        taken, self.requests = Owner(self.requests[:count]), self.requests[count:]
+        return taken
+
+
+def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
+    """Requests of `rows` rows each, as one entry or as one each."""
+    rows, elements = options["rows"], options["elements"]
+    deadline = desk.clock.now + options["timeout"]
+
+    def entry(names: list[str]) -> Entry:
+        array = np.array([[int(name[1:])] for name in names for _ in range(rows)])
+        count, work = len(array), (len(array), elements, len(array) * elements * 4)
+        rest = deadline, options["priority"], Owner(names), 0
+        return Entry({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
+
+    entries = [entry(names)] if together else [entry([name]) for name in names]
+    desk.batcher._enter(entries)
+
+
+def told(entries: list[Entry]) -> list[tuple[str, list[int]]]:
+    """Requests in the order of their rows, and these."""
+    found = []
+    for whole in entries:
+        for entry in whole.apart() if whole.requests > 1 else [whole]:
+            name = entry.ticket if isinstance(entry.ticket, str) else entry.ticket.requests[0]
+            found.append((name, entry.inputs["x"].ravel().tolist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_items_of_several_requests_give_the_batches_of_single_ones(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "LOOK_PAST", 1000)  # entries: of single requests there are more to look past
+    dice, desks = random.Random(seed), [Desk(max_batch=8, max_batch_elements=96) for _ in range(2)]
+    for desk in desks:
+        desk.measured(0.01, 0.02)
+    number, seen = 0, 0
+    for _ in range(60):
+        if dice.random() < 0.55:
+            names = [f"r{number + at}" for at in range(dice.randint(1, 9))]
+            number += len(names)
+            options: dict[str, Any] = {
+                "rows": dice.randint(1, 3),
+                "elements": dice.choice([1, 4, 16]),
+                "timeout": dice.choice([0.05, 0.2, 0.5, 60]),
+                "priority": dice.choice([1, 2, 2, 2]),
+                "key": dice.choice("kkl"),
+            }
+            for desk, together in zip(desks, (True, False), strict=True):
+                put(desk, names, together, **options)
+        else:
+            takens = [desk.batcher.take() for desk in desks]
+            assert told(takens[0].entries) == told(takens[1].entries)
+            assert sorted(told(takens[0].expired)) == sorted(told(takens[1].expired))
+            assert takens[0].reason == takens[1].reason
+            seen += len(takens[0].entries)
+            for desk in desks:
+                desk.clock.now += 0.03
+                desk.batcher.finish(0.0)
+        one, two = (desk.batcher for desk in desks)
+        assert (one.requests, one.rows, one.bytes, one.ahead()) == (
+            two.requests,
+            two.rows,
+            two.bytes,
+            two.ahead(),
+        )
+    assert seen
+
+
+def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
+    desk = Desk()
+    put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
+    (item,) = desk.batcher._queues["k"]
+    assert desk.batcher.drop(item[3], 1)
+    assert (desk.batcher.requests, desk.batcher.rows, desk.batcher.bytes) == (2, 2, 32)
+    (entry,) = desk.run(0.1)
+    assert told([entry]) == [("r1", [1]), ("r3", [3])]
+    assert entry.sizes == {"batch": 2}
+    assert not desk.batcher.drop(entry, 0)  # it runs
+
+
+def test_the_last_request_of_a_late_item_is_tried_when_the_queue_is_empty() -> None:
+    desk = Desk()
+    desk.measured(1.0, 1.0)
+    put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
+    taken = desk.batcher.take()
+    assert (told(taken.expired), told(taken.entries)) == ([("r1", [1]), ("r2", [2])], [("r3", [3])])

@@ -1,0 +1,240 @@
+"""What a worker asks itself while idle: how often, what a wrong answer does, and what a silent worker is taken for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from infer.errors import ArtifactError, InferError
+from infer.llm.engine.requests import Output, Request
+from infer.serve.batching.tensor_engine import Engine
+from infer.serve.workers import supervisor
+from infer.serve.workers.messages import Source
+from infer.serve.workers.remote_predictor import Starting
+from infer.serve.workers.self_test import (
+    EVERY,
+    MISSES,
+    MOST_SHARE,
+    PATIENCE,
+    GoldenBatch,
+    GoldenPrompt,
+    near,
+)
+from infer.spec import TensorSpec
+from tests.serve.test_workers import FAST, ask, engine_of, remote
+from tests.support.fake_predictors import double, live
+from tests.support.worker_models import alive, wait_until
+
+pytestmark = pytest.mark.chaos
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Model:
+    """y = factor·x; each answer takes `seconds` of the clock."""
+
+    inputs = (TensorSpec("x", "float32", ("batch", 2)),)
+    outputs = (TensorSpec("y", "float32", ("batch", 2)),)
+
+    def __init__(self, folder: Path, clock: Clock, seconds: float = 0.0) -> None:
+        self.path, self.clock, self.seconds = folder, clock, seconds
+        self.factor, self.rows = 2.0, list[int]()
+        (folder / "golden").mkdir()
+        save_file({"x": np.ones((3, 2), np.float32)}, folder / "golden/inputs.safetensors")
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.rows.append(len(inputs["x"]))
+        self.clock.now += self.seconds
+        return {"y": inputs["x"] * np.float32(self.factor)}
+
+
+def test_the_golden_inputs_are_asked_only_after_a_while_without_work(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Model(tmp_path, clock)
+    golden = GoldenBatch(model, clock)
+    assert model.rows == [1]
+    clock.now = EVERY - 0.1
+    golden.look()
+    golden.rest.begin()  # there was work
+    clock.now = EVERY + 0.1
+    golden.look()
+    assert model.rows == [1]
+    clock.now = 2 * EVERY
+    golden.look()
+    assert model.rows == [1, 1]
+
+
+def test_a_slow_model_asks_itself_seldom(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Model(tmp_path, clock, seconds=2.0)
+    golden = GoldenBatch(model, clock)
+    clock.now = began = 100.0
+    for _ in range(1000):
+        clock.now += 1.0
+        golden.look()
+    spent = model.seconds * (len(model.rows) - 1)
+    assert 0 < spent <= 1.1 * MOST_SHARE * (clock.now - began) + model.seconds
+
+
+def test_an_answer_that_changed_is_not_served(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Model(tmp_path, clock)
+    golden = GoldenBatch(model, clock)
+    model.factor, clock.now = 2.01, 10.0
+    with pytest.raises(ArtifactError, match="y of the golden inputs"):
+        golden.look()
+
+
+def test_a_model_without_golden_inputs_asks_nothing() -> None:
+    clock = Clock()
+    golden = GoldenBatch(SimpleNamespace(inputs=Model.inputs, outputs=Model.outputs), clock)
+    clock.now = 100.0
+    golden.look()
+
+
+def test_near_takes_rounding_and_no_more() -> None:
+    known = np.array([1.0, np.nan, -3.0], np.float32)
+    assert near(known + np.float32(1e-5), known)
+    assert not near(known + np.float32(0.1), known)
+    assert not near(np.zeros(3, np.float32), known)
+    assert near(np.array([1, 2]), np.array([1, 2]))
+    assert not near(np.array([1, 3]), np.array([1, 2]))
+
+
+def test_near_takes_nan_for_nan_and_for_nothing_else() -> None:
+    known = np.array([np.nan, 1000.0, np.inf, 1e-3], np.float32)
+    assert near(known.copy(), known)
+    for place, value in ((0, 0.0), (1, np.inf), (2, -np.inf), (2, np.nan), (3, np.nan)):
+        other = known.copy()
+        other[place] = value
+        assert not near(other, known)
+    assert not near(known[:3], known)
+
+
+class Driver:
+    """Answers `tokens` when `answer` is called."""
+
+    def __init__(self) -> None:
+        self.tokens, self.running, self.asked = (5, 6), 0, list[tuple[Request, Any]]()
+
+    def submit(self, request: Request, deliver: Any) -> None:
+        self.asked.append((request, deliver))
+
+    def answer(self) -> None:
+        request, deliver = self.asked[-1]
+        deliver([Output(id=request.id, index=0, token_ids=self.tokens, finish="length")])
+
+
+def test_a_language_model_asks_itself_for_two_tokens_when_nobody_else_does() -> None:
+    clock, driver = Clock(), Driver()
+    golden = GoldenPrompt(driver, clock)
+    driver.running, clock.now = 1, 100.0
+    golden.look()
+    driver.running, clock.now = 0, 101.0
+    golden.look()
+    assert driver.asked == []
+    clock.now += EVERY
+    golden.look()
+    golden.look()
+    assert len(driver.asked) == 1
+    driver.answer()
+    golden.look()
+    assert golden.answering
+    assert len(driver.asked) == 1
+
+
+def test_tokens_that_stay_other_ones_end_the_worker() -> None:
+    clock, driver = Clock(), Driver()
+    golden = GoldenPrompt(driver, clock)
+
+    def turn() -> None:
+        clock.now += 2 * EVERY
+        golden.look()
+        driver.answer()
+        golden.look()
+
+    turn()
+    driver.tokens = (5, 7)
+    for _ in range(MISSES - 1):
+        turn()
+    with pytest.raises(ArtifactError, match="other tokens"):
+        turn()
+
+
+def test_tokens_that_do_not_come_make_it_unready_and_then_end_it() -> None:
+    clock, driver = Clock(), Driver()
+    golden = GoldenPrompt(driver, clock)
+    clock.now = 2 * EVERY
+    golden.look()
+    clock.now += PATIENCE + 1
+    golden.look()
+    assert not golden.answering
+    clock.now += 2 * PATIENCE
+    with pytest.raises(InferError, match="did not come"):
+        golden.look()
+
+
+def test_a_worker_whose_answers_became_wrong_is_replaced_before_anybody_asks(tmp_path: Path) -> None:
+    source = Source(path=str(tmp_path), opener="tests.support.worker_models:decays", options={"good": 3})
+    starting = Starting(source, restart=FAST)
+    predictor = starting.remote()
+
+    async def go() -> None:
+        async with engine_of(predictor) as engine:
+            first = predictor.executors[0].pid or 0
+            await asyncio.to_thread(wait_until, lambda: not alive(first))
+            await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total >= 1)
+            assert engine.failure is None
+
+    asyncio.run(go())
+
+
+def test_a_worker_that_is_silent_is_not_ready_and_ready_again_when_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "SILENT_SECONDS", 2.0)
+
+    async def go(predictor: Any) -> None:
+        async with engine_of(predictor) as engine:
+            await ask(engine, 1)
+            pid = predictor.executors[0].pid or 0
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.to_thread(wait_until, lambda: not engine.ready)
+            assert engine.healthy
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.to_thread(wait_until, lambda: engine.ready)
+            assert predictor.executors[0].pid == pid
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_probe_runs_no_model() -> None:
+    model = double()
+    with live(model) as server:
+        for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/v2/models/double/ready"):
+            assert httpx.get(f"{server.url}{path}").status_code == 200
+    assert model.batches == []
+
+
+def test_a_probe_names_the_model_whose_worker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(double()) as server:
+        monkeypatch.setattr(Engine, "ready", property(lambda engine: False))
+        for path in ("/ready", "/v2/health/ready"):
+            answer = httpx.get(f"{server.url}{path}")
+            assert answer.status_code == 503
+            assert "no worker of double answers" in answer.text

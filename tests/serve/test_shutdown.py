@@ -1,0 +1,160 @@
+"""The server process with workers: stopped in each phase, killed, starved; what is left of it, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infer.serve.limits import ServeLimits
+from infer.serve.options import ServeOptions
+from tests.support.overload_clients import GONE, until_refused
+from tests.support.worker_models import DIE, alive, body_of, children, serving, started, wait_until
+
+pytestmark = pytest.mark.chaos
+INFER = "/v2/models/hazards/infer"
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def ask(url: str, *values: float) -> httpx.Response:
+    return httpx.post(f"{url}{INFER}", json=body_of(*values), timeout=60)
+
+
+@pytest.mark.parametrize("phase", ["opening", "warming"])
+def test_sigterm_before_it_serves_ends_it_at_once_with_0_and_its_worker_too(phase: str) -> None:
+    with started(options={phase: 60}) as running:
+        wait_until(lambda: bool(children(running.pid)))
+        (worker,) = children(running.pid)
+        time.sleep(0.5 if phase == "warming" else 0.0)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+        wait_until(lambda: not alive(worker))
+
+
+def test_sigterm_while_idle_leaves_nothing_behind() -> None:
+    before = shared_memory()
+    with serving() as (running, url):
+        assert ask(url, 1).status_code == 200
+        (worker,) = children(running.pid)
+        assert shared_memory() == before
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+        assert not alive(worker)
+        assert shared_memory() == before
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
+def test_sigterm_under_load_loses_nothing_even_if_the_worker_is_killed_then() -> None:
+    with serving(options={"seconds": 0.05}, max_batch=4) as (running, url):
+
+        def stop() -> None:
+            (worker,) = children(running.pid)
+            running.send_signal(signal.SIGTERM)
+            os.kill(worker, signal.SIGKILL)
+
+        outcomes = until_refused(url, INFER, body_of(1), clients=12, stop=stop)
+        assert running.wait(20) == 0
+    assert outcomes.count(200) >= 12
+    assert set(outcomes) <= {200, 503, GONE}
+    assert 503 in outcomes
+
+
+def test_a_second_sigterm_refuses_what_runs_and_kills_its_worker() -> None:
+    with serving(options={"seconds": 30}, drain_seconds=60) as (running, url):
+        (worker,) = children(running.pid)
+        answers: list[int] = []
+        thread = threading.Thread(target=lambda: answers.append(ask(url, 1).status_code))
+        thread.start()
+        wait_until(lambda: 'infer_requests_running{model="hazards",version="1"} 1' in metrics(url))
+        running.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        running.send_signal(signal.SIGTERM)
+        thread.join()
+        assert answers == [503]
+        assert running.wait(20) == 0
+        assert not alive(worker)
+
+
+def metrics(url: str) -> str:
+    return httpx.get(f"{url}/metrics").text
+
+
+def test_streams_end_with_their_last_token_after_sigterm(tmp_path: Path) -> None:
+    with serving(opener="speaker", path=str(tmp_path), options={"seconds": 0.02}, text=True) as (
+        running,
+        url,
+    ):
+        body = {"model": "speaker", "prompt": "x", "max_tokens": 40, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            texts = answer.iter_text()
+            text = next(texts)
+            running.send_signal(signal.SIGTERM)
+            text += "".join(texts)
+        assert running.wait(20) == 0
+        assert text.count('"text"') >= 2
+        assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_server_that_is_killed_takes_its_worker_with_it_even_a_stopped_one() -> None:
+    for stop in (False, True):
+        with serving() as (running, _):
+            (worker,) = children(running.pid)
+            if stop:
+                os.kill(worker, signal.SIGSTOP)
+            running.kill()
+            running.wait()
+            wait_until(lambda pid=worker: not alive(pid))
+
+
+def test_when_restarts_do_not_help_it_turns_unready_and_exits_1_whatever_signal_follows() -> None:
+    with serving() as (running, url):
+        statuses = [ask(url, DIE, number).status_code for number in range(3)]
+        assert statuses == [500, 500, 503]  # each is tried twice; at the fifth death the worker is given up
+        wait_until(lambda: running.poll() is not None or stopping(url, running))
+        assert running.wait(20) == 1
+
+
+def stopping(url: str, running: subprocess.Popen[str]) -> bool:
+    """Whether it is no longer ready; it gets a SIGTERM then."""
+    try:
+        ready = httpx.get(f"{url}/ready").status_code == 200
+    except httpx.HTTPError:
+        return True
+    if not ready:
+        running.send_signal(signal.SIGTERM)
+    return not ready
+
+
+def test_workers_count_among_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer.serve.http import fd_limit
+
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limit: made.append(limit))
+    monkeypatch.setattr(fd_limit, "_open_now", lambda: 20)
+    for workers in (0, 3):
+        fd_limit.fit(ServeLimits(), workers)
+    (without, _), (with_three, _) = made
+    assert with_three - without == 3 * fd_limit.WORKER
+
+
+def test_what_the_start_took_is_said_by_phase() -> None:
+    from infer.serve.workers import model_loading
+
+    opened = [(type("P", (), {"name": "m"})(), {"python": 0.1, "import": 1.0})]
+    line = model_loading.times(opened, server=0.5, opening=1.25)
+    assert line == "ready after 1.75 s: server 0.50, models 1.25 (m: python 0.10, import 1.00)"
+    assert ServeOptions(artifacts=["m.infer"]).timings is False

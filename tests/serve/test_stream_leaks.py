@@ -1,0 +1,185 @@
+"""Streams that are hung up on leave nothing behind: no pages, tasks, files, threads, objects. And a leak is seen."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer.llm.engine.block_manager import PagePool
+from infer.llm.engine.engine import Engine
+from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.limits import EngineLimits
+from infer.serve.batching.queue_items import Entry
+from infer.serve.batching.results import Answer, Ticket
+from infer.serve.http.http_protocol import Wire
+from infer.serve.llm.llm_engine import Generator
+from infer.serve.llm.token_stream import Stream
+from tests.support.fake_llm import Speaker
+from tests.support.fake_predictors import Live, double, live
+from tests.support.fake_step import EOS, FakeStep, fake_shape
+from tests.support.raw_http import BODY, get, read, reset, send
+
+pytestmark = pytest.mark.chaos
+STREAMS, WARM = 150, 30
+# when nobody asks
+EMPTY = ("pages", "sequences", "requests of the driver", "streams", "waiting", "active", "body bytes")
+
+
+class Slow(FakeStep):
+    """So that there is something to hang up on."""
+
+    def run(self, inputs: Any) -> Any:
+        time.sleep(0.001)
+        return super().run(inputs)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Live, Engine]]:
+    """Real pages, scheduler and driver under a step that looks what is in the pages."""
+    shape = fake_shape()
+    limits = EngineLimits(step_tokens=64, mixed_tokens=32, max_running=8)
+    engine = Engine(
+        Slow(), shape, tokenizer=None, eos_ids=[EOS], kv_bytes=200 * 2 * shape.page_bytes, limits=limits
+    )
+    speaker = Speaker(tmp_path, context=256)
+    speaker.close()
+    speaker.language.driver, speaker.language.vocab_size = Driver(engine), 61
+    with live(speaker) as server:
+        yield server, engine
+
+
+def hang_up(server: Live, rng: random.Random) -> None:
+    """Ask for a long stream and reset the connection: while asking, right after, or later."""
+    body = {"model": "speaker", "prompt": rng.choices(range(3, 61), k=rng.randrange(1, 40)), "stream": True}
+    asked = json.dumps({**body, "max_tokens": 200, "ignore_eos": True}).encode()
+    request = send(asked, path=b"/v1/completions")
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+        point = rng.random()
+        connection.sendall(request[: rng.randrange(len(request))] if point < 0.2 else request)
+        if point > 0.4:
+            assert connection.recv(65536)
+            time.sleep(rng.random() * 0.03)
+        reset(connection)
+
+
+def left(server: Live, engine: Engine) -> dict[str, float]:
+    """What there is of everything that a stream takes."""
+    gc.collect()
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+        connection.sendall(get(b"/metrics"))
+        text = read(connection, bytearray()).body.decode()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+    generator, driver = server.service.generators["speaker"], server.service.generators["speaker"].driver
+    kinds = [type(thing) for thing in gc.get_objects()]
+    return {
+        "pages": engine.pool.used,
+        "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
+        "requests of the driver": driver.running + len(driver._running),
+        "streams": len(generator._streams) + kinds.count(Stream),
+        "waiting": generator.waiting_requests + generator.waiting_tokens,
+        "active": server.service.active,
+        "body bytes": float(samples["infer_body_bytes"]),
+        "tasks": float(samples["infer_event_loop_tasks"]),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+    }
+
+
+def settle(
+    look: Callable[[], dict[str, float]], wanted: dict[str, float] | None = None, leak: str = ""
+) -> dict[str, float]:
+    """The numbers once they are `wanted`, or once nothing runs; those that are there after five seconds at last.
+
+    What is known to `leak` is not waited for.
+    """
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        found = look()
+        if found == wanted or (wanted is None and not any(found[name] for name in EMPTY if name != leak)):
+            return found
+        time.sleep(0.05)
+    return look()
+
+
+def growth(
+    served: tuple[Live, Engine], streams: int = STREAMS, leak: str = ""
+) -> dict[str, tuple[float, float]]:
+    """What is not back where it was after many streams, or is not empty."""
+    rng = random.Random(5)
+    for _ in range(WARM):
+        hang_up(served[0], rng)
+    before = settle(lambda: left(*served), leak=leak)
+    for _ in range(streams):
+        hang_up(served[0], rng)
+    after = settle(lambda: left(*served), None if leak else before, leak)
+    return {
+        name: (value, after[name])
+        for name, value in before.items()
+        if after[name] != value or (name in EMPTY and value)
+    }
+
+
+def test_streams_that_are_hung_up_on_at_random_points_leave_nothing(served: tuple[Live, Engine]) -> None:
+    assert growth(served) == {}
+    cancelled = served[1].stats().cancelled
+    assert cancelled > STREAMS / 4
+    served[1].check_integrity()
+
+
+def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, Engine]) -> None:
+    """Which comes late on purpose; shared memory would wait for it too."""
+    rng = random.Random(3)
+
+    def there(*kinds: type) -> int:
+        return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
+
+    with live(double()) as tensors:
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(30):
+                hang_up(served[0], rng)
+                with socket.create_connection((tensors.host, tensors.port), timeout=20) as connection:
+                    connection.sendall(send(BODY, *([b"Connection: close"] * (number % 2))))
+                    assert read(connection, bytearray()).status == 200
+            until = time.monotonic() + 10
+            while there(Wire, Stream) + there(Ticket) > 1 and time.monotonic() < until:
+                time.sleep(0.05)
+            assert there(Wire) == there(Stream) == 0
+            assert max(there(Ticket), there(Entry), there(Answer)) <= 1  # of the batch that the lane had last
+        finally:
+            gc.enable()
+
+
+def test_a_leak_of_pages_is_seen(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    release, calls = PagePool.release, itertools.count()
+
+    def forgets(pool: PagePool, page: int) -> None:
+        if next(calls) % 100:
+            release(pool, page)
+
+    monkeypatch.setattr(PagePool, "release", forgets)
+    assert "pages" in growth(served, 30, "pages")
+
+
+def test_a_leak_of_streams_is_seen(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    forget = Generator.forget
+
+    def keeps(generator: Generator, request_id: str, *, running: bool) -> None:
+        kept.append(generator._streams.get(request_id))
+        forget(generator, request_id, running=running)
+
+    monkeypatch.setattr(Generator, "forget", keeps)
+    assert "streams" in growth(served, 10, "streams")

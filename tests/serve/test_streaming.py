@@ -1,0 +1,95 @@
+"""A body that comes piece by piece: readers that leave or stand still are noticed, and what makes it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from infer.serve.http import streaming
+from infer.serve.http.body import ClientGoneError
+from infer.serve.http.routing import Reply
+
+
+class Endless:
+    """Pieces for ever, or `count` of them."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count, self.closed, self.given = count, False, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.count is None or self.given < self.count:
+            await asyncio.sleep(0)
+            self.given += 1
+            yield b"piece"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_pieces_are_sent_one_by_one_and_the_maker_is_closed() -> None:
+    pieces, sent = Endless(3), list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], never, send))
+    assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 4
+    assert [message.get("more_body") for message in sent[1:]] == [True, True, True, False]
+    assert pieces.closed
+
+
+def test_a_reader_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "READ_SECONDS", 0.05)
+    pieces = Endless()
+
+    async def send(message: Any) -> None:
+        if pieces.given == 3:
+            await never()
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], never, send))
+    assert pieces.closed
+
+
+def test_a_reader_that_leaves_ends_the_stream_at_once() -> None:
+    pieces, left = Endless(), asyncio.Event()
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if pieces.given == 2:
+            left.set()
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], receive, send))
+    assert pieces.given < 10
+    assert pieces.closed
+
+
+def test_an_error_of_the_maker_and_a_cancelled_server_are_not_a_reader_that_left() -> None:
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(streaming.send_pieces(Reply(pieces=Endless()), [], never, send))
+
+    async def cancelled() -> None:
+        async def quiet(message: Any) -> None: ...
+
+        task = asyncio.create_task(streaming.send_pieces(Reply(pieces=Endless()), [], never, quiet))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())

@@ -1,0 +1,210 @@
+"""Chat templates and tokenizers in processes that are killed when they take too long; the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+
+from infer.errors import ArtifactError, InferError, InputError  # noqa: E402
+from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
+from infer.llm.text.tokenizer import Text, Tokenizer  # noqa: E402
+from infer.serve.fork_server.client import ForkServer  # noqa: E402
+from infer.serve.fork_server.messages import Prepare  # noqa: E402
+from infer.serve.llm import tokenizer_pool  # noqa: E402
+from infer.serve.llm.tokenizer_pool import ForkedTexts, LocalTexts  # noqa: E402
+from tests.support.fake_llm import Speaker  # noqa: E402
+from tests.support.fake_predictors import embedder, live  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}" + PLAIN
+ON_WORD = "{% if 'loop' in messages[0].content %}" + ENDLESS + "{% else %}" + PLAIN + "{% endif %}"
+SLOW = "aaaaaaaaaaaaaaaaaaaaaa " * 300  # words, each of which takes (a+)+b some 4 million steps
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+def model(folder: Path, template: str = PLAIN, pattern: str = "") -> Path:
+    """The text files of an artifact; `pattern`: a regular expression that splits texts."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    if pattern:
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        parts = [split, tokenizers.pre_tokenizers.ByteLevel()]
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(parts)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def run(folder: Path, work: Callable[[ForkedTexts], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        forks = ForkServer(Prepare(folder=str(folder)), "model")
+        texts = ForkedTexts(forks)
+        try:
+            await work(texts)
+        finally:
+            texts.close()
+            forks.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_pool, "TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr(tokenizer_pool, "TOKENIZER_SECONDS", 2.0)
+
+
+def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    language = SimpleNamespace(text=Text(folder / "tokenizer.json"), template=ChatTemplate.open(folder))
+    local = LocalTexts(language)
+
+    async def work(texts: ForkedTexts) -> None:
+        await texts.prove(chat=True)
+        for text in ("The json module", "", "é😀\n" * 3000):
+            rows = await texts.encode([text, "x"], True, "prompt")
+            assert rows == await local.encode([text, "x"], True, "prompt")
+            assert await texts.decode(rows[0], True) == await local.decode(rows[0], True)
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]
+        assert await texts.chat_ids(CHAT, tools, {"x": 1}) == await local.chat_ids(CHAT, tools, {"x": 1})
+        for wrong in (10**6, 10**12):
+            with pytest.raises(InputError):
+                await texts.decode([wrong], True)
+        with pytest.raises(InputError, match="surrogate"):
+            await texts.encode(["\ud800"], True, "prompt")
+        assert await texts.encode(["x"], True, "prompt") == [rows[1]]
+
+    run(folder, work)
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_template_that_never_ends_is_the_artifact_s_fault(tmp_path: Path) -> None:
+    async def work(texts: ForkedTexts) -> None:
+        with pytest.raises(ArtifactError, match=r"chat template of this model took longer than 0\.3 s"):
+            await texts.prove(chat=True)
+        assert len(await texts.encode(["Hello"], True, "")) == 1
+
+    run(model(tmp_path, ENDLESS), work)
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_long_conversation_that_takes_too_long_is_the_client_s_fault(tmp_path: Path) -> None:
+    async def work(texts: ForkedTexts) -> None:
+        long = [{"role": "user", "content": "loop " + "x" * 200_000}]
+        with pytest.raises(InputError, match="chat template took longer") as caught:
+            await texts.chat_ids(long, None, {})
+        assert (caught.value.status, caught.value.where) == (400, "messages")
+        assert await texts.chat_ids(CHAT, None, {})
+
+    run(model(tmp_path, ON_WORD), work)
+
+
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize(("text", "said"), [(SLOW, "took longer"), ("a" * 60, "fails on this text")])
+def test_a_tokenizer_that_backtracks_is_killed_and_used_again(tmp_path: Path, text: str, said: str) -> None:
+    async def work(texts: ForkedTexts) -> None:
+        with pytest.raises(InferError, match=said) as caught:
+            await texts.encode([text], True, "prompt")
+        assert caught.value.code == "bad_artifact"
+        assert len(await texts.encode(["Hello"], True, "")) == 1
+
+    run(model(tmp_path, pattern="(a+)+b"), work)
+
+
+def test_a_request_that_is_cancelled_leaves_the_next_its_own_answer(tmp_path: Path) -> None:
+    async def work(texts: ForkedTexts) -> None:
+        expected = await texts.encode(["Hello"], True, "")
+        for delay in (0.0, 0.0001, 0.0003, 0.001):
+            task = asyncio.create_task(texts.encode(["The json module " * 20], True, ""))
+            await asyncio.sleep(delay)
+            task.cancel()
+            assert await texts.encode(["Hello"], True, "") == expected
+
+    run(model(tmp_path), work)
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_server_answers_health_while_a_template_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_pool, "RemoteDriver", object)  # as if the model ran in a worker
+    speaker = Speaker(model(tmp_path, ON_WORD))
+    speaker.language.eos_ids = ()
+    with live(speaker) as server:
+        hostile = {"model": "speaker", "messages": [{"role": "user", "content": "loop"}], "max_tokens": 1}
+        answers: list[httpx.Response] = []
+
+        def attack() -> None:
+            answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=hostile, timeout=60))
+
+        threads = [threading.Thread(target=attack) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        healthy = 0
+        while any(thread.is_alive() for thread in threads):
+            healthy += httpx.get(f"{server.url}/health").status_code == 200
+        assert healthy > 3
+        for answer in answers:
+            assert answer.status_code == 500
+            assert "chat template of this model took longer" in json.loads(answer.text)["error"]["message"]
+        kind = {**hostile, "messages": CHAT}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=kind).status_code == 200
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_model_whose_template_never_ends_is_not_ready_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_pool, "RemoteDriver", object)
+    speaker = Speaker(model(tmp_path, ENDLESS))
+    speaker.language.eos_ids = ()
+    with live(speaker) as server:
+        answer = httpx.get(f"{server.url}/ready")
+        assert answer.status_code == 503
+        assert "chat template" in answer.text
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_an_encoder_s_texts_are_cut_in_the_other_process(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+
+    async def main() -> None:
+        predictor = SimpleNamespace(longest=5, path=folder, name="encoder")
+        texts = tokenizer_pool.texts_of_encoder(predictor)
+        assert texts is not None
+        texts.start()
+        try:
+            rows = await texts.encode(["one two three four five six seven eight", "x"], True, "texts")
+        finally:
+            texts.close()
+        expected = Tokenizer(folder / "tokenizer.json", max_length=5)
+        assert rows == expected.encode(["one two three four five six seven eight", "x"])
+        assert len(rows[0]) == 5
+
+    asyncio.run(main())
+
+
+def test_an_embedding_of_a_hostile_tokenizer_fails_and_the_server_goes_on(tmp_path: Path) -> None:
+    fake: Any = embedder()
+    fake.path, fake.longest = model(tmp_path, pattern="(a+)+b"), 8
+    fake.pad = Tokenizer(tmp_path / "tokenizer.json", max_length=8).pad
+    with live(fake) as server:
+
+        def embed(text: str) -> httpx.Response:
+            ask = {"model": fake.name, "input": text}
+            return httpx.post(f"{server.url}/v1/embeddings", json=ask, timeout=60)
+
+        failed = embed("a" * 60)
+        assert failed.status_code == 500
+        assert "tokenizer of this model fails" in failed.json()["error"]["message"]
+        assert embed("Hello").json()["data"][0]["embedding"][1] > 0

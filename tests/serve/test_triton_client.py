@@ -1,0 +1,129 @@
+"""NVIDIA's tritonclient against a live server. It lives in an environment of its own, made once and kept.
+
+`INFER_TRITON_VENV` names another place for it; without a network and without that folder the test is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_predictors import Live, double, embedder, live
+
+pytestmark = pytest.mark.slow
+NEEDS = ["tritonclient[http]==2.73.0", "ml-dtypes<=0.5.4", "greenlet<3.4", "numpy"]
+
+CLIENT = """
+import json, sys
+import ml_dtypes
+import numpy as np
+import tritonclient.http as triton
+
+client = triton.InferenceServerClient(sys.argv[1])
+seen = {
+    "live": client.is_server_live(),
+    "ready": client.is_server_ready(),
+    "model": client.is_model_ready("double"),
+    "version": client.is_model_ready("double", "1"),
+    "nope": client.is_model_ready("nope"),
+    "metadata": client.get_model_metadata("double")["inputs"],
+    "config": client.get_model_config("double")["max_batch_size"],
+    "extensions": client.get_server_metadata()["extensions"],
+}
+values = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+def ask(binary_in, binary_out, **options):
+    given = triton.InferInput("x", [2, 4], "FP32")
+    given.set_data_from_numpy(values, binary_data=binary_in)
+    outputs = None
+    if binary_out is not None:
+        outputs = [triton.InferRequestedOutput(n, binary_data=binary_out) for n in ("y", "rows")]
+    answer = client.infer("double", [given], outputs=outputs, request_id="me", **options)
+    assert answer.get_response()["id"] == "me"
+    return [answer.as_numpy("y").tolist(), answer.as_numpy("rows").tolist()]
+
+seen["answers"] = [ask(i, o) for i in (True, False) for o in (True, False, None)]
+seen["squeezed"] = [ask(True, True, request_compression_algorithm=a) for a in ("gzip", "deflate")]
+seen["patient"] = ask(True, True, priority=1, timeout=5_000_000)
+text = triton.InferInput("text", [2], "BYTES")
+text.set_data_from_numpy(np.array(["abc", "d"], dtype=object), binary_data=True)
+seen["embedding"] = client.infer("embedder", [text]).as_numpy("embedding").tolist()
+half = triton.InferInput("x", [1, 2], "BF16")
+half.set_data_from_numpy(np.array([[1.5, -2.0]], dtype=ml_dtypes.bfloat16), binary_data=True)
+seen["bfloat16"] = client.infer("half", [half]).as_numpy("y").astype(np.float32).tolist()
+stats = client.get_inference_statistics("double")["model_stats"][0]
+seen["stats"] = stats["inference_stats"]["success"]["count"]
+errors = []
+for name, shape in (("nope", [2, 4]), ("double", [4, 2])):
+    given = triton.InferInput("x", shape, "FP32")
+    given.set_data_from_numpy(values.reshape(shape))
+    try:
+        client.infer(name, [given])
+    except triton.InferenceServerException as error:
+        errors.append([error.status(), error.message()])
+seen["errors"] = errors
+client.close()
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The interpreter of the client's environment; skips with the reason when it can't be made."""
+    default = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer" / "tritonclient-2.73.0"
+    )
+    folder = Path(os.environ.get("INFER_TRITON_VENV") or default)
+    done, interpreter = folder / "installed", folder / "bin" / "python"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for command in (
+                [sys.executable, "-m", "venv", str(folder)],
+                [str(interpreter), "-m", "pip", "install", "-q", "--retries", "1", "--timeout", "15", *NEEDS],
+            ):
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        except (subprocess.SubprocessError, OSError) as error:
+            text = getattr(error, "stderr", None) or str(error)
+            pytest.skip(f"tritonclient can't be installed: {text.strip().splitlines()[-1][:200]}")
+        done.touch()
+    return str(interpreter)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    from tests.support.fake_predictors import echo
+
+    half = echo("bfloat16")
+    half.name = "half"
+    with live(double(), embedder(), half) as server:
+        yield server
+
+
+def test_tritonclient_reads_writes_and_is_refused_as_it_expects(python: str, server: Live) -> None:
+    command = [python, "-c", CLIENT, f"{server.host}:{server.port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert [seen[name] for name in ("live", "ready", "model", "version", "nope")] == [True] * 4 + [False]
+    assert seen["metadata"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert seen["config"] == 8
+    assert "binary_tensor_data" in seen["extensions"]
+    expected = [[[0.0, 2.0, 4.0, 6.0], [8.0, 10.0, 12.0, 14.0]], [0, 1]]
+    assert seen["answers"] == [expected] * 6
+    assert seen["squeezed"] == [expected] * 2
+    assert seen["patient"] == expected
+    assert seen["embedding"] == embedder().embed(["abc", "d"]).tolist()
+    assert seen["bfloat16"] == [[1.5, -2.0]]
+    assert seen["stats"] >= 9
+    assert [status for status, _ in seen["errors"]] == ["404", "400"]
+    assert "shape" not in seen["errors"][0][1]
+    assert "[batch, 4]" in seen["errors"][1][1]

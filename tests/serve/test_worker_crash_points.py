@@ -1,0 +1,254 @@
+"""A worker that dies at each point of a request's way: what had sent nothing is answered by the next process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infer.errors import NotReadyError, PoisonError, WorkerDiedError
+from infer.llm.engine.requests import Output, Request, Sampling
+from infer.serve.workers.channel import ClosedError
+from infer.serve.workers.crash_retry import Again, Refusal, Table
+from infer.serve.workers.messages import Cancel, Outputs, Pulse, Submit
+from infer.serve.workers.remote_engine import RemoteDriver
+from infer.serve.workers.restart_policy import RestartLimits, Restarts
+from infer.serve.workers.supervisor import HopelessError, LostError, NotSentError
+from tests.support.worker_models import wait_until
+
+
+class Wire:
+    """The channel of one process. `refuses`: it is dead already, and sending to it fails."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.refuses, self.got, self.said = refuses, list[Any](), queue.SimpleQueue[Any]()
+
+    def send(self, message: Any) -> None:
+        if self.refuses:
+            raise ClosedError("broken pipe")
+        self.got.append(message)
+
+    @property
+    def requests(self) -> list[str]:
+        return [message.request.id for message in self.got if isinstance(message, Submit)]
+
+    def answer(self, id: str, **fields: Any) -> None:
+        self.said.put(Outputs([Output(id=id, index=0, **{"token_ids": (1,), "finish": "length", **fields})]))
+
+    def die(self) -> None:
+        self.said.put(LostError("signal SIGKILL"))
+
+
+class Processes:
+    """As `Supervised`: one wire after another; `gate` holds up a restart, `hopeless` ends them."""
+
+    def __init__(self, *wires: Wire) -> None:
+        self._left = list(wires)
+        self.wire, self.ready, self.closing = self._left.pop(0), True, False
+        self.watch = SimpleNamespace(idle=30.0, batch=30.0)
+        self.restarts = Restarts(RestartLimits(first=0.0))
+        self.using, self.gate, self.restarting = threading.Lock(), threading.Event(), threading.Event()
+        self.gate.set()
+        self.answering, self.pid, self.dead = True, 1, False
+        self.wire.said.put(Pulse(0.0, {"steps": 0}))
+
+    @property
+    def channel(self) -> Wire:
+        if self.dead:
+            raise LostError("it is not running")
+        return self.wire
+
+    def hear(self, seconds: float | None, patience: float) -> Any:
+        try:
+            message = self.wire.said.get(timeout=0.02)
+        except queue.Empty:
+            return None
+        if isinstance(message, LostError):
+            self.ready, self.dead = False, True
+            raise message
+        return message
+
+    def restart(self, stopping: Callable[[], bool]) -> None:
+        self.restarting.set()
+        assert self.gate.wait(20)
+        if not self._left:
+            raise HopelessError("died too often")
+        self.wire = self._left.pop(0)
+        self.ready, self.dead = True, False
+
+    def close(self) -> None:
+        self.closing = True
+
+
+class Told(list[Output]):
+    """What came of one request."""
+
+    @property
+    def finish(self) -> str | None:
+        return self[-1].finish if self else None
+
+    @property
+    def error(self) -> Exception | None:
+        return next((one.error for one in self if isinstance(one, Refusal)), None)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., tuple[RemoteDriver, Processes, list[Wire]]]]:
+    drivers = []
+
+    def make(*wires: Wire) -> tuple[RemoteDriver, Processes, list[Wire]]:
+        processes = Processes(*wires)
+        drivers.append(RemoteDriver(processes, name="fake"))  # type: ignore[arg-type]
+        return drivers[-1], processes, list(wires)
+
+    yield make
+    for driver in drivers:
+        driver.worker.gate.set()  # type: ignore[attr-defined]
+        driver.close()
+
+
+def ask(driver: RemoteDriver, id: str, *, stream: bool = False) -> Told:
+    told = Told()
+    request = Request(id=id, prompt=[sum(id.encode())], sampling=Sampling(max_tokens=3))
+    driver.submit(request, told.extend, replay=not stream)
+    return told
+
+
+def test_a_request_that_could_not_be_sent_counts_no_death(made: Any) -> None:
+    dead, again, last = Wire(refuses=True), Wire(refuses=True), Wire()
+    driver, _, _ = made(dead, again, last)
+    told = [ask(driver, "a"), ask(driver, "b")]
+    for wire in (dead, again):  # two deaths, and neither process had them
+        wait_until(lambda w=wire: driver.worker.wire is w)
+        wire.die()
+    wait_until(lambda: last.requests == ["a", "b"])
+    last.answer("a")
+    last.answer("b")
+    wait_until(lambda: all(one.finish == "length" for one in told))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_was_sent_is_sent_again_after_a_death(made: Any, stream: bool) -> None:
+    driver, _, (first, second) = made(Wire(), Wire())
+    told = ask(driver, "a", stream=stream)
+    wait_until(lambda: first.requests == ["a"])
+    first.die()
+    wait_until(lambda: second.requests == ["a"])
+    second.answer("a")
+    wait_until(lambda: told.finish == "length")
+
+
+def test_a_death_after_some_tokens_begins_anew_what_was_not_streamed(made: Any) -> None:
+    driver, _, (first, second) = made(Wire(), Wire())
+    whole, stream = ask(driver, "a"), ask(driver, "b", stream=True)
+    wait_until(lambda: first.requests == ["a", "b"])
+    for id in "ab":
+        first.answer(id, finish=None)
+    wait_until(lambda: bool(whole) and bool(stream))
+    first.die()
+    wait_until(lambda: second.requests == ["a"])
+    second.answer("a")
+    wait_until(lambda: whole.finish == "length")
+    assert isinstance(whole[1], Again)
+    assert isinstance(stream.error, WorkerDiedError)
+
+
+def test_requests_that_come_during_a_restart_reach_the_next_process_once(made: Any) -> None:
+    driver, processes, (first, second) = made(Wire(), Wire())
+    before = ask(driver, "a")
+    wait_until(lambda: first.requests == ["a"])
+    processes.gate.clear()
+    first.die()
+    assert processes.restarting.wait(20)
+    during = [ask(driver, id) for id in "bcd"]
+    assert not second.requests
+    processes.gate.set()
+    wait_until(lambda: second.requests == ["a"])  # who was there is tried alone
+    second.answer("a")
+    wait_until(lambda: second.requests == ["a", "b", "c", "d"])
+    for id in "bcd":
+        second.answer(id)
+    wait_until(lambda: all(one.finish == "length" for one in [before, *during]))
+
+
+def test_what_was_for_a_dead_process_never_reaches_the_next(made: Any) -> None:
+    driver, processes, (first, second) = made(Wire(), Wire())
+    told = ask(driver, "a")
+    wait_until(lambda: first.requests == ["a"])
+    processes.gate.clear()
+    first.die()
+    assert processes.restarting.wait(20)
+    driver.cancel("a")
+    processes.gate.set()
+    wait_until(lambda: processes.ready)
+    after = ask(driver, "b")
+    wait_until(lambda: second.requests == ["b"])
+    assert not [message for message in second.got if isinstance(message, Cancel)]
+    second.answer("b")
+    wait_until(lambda: after.finish == "length")
+    assert not told
+
+
+def test_a_request_that_was_read_at_two_deaths_is_refused(made: Any) -> None:
+    driver, _, (first, second, third) = made(Wire(), Wire(), Wire())
+    told, other = ask(driver, "a"), ask(driver, "b")
+    wait_until(lambda: first.requests == ["a", "b"])
+    first.die()
+    wait_until(lambda: second.requests == ["a"])
+    second.die()
+    wait_until(lambda: third.requests == ["b"])
+    third.answer("b")
+    wait_until(lambda: other.finish == "length")
+    assert isinstance(told.error, PoisonError)
+
+
+def test_when_it_is_given_up_nobody_waits_and_the_answer_is_503(made: Any) -> None:
+    driver, _, (first,) = made(Wire())
+    told = ask(driver, "a")
+    wait_until(lambda: first.requests == ["a"])
+    first.die()
+    wait_until(lambda: told.finish == "error")
+    assert isinstance(told.error, NotReadyError)
+    with pytest.raises(NotReadyError):
+        ask(driver, "b")
+
+
+def test_a_table_gives_nothing_out_between_two_processes() -> None:
+    table = Table()
+    table.add(Request(id="a", prompt=[1]), lambda outputs: None)
+    table.died()
+    assert table.take()[1] == []
+    table.reopen()
+    epoch, requests = table.take()
+    assert [request.id for request in requests] == ["a"]
+    table.died()
+    table.wrote("a", epoch)  # too late: of the process before
+    table.reopen()
+    later, requests = table.take()
+    assert (later, [request.id for request in requests]) == (epoch + 1, ["a"])
+
+
+def test_a_batch_that_no_process_read_runs_whole_in_the_next() -> None:
+    from infer.serve.batching.batch_result import Ran
+    from infer.serve.batching.executor_thread import Lane
+
+    calls: list[int] = []
+
+    def run(entries: Any, ran: Any) -> list[Any]:
+        calls.append(len(entries))
+        if len(calls) < 4:
+            raise NotSentError("signal SIGKILL")
+        return [{} for _ in entries]
+
+    lane = Lane.__new__(Lane)
+    lane.engine = SimpleNamespace(stopping=False)  # type: ignore[assignment]
+    lane._run, lane._restart = run, lambda error: None  # type: ignore[method-assign, assignment]
+    entries = [SimpleNamespace(deaths=0) for _ in range(5)]
+    ran = Ran(entries, [], 0.0, "full")  # type: ignore[arg-type]
+    assert lane._outcomes(entries, ran) == [{}] * 5  # type: ignore[arg-type]
+    assert calls == [5, 5, 5, 5]
+    assert all(entry.deaths == 0 for entry in entries)

@@ -1,0 +1,365 @@
+"""Models in worker processes: the same answers, and what is left when one dies, hangs or raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infer.errors import ArtifactError, NotReadyError, PoisonError
+from infer.serve.batching import event_loop_executor
+from infer.serve.batching.event_loop_executor import NearLane
+from infer.serve.batching.tensor_engine import Engine
+from infer.serve.limits import ServeLimits
+from infer.serve.observability.metrics import Metrics
+from infer.serve.workers.messages import ModelError, Source
+from infer.serve.workers.remote_predictor import Remote, Starting
+from infer.serve.workers.restart_policy import RestartLimits, Restarts
+from infer.serve.workers.supervisor import HopelessError, WatchLimits
+from tests.support.worker_models import DIE, HANG, RAISE, alive, wait_until, x_of
+
+pytestmark = pytest.mark.chaos
+FAST = RestartLimits(first=0.01)
+
+
+@contextlib.contextmanager
+def remote(
+    replicas: int = 1, watch: WatchLimits | None = None, opener: str = "Hazards", **options: Any
+) -> Iterator[Remote]:
+    source = Source(path="hazards", opener=f"tests.support.worker_models:{opener}", options=options)
+    starting = Starting(source, replicas, watch=watch, restart=FAST)
+    with contextlib.closing(starting):
+        yield starting.remote()
+
+
+@contextlib.asynccontextmanager
+async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[Engine]:
+    engine = Engine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+    engine.start(asyncio.get_running_loop())
+    try:
+        yield engine
+    finally:
+        engine.stop(NotReadyError("over"))
+        predictor.close()
+        engine.join(10)
+        assert not any(lane.thread.is_alive() for lane in engine.lanes)
+
+
+async def ask(engine: Engine, *values: float, timeout: float = 60) -> Any:
+    answer = await engine.infer(x_of(*values), timeout=timeout)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(*values)["x"])
+    return answer
+
+
+def test_a_worker_gives_what_the_model_gives_from_another_process() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            first = await ask(engine, 1)
+            assert first.outputs["pid"][0] == predictor.executors[0].pid != os.getpid()
+            answers = await asyncio.gather(*(ask(engine, *range(i, i + 3)) for i in range(20)))
+            assert max(answer.batch_size for answer in answers) > 3
+            await ask(engine, *range(30))
+            assert engine.ready
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_the_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go(predictor: Remote) -> None:
+        (executor,) = predictor.executors
+        begin, threads = executor.begin, list[threading.Thread]()
+
+        def noted(inputs: Any) -> None:
+            threads.append(threading.current_thread())
+            begin(inputs)
+
+        monkeypatch.setattr(executor, "begin", noted)
+        async with engine_of(predictor) as engine:
+            (lane,) = engine.lanes
+            assert isinstance(lane, NearLane)
+            for size in (event_loop_executor.SMALL_BATCH, 0, event_loop_executor.SMALL_BATCH):
+                monkeypatch.setattr(event_loop_executor, "SMALL_BATCH", size)
+                while not lane.on_loop:
+                    await asyncio.sleep(0.001)
+                await ask(engine, 1)
+            assert threads == [threading.main_thread(), lane.thread, threading.main_thread()]
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_answers_that_are_kept_stay_what_they_were() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            kept = [await ask(engine, value) for value in range(20)]
+        for value, answer in enumerate(kept):
+            np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_request_that_raises_fails_alone_and_its_neighbours_do_not() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            values = [1, 2, RAISE, 4, 5, 6, 7]
+            tasks = [engine.infer(x_of(value), timeout=60) for value in values]
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(answers[2], ModelError)
+            for value, answer in zip(values, answers, strict=True):
+                if value != RAISE:
+                    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+            assert engine.healthy
+            assert predictor.executors[0].restarts.total == 0
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_request_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            values = [1, 2, DIE, 4]
+            tasks = [engine.infer(x_of(value), timeout=60) for value in values]
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(answers[2], PoisonError)
+            for value, answer in zip(values, answers, strict=True):
+                if value != DIE:
+                    np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(value)["x"])
+            deaths = predictor.executors[0].restarts.total
+            assert deaths == 2
+            with pytest.raises(PoisonError):
+                await engine.infer(x_of(DIE), timeout=60)
+            await ask(engine, 7)
+            assert predictor.executors[0].restarts.total == deaths
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            await ask(engine, 1)
+            first = predictor.executors[0].pid
+            assert first is not None
+            running = [asyncio.create_task(ask(engine, value)) for value in range(8)]
+            while not engine.running:
+                await asyncio.sleep(0.001)
+            os.kill(first, signal.SIGKILL)
+            for answer in await asyncio.gather(*running):
+                assert answer.outputs["pid"][0] != first
+            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)  # while it has nothing to do
+            await asyncio.to_thread(wait_until, lambda: predictor.executors[0].restarts.total == 2)
+            await asyncio.to_thread(wait_until, lambda: engine.ready)
+            await ask(engine, 1)
+
+    with remote(seconds=0.3) as predictor:
+        asyncio.run(go(predictor))
+
+
+@pytest.mark.parametrize(("tested", "warmups"), [(True, 1), (False, 2)])
+def test_a_worker_in_place_of_another_is_not_timed_again_if_its_answers_were_right(
+    tmp_path: Path, tested: bool, warmups: int
+) -> None:
+    async def go(predictor: Remote) -> None:
+        (executor,) = predictor.executors
+        async with engine_of(predictor) as engine:
+            os.kill((first := executor.pid) or 0, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: executor.restarts.total == 1 and engine.ready)
+            assert (await ask(engine, 1)).outputs["pid"][0] == executor.pid != first
+        assert list(executor.speeds) == [(4, 0.5)]
+
+    tally = tmp_path / "tally"
+    with remote(opener="counts", tally=str(tally), tested=tested) as predictor:
+        asyncio.run(go(predictor))
+    assert len(tally.read_bytes()) == warmups
+
+
+def test_a_worker_that_hangs_is_killed_whether_it_works_or_not() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            await ask(engine, 1)
+            first = predictor.executors[0].pid or 0
+            os.kill(first, signal.SIGSTOP)
+            await ask(engine, 2)
+            assert not alive(first)
+            second = predictor.executors[0].pid or 0
+            os.kill(second, signal.SIGSTOP)  # and asked for nothing
+            await asyncio.to_thread(wait_until, lambda: not alive(second))
+            with pytest.raises(PoisonError):
+                await engine.infer(x_of(HANG), timeout=60)
+            assert predictor.executors[0].restarts.total == 4
+
+    with remote(watch=WatchLimits(batch=1.5, idle=2.5)) as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_replicas_share_one_queue() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor, max_batch=1) as engine:
+            answers = await asyncio.gather(*(ask(engine, value) for value in range(8)))
+            assert len({int(answer.outputs["pid"][0]) for answer in answers}) == 2
+            os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+            await asyncio.gather(*(ask(engine, value) for value in range(8)))
+            assert engine.ready
+
+    with remote(replicas=2, seconds=0.1) as predictor:
+        asyncio.run(go(predictor))
+
+
+@pytest.mark.parametrize("opener", ["Hazards", "proven"])
+def test_many_requests_that_kill_workers_do_not_end_the_server(opener: str) -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            for value in range(4):
+                if opener == "Hazards":  # it is known to answer only by what it answers
+                    await ask(engine, value)
+                with pytest.raises(PoisonError):
+                    await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
+            assert predictor.executors[0].restarts.total == 8
+            await ask(engine, 1)
+            assert engine.ready
+
+    with remote(opener=opener) as predictor:
+        asyncio.run(go(predictor))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_is_killed_is_given_up_only_if_it_never_answers(answers: bool) -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            for _ in range(5):
+                await asyncio.to_thread(wait_until, lambda: engine.ready)
+                if answers:
+                    await ask(engine, 1)
+                os.kill(predictor.executors[0].pid or 0, signal.SIGKILL)
+                await asyncio.to_thread(wait_until, lambda: not engine.ready)
+            if answers:
+                await ask(engine, 2)
+                return
+            await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
+            assert isinstance(engine.failure, HopelessError)
+
+    with remote(opener="proven") as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_a_model_that_dies_of_whatever_it_is_asked_is_given_up() -> None:
+    async def go(predictor: Remote) -> None:
+        async with engine_of(predictor) as engine:
+            failed = []
+            for value in range(3):
+                try:
+                    await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
+                except Exception as error:  # noqa: BLE001
+                    failed.append(error)
+            assert len(failed) == 3
+            await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
+            assert isinstance(engine.failure, HopelessError)
+            assert not engine.ready
+
+    with remote() as predictor:
+        asyncio.run(go(predictor))
+
+
+def test_what_opening_the_model_raises_is_raised_here_and_no_process_is_left() -> None:
+    starting = Starting(Source(path="nowhere", opener="tests.support.worker_models:refuses"))
+    pid = starting._workers[0].pid or 0
+    with pytest.raises(ArtifactError, match="a file is missing: weights - at nowhere. Copy it again"):
+        starting.remote()
+    assert not alive(pid)
+    starting = Starting(Source(path="nowhere", opener="tests.support.worker_models:dies"))
+    with pytest.raises(ArtifactError, match="exit code 7"):
+        starting.remote()
+
+
+def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
+    with remote() as predictor:
+        pid = predictor.executors[0].pid or 0
+        assert alive(pid)
+    assert not alive(pid)
+    before = len(os.listdir("/proc/self/fd"))
+    with remote():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_deaths_that_requests_are_guilty_of_do_not_count_where_others_were_answered() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    for _ in range(6):
+        restarts.works()
+        assert restarts.died() is not None
+        restarts.excuse()  # it killed the worker once more, alone
+        assert restarts.died() is not None
+    restarts.proved()
+    assert restarts.died() is not None
+    restarts.excuse()
+    assert restarts.died() is not None
+    restarts.works()
+    restarts.excuse()  # another one that was there at the first of the two
+    assert restarts.died() is not None
+    assert [restarts.died() is None for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_deaths_count_where_nothing_was_ever_answered() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    given_up = []
+    for _ in range(5):
+        restarts.excuse()
+        given_up.append(restarts.died() is None)
+    assert given_up == [False] * 4 + [True]
+
+
+def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
+    now = [0.0]
+    restarts = Restarts(RestartLimits(), lambda: now[0])
+    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    now[0] = 61.0
+    assert restarts.died() == 1.6
+    restarts.works()
+    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert restarts.died() == 1.6  # the death after an answer did not count
+    assert restarts.died() is None
+
+
+def test_deaths_between_answers_never_count() -> None:
+    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    for _ in range(100):
+        restarts.works()
+        assert restarts.died() == 0.1
+
+
+def test_full_collections_of_a_worker_leave_its_model_alone(run_python) -> None:
+    """Of torch alone there are so many objects that one of them would hold up a step for a third of a second."""
+    code = """
+import gc
+from infer.serve.workers import __main__ as worker
+from infer.serve.workers.messages import Open, Source
+predictor, _ = worker._open(Open(Source(path="x", opener="tests.support.worker_models:Hazards")), {})
+import numpy
+assert predictor.predict({"x": numpy.ones((1, 4), "float32")})
+print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)
+"""
+    assert run_python(code).strip() == "True True True"
+
+
+def test_a_server_of_workers_imports_no_torch(run_python) -> None:
+    code = """
+import sys
+import infer.cli.serve, infer.cli.options, infer.serve.server
+import infer.serve.workers.remote_llm, infer.serve.workers.remote_predictor
+from infer import plugins
+[plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]
+print("torch" in sys.modules)
+"""
+    assert run_python(code).strip() == "False"

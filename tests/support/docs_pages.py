@@ -1,0 +1,155 @@
+"""docs/limits.md and docs/errors.md from the code; `python -m tests.support.docs_pages` writes them, a test compares."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import infer.errors
+import infer.serve
+from infer.errors import InferError, OverloadedError
+from infer.serve import limits
+from infer.serve.api.openai_errors import DIALECT
+from tests.support import reference_pages
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELD = re.compile(r"^    (\w+): [^=]+ = .+?(?:  # (.*))?$", re.MULTILINE)
+WIRE = [
+    (400, "malformed HTTP: framing, lengths, chunks, headers twice, no Host"),
+    (408, "head or body not there at its deadline, or slower than the least speed"),
+    (414, "request target too long"),
+    (421, "a Host that is none of the server's, on loopback without keys"),
+    (431, "too many headers, or too long"),
+    (505, "neither HTTP/1.0 nor HTTP/1.1"),
+]
+
+
+def limits_page() -> str:
+    """Every field of `ServeLimits` with its default and what its comment says."""
+    said = dict(FIELD.findall(inspect.getsource(limits.ServeLimits)))
+    lines = [
+        "# Limits",
+        "",
+        "Every cap and default of the server. Set one with `infer serve --limit NAME=VALUE` (bytes also as 16MiB), or",
+        "with `ServeLimits(NAME=VALUE)` in Python. Written by `python -m tests.support.docs_pages`; a test compares.",
+        "",
+        "| name | default | what |",
+        "|---|---|---|",
+    ]
+    for field, value in _fields():
+        lines.append(f"| `{field}` | {_value(value)} | {said[field]} |")
+    return "\n".join(lines) + "\n" + FIXED
+
+
+def _fields() -> list[tuple[str, object]]:
+    made = limits.ServeLimits()
+    return [(name, getattr(made, name)) for name in made.__struct_fields__]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"{value >> 20} Mi"
+    if isinstance(value, int) and value >= 1 << 13 and value % (1 << 10) == 0:
+        return f"{value >> 10} Ki"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+FIXED = """
+Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `logprobs` and
+`top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages at most 4096, tools at most
+128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions. A model's name is
+`[A-Za-z0-9][A-Za-z0-9._-]{0,127}`. A chat template may take one second of CPU time, a tokenizer five and one more
+for each 100,000 characters, each in a process that is killed then. A grammar is at most 64 KiB of JSON, 64
+levels deep, and may take 3 s of CPU time and 128 MiB of memory to compile, in a process of its own; one client compiles
+one long grammar at a time, at most 12 s of them at once and 12 s a minute.
+
+With two API keys or more, each may have its share of a model's queue (the limit, over the keys that wait) where the
+queue is full, so that together they may have up to twice the limit; alone it may have all of it.
+
+Connections follow the limit of open files: where `ulimit -n` allows fewer, the server says so at its start.
+"""
+
+
+def errors() -> list[type[InferError]]:
+    """Every class of error that the package defines."""
+    for found in pkgutil.walk_packages(infer.serve.__path__, "infer.serve."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    known, queue = list[type[InferError]](), [InferError]
+    while queue:
+        kind = queue.pop(0)
+        if kind.__module__.startswith("infer."):
+            known.append(kind)
+            queue += kind.__subclasses__()
+    return sorted(set(known), key=lambda kind: (kind.status, kind.code, kind.__name__))
+
+
+def errors_page() -> str:
+    """Every error: its code, exit code and status, and what its docstring says."""
+    lines = [
+        "# Errors",
+        "",
+        'KServe and ops routes answer `{"error": "<text>"}`, OpenAI routes',
+        '`{"error": {"message", "type", "param", "code"}}`; both with `X-Request-Id`. `code` is the one below. A text',
+        "says what was expected, what came and where, in one line of at most 1024 characters. Once a stream has begun,",
+        "an error comes as an event and no `[DONE]` follows. Written by `python -m tests.support.docs_pages`; a test compares.",
+        "",
+        "| code | HTTP status | exit code | class | what |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in errors():
+        status = str(kind.status)
+        if issubclass(kind, OverloadedError):
+            status = f"{kind.status}, on OpenAI routes {DIALECT.status(kind(''))}"
+        lines.append(f"| `{kind.code}` | {status} | {kind.exit_code} | `{kind.__name__}` | {_what(kind)} |")
+    lines += [
+        "",
+        'Refused before there is a route, as `{"error": "<phrase>"}`, and the connection is closed:',
+        "",
+    ]
+    lines += ["| HTTP status | when |", "|---|---|", *(f"| {status} | {when} |" for status, when in WIRE)]
+    lines += [
+        "",
+        "Status 499 is never sent: it counts requests whose client hung up. 503 and 429 carry `Retry-After` and",
+        "`retry-after-ms`. The command line's other exit codes: 0 done, 130 interrupted.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+TREE = dict(re.findall(r"(\w+Error) +\d \s*\d{3}   (\S.*)", infer.errors.__doc__ or ""))
+SAID = {
+    "ContextLengthError": "prompt and completion are longer than the model's context",
+    "UnauthorizedError": "no API key, or none that is known",
+    "ModelNotFoundError": "no model of that name is served",
+    "SlowBodyError": "the body did not arrive in time, or too slowly",
+    "NotFoundError": "no such address, model or version",
+    "TooLargeError": "the body, or the JSON in it",
+    "UnsupportedMediaError": "content type or encoding",
+    "DeadlineError": "the time of the request ran out, in the queue or while it ran",
+    "NotReadyError": "starting, or draining",
+    "ServeError": "only over HTTP; the base of what follows",
+    "PoisonError": "the request killed two workers and is not run again",
+    "WorkerDiedError": "the process of the model died and the request could not be run again",
+}
+
+
+def _what(kind: type[InferError]) -> str:
+    doc = (kind.__dict__.get("__doc__") or "").strip().splitlines()
+    return SAID.get(kind.__name__) or TREE.get(kind.__name__) or (doc[0] if doc else "")
+
+
+PAGES = {
+    "docs/limits.md": limits_page,
+    "docs/errors.md": errors_page,
+    "docs/cli.md": reference_pages.cli_page,
+    "docs/api.md": reference_pages.api_page,
+}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page())

@@ -1,0 +1,193 @@
+"""A language model without a model, for the tests of what is around it: bytes as tokens, one letter a step.
+
+`python -m tests.support.fake_llm FOLDER SECONDS DRAIN` serves one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from infer.errors import InputError
+from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.requests import Output, Request, TokenLogprob
+from infer.llm.text.chat_template import ChatTemplate
+from infer.llm.text.generation_config import GenerationConfig
+
+BEGIN, END = 256, 257
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Bytes:
+    """A tokenizer of 256 bytes, a begin and an end."""
+
+    vocab_size = 258
+    special = {BEGIN: "<s>", END: "</s>"}
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        if text.startswith("<s>"):
+            return [BEGIN, *text[3:].encode()]
+        return [BEGIN] * special + list(text.encode())
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        known = (b"" if t in self.special and skip_special else self.token_bytes(t) for t in ids)
+        return b"".join(known).decode(errors="replace")
+
+    def token_bytes(self, number: int) -> bytes:
+        return self.special[number].encode() if number in self.special else bytes([number])
+
+    def piece(self, number: int) -> str:
+        return self.token_bytes(number).decode("latin-1")
+
+
+class Alphabet:
+    """An engine that says A, B, C, … to each request, completion `i` from the letter `i` on.
+
+    With a `script` it says that instead, three bytes a step, and stops; with a grammar, `constrained`, where that
+    is given. `seconds` a step; nothing goes on while `gate` is closed. A prompt that holds a "!" fails at its second
+    letter, one that holds a "#" kills the engine.
+    """
+
+    def __init__(
+        self, seconds: float = 0.0, script: str | None = None, constrained: str | None = None
+    ) -> None:
+        self.seconds, self.script, self.constrained = seconds, script, constrained
+        self.gate = threading.Event()
+        self.gate.set()
+        self.jobs: dict[str, list[Any]] = {}  # id → request, letters so far
+        self.cancelled: list[str] = []
+        self.steps = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.jobs
+
+    def check(self, request: Request) -> None:
+        if ord("%") in request.prompt:
+            raise InputError("no percentages", where="prompt")
+
+    def submit(self, request: Request) -> None:
+        self.jobs[request.id] = [request, 0]
+
+    def cancel(self, request_id: str) -> None:
+        if self.jobs.pop(request_id, None) is not None:
+            self.cancelled.append(request_id)
+
+    def step(self) -> list[Output]:
+        self.gate.wait(0.05)
+        if not self.gate.is_set():
+            return []
+        time.sleep(self.seconds)
+        self.steps += 1
+        return [output for request, made in list(self.jobs.values()) for output in self._go_on(request, made)]
+
+    def stats(self) -> SimpleNamespace:
+        names = ("pages_used", "pages_total", "prefix_queries", "prefix_hits", "preemptions", "draft_tokens")
+        more = ("evictions", "accepted_tokens", "prefill_tokens", "steps")
+        seconds = ("scheduling_seconds", "step_seconds", "sampling_seconds", "output_seconds")
+        return SimpleNamespace(**dict.fromkeys((*names, *more, *seconds), 7))
+
+    def _go_on(self, request: Request, made: int) -> list[Output]:
+        if ord("#") in request.prompt:
+            raise RuntimeError("the secret of the engine's insides")
+        ask, first = request.sampling, made == 0
+        if ord("!") in request.prompt and made == 1:
+            self.cancel(request.id)
+            return [Output(id=request.id, index=i, finish="error", stopped_by="boom") for i in range(ask.n)]
+        if self.script is not None:
+            script = self.constrained if request.grammar and self.constrained else self.script
+            return self._read_on(request, made, script.encode())
+        last = made + 1 >= ask.max_tokens
+        self.jobs[request.id][1] += 1
+        if last:
+            del self.jobs[request.id]
+        known = None if ask.prompt_logprobs is None else (None, *map(_logprob, request.prompt[1:]))
+        outputs = []
+        for index in range(ask.n):
+            token = ord(CAPITALS[(made + index) % 26])
+            tokens = (token,) if ask.max_tokens else ()
+            outputs.append(
+                Output(
+                    id=request.id,
+                    index=index,
+                    token_ids=tokens,
+                    text="".join(map(chr, tokens)),
+                    logprobs=() if ask.logprobs is None else tuple(map(_logprob, tokens)),
+                    finish="length" if last else None,
+                    prompt_logprobs=known if known and first and index == 0 else (),
+                    cached_tokens=2 if first else 0,
+                )
+            )
+        return outputs
+
+    def _read_on(self, request: Request, made: int, script: bytes) -> list[Output]:
+        self.jobs[request.id][1] += 3
+        tokens = tuple(script[made : made + 3])
+        last = made + 3 >= len(script)
+        if last:
+            del self.jobs[request.id]
+        known = () if request.sampling.logprobs is None else tuple(map(_logprob, tokens))
+        finish = "stop" if last else None
+        text = bytes(tokens).decode()
+        return [
+            Output(id=request.id, index=i, token_ids=tokens, text=text, logprobs=known, finish=finish)
+            for i in range(request.sampling.n)
+        ]
+
+
+def check_grammar(constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
+    if constraint == {"regex": "("}:
+        raise InputError("this regex can't be read", where="regex")
+
+
+def _logprob(token: int) -> TokenLogprob:
+    return TokenLogprob(token, -token / 100, ((token, -token / 100), (0, -9.0)))
+
+
+class Speaker:
+    """What the server needs of a language model's predictor."""
+
+    version, task = "1", "text-generation"
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "speaker",
+        engine: Alphabet | None = None,
+        template: str | None = TEMPLATE,
+        context: int = 64,
+    ) -> None:
+        tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+        self.name, self.manifest = name, SimpleNamespace(meta={"generation": {}}, files={"a": "b"})
+        self.language = SimpleNamespace(
+            text=Bytes(),
+            template=ChatTemplate({"default": template}, tokens) if template else None,
+            driver=Driver(engine or Alphabet(), name=name),
+            config=GenerationConfig(),
+            context=context,
+            check_grammar=check_grammar,
+            vocab_size=Bytes.vocab_size,
+            folder=folder,
+        )
+
+    def close(self) -> None:
+        self.language.driver.close()
+
+
+if __name__ == "__main__":
+    from infer.serve.http.listener import listen
+    from infer.serve.limits import ServeLimits
+    from infer.serve.server import serve
+    from infer.serve.service import Service
+
+    with listen("127.0.0.1", 0) as socket_:
+        speaker = Speaker(Path(sys.argv[1]), engine=Alphabet(float(sys.argv[2])))
+        sys.exit(serve(Service([speaker], ServeLimits(drain_seconds=float(sys.argv[3]))), socket_))

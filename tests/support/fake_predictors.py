@@ -1,0 +1,206 @@
+"""Predictors of a few lines of numpy, and a live server; `python -m tests.support.fake_predictors` serves one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from infer.errors import InputError, NotReadyError
+from infer.serve.fast_path.coalescer import Coalescer
+from infer.serve.http import http_protocol
+from infer.serve.http.app import build
+from infer.serve.http.listener import listen
+from infer.serve.limits import ServeLimits
+from infer.serve.server import serve
+from infer.serve.service import Service
+from infer.spec import TensorSpec
+
+Arrays = dict[str, Any]
+
+
+class Fake:
+    """`function` takes and gives named arrays; `batches` keeps the row count of every call."""
+
+    version = "1"
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        function: Callable[[Arrays], Arrays],
+        *,
+        sizes: Mapping[str, tuple[int, int]] | None = None,
+        max_batch: int = 8,
+        task: str = "tensors",
+        padding: dict[str, int] | None = None,
+    ) -> None:
+        self.name, self.inputs, self.outputs, self.function = name, inputs, outputs, function
+        self.sizes = {"batch": (1, max_batch), **(sizes or {})}
+        self.max_batch, self.task, self.padding = max_batch, task, padding or {}
+        self.manifest = SimpleNamespace(backend="fake", meta={"vocab_size": 1000})
+        self.report: dict[str, Any] = {}
+        self.batches: list[int] = []
+        self.warm = False
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        rows = len(next(iter(inputs.values())))
+        if self.inputs[0].shape[:1] == ("batch",) and rows > self.max_batch:
+            raise InputError(f"{rows} rows are more than {self.max_batch}")
+        self.batches.append(rows)
+        return self.function(inputs)
+
+    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
+        longest = max(len(text) for text in texts) + 1
+        ids, mask = np.zeros((len(texts), longest), np.int64), np.zeros((len(texts), longest), np.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text) + 1] = [1, *(2 + ord(letter) % 900 for letter in text)]
+            mask[row, : len(text) + 1] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        return np.concatenate([self.function(self.tokenize([text]))["embedding"] for text in texts])
+
+    def warmup(self) -> None:
+        self.warm = True
+
+    def close(self) -> None:
+        pass
+
+
+def double(name: str = "double", *, seconds: float = 0.0, max_batch: int = 8, poison: float = 666.0) -> Fake:
+    """y = 2·x over [batch, 4]; takes `seconds` a batch; a row that holds `poison` fails its whole batch."""
+
+    def run(inputs: Arrays) -> Arrays:
+        time.sleep(seconds)
+        if (inputs["x"] == poison).any():
+            raise ValueError("the secret of the model's insides")
+        return {"y": inputs["x"] * 2, "rows": np.arange(len(inputs["x"]), dtype=np.int64)}
+
+    x = TensorSpec("x", "float32", ("batch", 4))
+    outputs = (TensorSpec("y", "float32", ("batch", 4)), TensorSpec("rows", "int64", ("batch",)))
+    return Fake(name, (x,), outputs, run, max_batch=max_batch)
+
+
+def echo(dtype: str) -> Fake:
+    """One input and output of [batch, n], any n from 0 to 9, no padding."""
+    specs = TensorSpec("x", dtype, ("batch", "n")), TensorSpec("y", dtype, ("batch", "n"))
+    return Fake(dtype, specs[:1], specs[1:], lambda inputs: {"y": inputs["x"]}, sizes={"n": (0, 9)})
+
+
+def embedder(name: str = "embedder") -> Fake:
+    """Three numbers a text: the sum of its ids, how many they are, the last. Blind to padding."""
+
+    def run(inputs: Arrays) -> Arrays:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        assert not (ids * (1 - mask)).any(), "padding must be 0"
+        sums, counts = (ids * mask).sum(1), mask.sum(1)
+        last = ids[np.arange(len(ids)), counts - 1]
+        return {"embedding": np.stack([sums, counts, last], 1).astype(np.float32)}
+
+    inputs = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in ("input_ids", "attention_mask"))
+    return Fake(
+        name,
+        inputs,
+        (TensorSpec("embedding", "float32", ("batch", 3)),),
+        run,
+        sizes={"seq": (1, 512)},
+        task="embedding",
+        padding={"input_ids": 0, "attention_mask": 0},
+    )
+
+
+class Prompt(uvicorn.Server):
+    """Ends when it is told, where uvicorn looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.began, self._over = threading.Event(), asyncio.Event()
+        self._home: asyncio.AbstractEventLoop | None = None
+
+    def end(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+        if self._home is not None and not self._home.is_closed():
+            self._home.call_soon_threadsafe(self._over.set)
+
+    async def main_loop(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self.began.set()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), 1)
+
+
+class Live(SimpleNamespace):
+    """`url`, `host`, `port`, `service` of a server that answers; `fast`: its fast path, None without one."""
+
+
+@contextlib.contextmanager
+def live(
+    *predictors: Any,
+    limits: ServeLimits | None = None,
+    api_key: str | Sequence[str] | None = None,
+    tls: Any = None,
+    hosts: Any = None,
+    share_prefix_cache: bool = False,
+    fast: bool = True,
+) -> Iterator[Live]:
+    """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
+    service = Service(predictors, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
+    app = build(service)
+    coalescer = Coalescer(app) if fast else None
+    config = uvicorn.Config(
+        app,
+        timeout_graceful_shutdown=1,
+        **http_protocol.options(service.limits, service.refused, tls, hosts, coalescer),
+    )
+    server, failures = Prompt(config), list[BaseException]()
+
+    async def main(listener: Any) -> None:
+        service.start()
+        await server.serve(sockets=[listener])
+
+    def run(listener: Any) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(main(listener))
+        except BaseException as error:  # noqa: BLE001 - raised again by the test's thread
+            failures.append(error)
+        finally:
+            server.began.set()
+
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=run, args=(listener,))
+        thread.start()
+        server.began.wait()
+        try:
+            yield Live(
+                url=f"http://127.0.0.1:{port}", host="127.0.0.1", port=port, service=service, fast=coalescer
+            )
+        finally:
+            server.end()
+            thread.join(10)
+            for model in service.models.values():
+                model.stop(NotReadyError("over"))
+            service.pool.shutdown()
+            service.grammars.shutdown()
+            for predictor in predictors:
+                predictor.close()
+    assert not failures, failures
+
+
+if __name__ == "__main__":
+    with listen("127.0.0.1", 0) as socket_:
+        model = double(seconds=float(sys.argv[1]), max_batch=int(sys.argv[2]))
+        sys.exit(serve(Service([model], ServeLimits(drain_seconds=float(sys.argv[3]))), socket_))

@@ -1,0 +1,261 @@
+"""Models of a few lines for worker processes, and what tests do to those processes.
+
+`python -m tests.support.worker_models OPTIONS` serves one of them; OPTIONS is JSON, see `serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+DIE, RAISE, HANG = 666.0, 667.0, 668.0
+
+
+class Hazards:
+    """y = 2·x over [batch, 4], and the process id. A row may hold what ends the process, raises, or never returns."""
+
+    name, version, task, max_batch = "hazards", "1", "tensors", 8
+    sizes, padding = {"batch": (1, 8)}, dict[str, int]()
+
+    def __init__(self, path: str, seconds: float = 0.0, opening: float = 0.0, warming: float = 0.0) -> None:
+        from infer.spec import TensorSpec
+
+        time.sleep(opening)
+        self.seconds, self.warming = seconds, warming
+        self.name = Path(path).name
+        self.manifest = SimpleNamespace(backend="none", meta={}, files={})
+        self.inputs = (TensorSpec("x", "float32", ("batch", 4)),)
+        self.outputs = TensorSpec("y", "float32", ("batch", 4)), TensorSpec("pid", "int64", ("batch",))
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        time.sleep(self.seconds)
+        if (x == DIE).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (x == RAISE).any():
+            raise ValueError("the secret of the model's insides")
+        if (x == HANG).any():
+            time.sleep(1000)
+        return {"y": x * 2, "pid": np.full(len(x), os.getpid(), np.int64)}
+
+    def warmup(self) -> None:
+        time.sleep(self.warming)
+
+    def close(self) -> None:
+        pass
+
+
+def multiplies(path: str) -> Any:
+    """y = factor·x, as the manifest of its folder has it; one that says "broken" can't be opened."""
+    from infer.errors import ArtifactError
+
+    said = json.loads((Path(path) / "manifest.json").read_text())
+    if "broken" in said:
+        raise ArtifactError("weights are damaged", where=path)
+    made = Hazards(path)
+    made.predict = lambda inputs: {  # type: ignore[method-assign]
+        "y": inputs["x"] * np.float32(said["factor"]),
+        "pid": np.full(len(inputs["x"]), os.getpid(), np.int64),
+    }
+    return made
+
+
+def proven(path: str, **options: Any) -> Any:
+    """`Hazards` whose worker is known to give the right answers when it starts."""
+    made = Hazards(path, **options)
+    made.self_test = lambda: None  # type: ignore[attr-defined]
+    return made
+
+
+def counts(path: str, tally: str, tested: bool) -> Any:
+    """`Hazards` that adds a byte to the file `tally` for each warm-up; `tested`: it gave its golden answers first."""
+    made = proven(path) if tested else Hazards(path)
+
+    def warmup() -> list[tuple[int, float]]:
+        with Path(tally).open("ab") as file:
+            file.write(b".")
+        return [(4, 0.5)]
+
+    made.warmup = warmup  # type: ignore[method-assign, assignment]
+    return made
+
+
+def decays(path: str, good: int) -> Any:
+    """`Hazards` with golden inputs, asked for many times a second while idle, whose answers are wrong after `good`."""
+    from safetensors.numpy import save_file
+
+    from infer.serve.workers import self_test
+
+    self_test.EVERY, self_test.MOST_SHARE = 0.0, 1.0
+    made, asked = Hazards(path), []
+    made.path = Path(path)  # type: ignore[attr-defined]
+    (made.path / "golden").mkdir(exist_ok=True)  # type: ignore[attr-defined]
+    save_file(x_of(1, 2), made.path / "golden/inputs.safetensors")  # type: ignore[attr-defined]
+    predict = made.predict
+
+    def wrong(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        asked.append(len(inputs["x"]))
+        found = predict(inputs)
+        return found if len(asked) <= good else {**found, "y": found["y"] + 0.5}
+
+    made.predict = wrong  # type: ignore[method-assign]
+    return made
+
+
+def speaker(path: str, seconds: float = 0.0) -> Any:
+    """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "$" at its second letter, one with a
+    "~" never gets that."""
+    from tests.support.fake_llm import Alphabet, Speaker
+
+    class Deadly(Alphabet):
+        def _go_on(self, request: Any, made: int) -> list[Any]:
+            if ord("^") in request.prompt:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ord("$") in request.prompt and made:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ord("~") in request.prompt and made:
+                time.sleep(1000)
+            return super()._go_on(request, made)
+
+    made = Speaker(Path(path), engine=Deadly(seconds))
+    made.warmup = lambda: None  # type: ignore[attr-defined]
+    return made
+
+
+def language(driver: Any, card: Any) -> Any:
+    """The text side of `serve_speaker.Speaker`, in this process."""
+    from infer.llm.text.chat_template import ChatTemplate
+    from infer.llm.text.generation_config import GenerationConfig
+    from tests.support.fake_llm import TEMPLATE, Bytes
+
+    return SimpleNamespace(
+        driver=driver,
+        text=Bytes(),
+        template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>", "eos_token": "</s>"}),
+        config=GenerationConfig(),
+        context=card.context,
+        vocab_size=card.vocab_size,
+        folder=Path(card.path or "."),
+        check_grammar=driver.check_grammar,
+    )
+
+
+def refuses(path: str) -> Any:
+    """A model that can't be opened."""
+    from infer.errors import ArtifactError
+
+    raise ArtifactError("a file is missing: weights", where=path, hint="Copy it again")
+
+
+def dies(path: str) -> Any:
+    """A model whose process does not survive opening it."""
+    os._exit(7)
+
+
+def x_of(*values: float) -> dict[str, np.ndarray]:
+    return {"x": np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)}
+
+
+def body_of(*values: float) -> dict[str, Any]:
+    x = x_of(*values)["x"]
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
+
+
+def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists, and is no zombie."""
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads: a worker that is started again is another thread's."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+@contextlib.contextmanager
+def started(
+    *, stderr: Any = subprocess.PIPE, files: int = 0, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A server process of `serve`, which has begun to load its model; it may open so many `files`, where given."""
+    command = [sys.executable, "-m", "tests.support.worker_models", json.dumps(options)]
+    if files:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as running:
+        try:
+            assert running.stdout.readline() == "loading\n"
+            yield running
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The same, once it answers, and its address."""
+    with started(**options) as running:
+        line = running.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, (line, running.poll(), running.stderr and running.stderr.read())
+        yield running, found[0]
+
+
+def serve(
+    opener: str = "Hazards",
+    path: str = "hazards",
+    options: Any = None,
+    text: bool = False,
+    run: Any = None,
+    log: bool = False,
+    **limits: Any,
+) -> int:
+    """`infer.serve.run` with `tests.support.worker_models:OPENER` in place of an artifact; says so when it begins to load."""
+    from infer.serve import server
+    from infer.serve.limits import ServeLimits
+    from infer.serve.workers import model_loading as opening
+    from infer.serve.workers import remote_llm as texts
+    from infer.serve.workers.messages import Source
+
+    def source(**given: Any) -> Source:
+        if not said:
+            print("loading", flush=True)
+        said.append(True)
+        return Source(**{**given, "opener": f"tests.support.worker_models:{opener}", "options": own})
+
+    said: list[bool] = []
+    own, opening.Source = options or {}, source  # type: ignore[misc,assignment]
+    if text:
+        opening.is_language_model = lambda folder: True
+        texts.RemoteLanguage = language  # type: ignore[misc,assignment]
+    more = {"log_requests": log, **(run or {})}
+    return server.run([path], port=0, limits=ServeLimits(**limits), **more)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(**json.loads(sys.argv[1])))
