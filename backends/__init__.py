@@ -49,7 +49,7 @@ class Backend(Protocol):
         ...
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:
-        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `infer.graph.capture.save`)."""
+        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `capture.save`)."""
         ...
 
     def open(self, folder: Path, device: str) -> Runner:

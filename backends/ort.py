@@ -24,9 +24,7 @@ from infer.graph.capture import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
 from infer.onnx import (
-    int8_signedness as signs,
-)
-from infer.onnx import (
+    int8_signedness,
     onnx_source,
     paged_attention,
     session,
@@ -130,7 +128,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
-    path = signs.adapted(folder / MODEL, _form(device))
+    path = int8_signedness.adapted(folder / MODEL, _form(device))
     try:
         if is_step(signature.inputs):
             return step_runner.StepRunner(path, signature.inputs, signature.outputs)

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from bench.quality import published_formats as rivals
 from bench.quality.backend_table import plans
 from bench.shared.results import result_path
-from infer import compress as quant
+from infer import compress, load
 from infer import device as hardware
-from infer import load
 from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
@@ -99,11 +98,11 @@ def formats() -> dict[str, Callable[[Tensor], tuple[Tensor, float]]]:
 
     def ours(name: str) -> Callable[[Tensor], tuple[Tensor, float]]:
         plan = Plan(source="", quant=name)
-        way = quant.get(plan)
+        way = compress.get(plan)
 
         def shrunk(weight: Tensor) -> tuple[Tensor, float]:
             tensors = way.quantize(weight, None, plan)
-            return way.dequantize(tensors), quant.bits_per_weight(tensors, weight.numel())
+            return way.dequantize(tensors), compress.bits_per_weight(tensors, weight.numel())
 
         return shrunk
 
@@ -157,11 +156,11 @@ def measure_model(
     for name in quants:
         for way in METHODS:
             own = plan.with_(quant=name)
-            if stats[way] is None and quant.needs_stats(own):
+            if stats[way] is None and compress.needs_stats(own):
                 continue
             small, begin = copy.deepcopy(original), time.perf_counter()
             try:
-                done = quant.quantize_model(small, own, stats=stats[way])
+                done = compress.quantize_model(small, own, stats=stats[way])
             except NotUsableError as error:
                 say(f"{model}  {name}: {error}")
                 break
@@ -178,8 +177,8 @@ def measure_model(
 
 def _calibrated(
     model: nn.Module, batches: list[dict[str, Tensor]], way: str
-) -> Mapping[str, quant.Stats] | None:
-    return None if way == "none" else quant.calibrate(model, batches, hessian=way == "gptq")
+) -> Mapping[str, compress.Stats] | None:
+    return None if way == "none" else compress.calibrate(model, batches, hessian=way == "gptq")
 
 
 def _batches(samples: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

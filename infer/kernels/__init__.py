@@ -30,11 +30,11 @@ from .ops.library import c_functions, decompositions, library, names
 
 __all__ = [
     "c_functions",
-    "chain_ops",
     "conv2d_int8",
     "conv2d_packed",
     "decompositions",
     "embedding",
+    "fused_program",
     "gpu",
     "library",
     "linear_fp8",

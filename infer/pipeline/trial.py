@@ -165,7 +165,7 @@ def run_trial(
     floats: FloatForms | None = None,
     shape: StepShape | None = None,
 ) -> Trial:
-    """Lower `small` into `work/small` and compare it with `original` on its samples; `infer.pipeline.trial_timing` times it.
+    """Lower `small` into `work/small` and compare it with `original` on its samples; `trial_timing` times it.
 
     With `shape`, `small` is the step of a language model: whole windows are compared.
     `floats` keeps the float forms for the next trial of the same original.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE = ROOT / "infer" / "onnx" / "engine.py"  # the only file that holds TensorRT objects
+ENGINE = ROOT / "infer" / "onnx" / "trt_engine.py"  # the only file that holds TensorRT objects
 SOURCES = (ENGINE, ROOT / "backends" / "trt.py")
 STUB = Path(__file__).parent / "trt_stub" / "stub.cpp"
 PACKAGES = ["tensorrt-cu13-bindings==11.4.0.106", "tensorrt-cu12-bindings==10.16.1.11"]

@@ -1,4 +1,4 @@
-"""Runs schemathesis, all phases and modes, against an app in this process; `python -m tests.fuzz.openapi_schema [EXAMPLES]`."""
+"""Run schemathesis, all phases and modes, against an app in this process; `python -m tests.fuzz.openapi_schema [N]`."""
 
 from __future__ import annotations
 

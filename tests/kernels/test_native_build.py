@@ -12,7 +12,7 @@ import pytest
 from infer.errors import NotUsableError
 from infer.kernels.cpu import build
 
-SAYS = "from infer.kernels import cpu as native; print(native.why_not())"
+SAYS = "from infer.kernels import cpu; print(cpu.why_not())"
 
 
 @pytest.fixture

@@ -30,11 +30,12 @@ OPERATORS = (
     "quantize_dynamic", "_dyn_quant_matmul_4bit",
 )  # fmt: skip
 CUDA_ONLY = ROOT / "infer/kernels/gpu"  # cuBLASLt behind `_int_mm` is what int8 on a GPU should use
+OPTIONAL = [name for name in ("int4", "fp4") if name in plugins.names("infer.compress.formats")]
 FORMATS = {
     "embed": "nf4", "convs.0": "int8", "convs.1": "int8:weight", "convs.2": "int8:static", "linears.0": "int8",
     "linears.1": "int8:weight", "linears.2": "int8:static", "linears.3": "nf4", "linears.4": "cluster:2",
     "linears.5": "cluster:3", "linears.6": "cluster:4", "linears.7": "cluster:6",
-    **{f"linears.{8 + i}": name for i, name in enumerate(("int4", "fp4")) if name in plugins.names("infer.compress.formats")},
+    **{f"linears.{8 + i}": name for i, name in enumerate(OPTIONAL)},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from infer.kernels.ops.linear_packed import lut4_twin
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import (
+from infer.kernels.gpu import (  # noqa: E402
     crossover,
     embedding,
     epilogue,

@@ -1,4 +1,4 @@
-"""docs/limits.md and docs/errors.md from the code; `python -m tests.support.docs_pages` writes them, a test compares."""
+"""docs/limits.md and docs/errors.md from the code: `python -m tests.support.docs_pages` writes, a test compares."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def errors_page() -> str:
         'KServe and ops routes answer `{"error": "<text>"}`, OpenAI routes',
         '`{"error": {"message", "type", "param", "code"}}`; both with `X-Request-Id`. `code` is the one below. A text',
         "says what was expected, what came and where, in one line of at most 1024 characters. Once a stream has begun,",
-        "an error comes as an event and no `[DONE]` follows. Written by `python -m tests.support.docs_pages`; a test compares.",
+        "an error comes as an event and no `[DONE]` follows.",
+        "Written by `python -m tests.support.docs_pages`; a test compares.",
         "",
         "| code | HTTP status | exit code | class | what |",
         "|---|---|---|---|---|",

@@ -235,7 +235,7 @@ def serve(
     log: bool = False,
     **limits: Any,
 ) -> int:
-    """`infer.serve.run` with `tests.support.worker_models:OPENER` in place of an artifact; says so when it begins to load."""
+    """`infer.serve.run` with `tests.support.worker_models:OPENER` for an artifact; prints when it begins to load."""
     from infer.serve import server
     from infer.serve.limits import ServeLimits
     from infer.serve.workers import model_loading as opening

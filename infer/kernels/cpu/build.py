@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from ... import paths as folders
 from ...errors import NotUsableError
+from ...paths import cache as cache_folder
 
 SOURCES = Path(__file__).with_name("src")
 LIBRARY = "libinfer_kernels.so"
@@ -89,7 +89,7 @@ def _parts(path: Path) -> list[Path]:
 
 def compiled() -> bool:
     """Whether the cache has the library, or no compiler could make it."""
-    return compiler() is None or (folders.cache("kernels") / digest() / LIBRARY).exists()
+    return compiler() is None or (cache_folder("kernels") / digest() / LIBRARY).exists()
 
 
 def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
@@ -98,7 +98,7 @@ def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
     `progress(done, total, what)` is told of each file. Raises `NotUsableError` without a compiler, or with the
     compiler's first message when it fails.
     """
-    place = folders.cache("kernels") / digest()
+    place = cache_folder("kernels") / digest()
     path = place / LIBRARY
     if path.exists():
         return path
@@ -128,7 +128,7 @@ def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) ->
     include, libraries = Path(torch.__file__).parent / "include", Path(torch.__file__).parent / "lib"
     files = sources()
     done = 0
-    kept = folders.cache("kernels") / "objects"
+    kept = cache_folder("kernels") / "objects"
     kept.mkdir(exist_ok=True)
 
     def compiled(path: Path) -> Path:

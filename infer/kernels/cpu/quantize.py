@@ -18,7 +18,7 @@ SHARES, STEPS = 32, 16  # scales tried at once, as shares of the largest and as 
 def fit(
     weight: Tensor, table: Tensor, bounds: Tensor, importance: Tensor, inverses: Tensor, group: int = GROUP
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `infer.compress.calibration.group_scales.fit` gives: codes uint8 [R, K], scale int8 [R, K/group], row_scale float32 [R].
+    """Native form of `group_scales.fit`: codes uint8 [R, K], scale int8 [R, K/group], row_scale float32 [R].
 
     weight [R, K], table [T, 4, 8, 16 or 64], bounds [T, one less], importance [K], inverses [SHARES], all float32.
     Groups are of 64, or of 16 with tables of 16. Raises `ValueError` for others.
@@ -38,7 +38,7 @@ def fit(
 
 
 def codebooks(weight: Tensor, importance: Tensor, clusters: int, bins: int) -> Tensor:
-    """What `infer.compress.formats.cluster` learns from float32 weight [R, K] and importance [K]: float32 [R / 32, clusters]."""
+    """Native `cluster.learn`: float32 weight [R, K] and importance [K] to codebooks float32 [R / 32, clusters]."""
     rows, columns = weight.shape
     given = [t.float().contiguous() for t in (weight, importance)]
     found = torch.empty((-(-rows // TABLE_ROWS), clusters), dtype=torch.float32)

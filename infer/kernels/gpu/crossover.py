@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ... import paths as folders
+from ...paths import cache as cache_folder
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 KINDS = ("lut2", "lut3", "lut4", "lut6", "int8")
@@ -58,7 +58,7 @@ def measure(
     """Time the paths `rows`, `tiles` and `library` (each: number of rows → a call) and keep what is found."""
     times = {name: [graph_seconds([make(rows)] * 4) for rows in ROWS] for name, make in paths.items()}
     found = Crossover(_first(times["tiles"], times["rows"]), _first(times["library"], times["tiles"]))
-    file = folders.cache("gpu") / "crossover.json"
+    file = cache_folder("gpu") / "crossover.json"
     kept = json.loads(file.read_text()) if file.is_file() else {}
     kept.setdefault(_name(device), {})[kind] = list(found)
     file.write_text(json.dumps(kept, indent=1))
@@ -113,6 +113,6 @@ def _table(device: torch.device) -> dict[str, Crossover]:
     operations = 4096 if properties.major >= 9 else 2048
     peak = operations * properties.multi_processor_count * 1.7e9
     table = {kind: estimate(kind, bandwidth, peak) for kind in KINDS}
-    file = folders.cache("gpu") / "crossover.json"
+    file = cache_folder("gpu") / "crossover.json"
     kept = json.loads(file.read_text()) if file.is_file() else {}
     return table | {kind: Crossover(*pair) for kind, pair in kept.get(_name(device), {}).items()}

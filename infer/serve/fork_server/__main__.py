@@ -1,4 +1,4 @@
-"""`python -m infer.serve.fork_server FD`: the fork server, which opens a tokenizer and forks. One thread, never busy long.
+"""`python -m infer.serve.fork_server FD`: the fork server. It opens a tokenizer, then forks; one thread.
 
 It ends when the front does: its socket closes, and its children are killed with it.
 """

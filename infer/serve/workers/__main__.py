@@ -1,4 +1,4 @@
-"""`python -m infer.serve.workers PARENT CHANNEL SLAB…`: a process id and inherited descriptors; started by `process`."""
+"""`python -m infer.serve.workers PARENT CHANNEL SLAB…`: a process id, inherited descriptors; see `process`."""
 
 from __future__ import annotations
 
