@@ -18,7 +18,6 @@ ORDER = [
     "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 RINGS_TO_OPEN = [
-    {"infer.serve.fast_path.grouped_request", "infer.serve.fast_path.request_group"},
     {"infer.serve.llm.llm_engine", "infer.serve.llm.token_stream"},
     {"infer.serve.batching.admission", "infer.serve.batching.deadline_budget", "infer.serve.batching.queue",
      "infer.serve.batching.fair_queue", "infer.serve.batching.waiting_items"},
@@ -27,8 +26,8 @@ RINGS_TO_OPEN = [
     {
         "infer.serve.api.kserve_response", "infer.serve.batching.event_loop_executor",
         "infer.serve.batching.executor_pool", "infer.serve.batching.executor_thread",
-        "infer.serve.batching.tensor_engine", "infer.serve.fast_path.convoy", "infer.serve.fast_path.express",
-        "infer.serve.fast_path.header_cache", "infer.serve.fast_path.request_group", "infer.serve.http.app",
+        "infer.serve.batching.tensor_engine",
+        "infer.serve.http.app",
         "infer.serve.http.body", "infer.serve.http.http_protocol", "infer.serve.http.responses",
         "infer.serve.http.routing", "infer.serve.http.streaming", "infer.serve.service", "infer.serve.llm.tenants",
     },

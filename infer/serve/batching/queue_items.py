@@ -15,7 +15,7 @@ from .collate import BATCH
 class Entry:
     """A piece of one request that runs in one batch, or `requests` whole ones of equally many rows, in their order.
 
-    `elements`: of one row of its largest input; `ticket`: its owner, a `tickets.Queued`; that of several requests has
+    `elements`: of one row of its largest input; `ticket`: its owner, a `results.Queued`; that of several requests has
     them in `requests`, one for each in the order of the rows, and splits off the first of them by `part`.
     """
 

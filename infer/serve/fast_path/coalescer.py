@@ -25,7 +25,7 @@ Kind = tuple[Engine, BodyTemplate, float, str]
 
 
 class Coalescer:
-    """The fast path of one server; see `wire.FastPath`. All of it runs on the event loop."""
+    """The fast path of one server; see `http_protocol.FastPath`. All of it runs on the event loop."""
 
     def __init__(self, app: App) -> None:
         self._service, self._bodies = app.service, app.bodies

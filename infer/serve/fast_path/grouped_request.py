@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -15,11 +15,21 @@ from ..http.http_protocol import Wire
 from ..http.routing import CLIENT_GONE, Call, Reply, head_lines
 from .header_cache import KnownHead
 
-if TYPE_CHECKING:
-    from .request_group import RequestGroup
-
 log = logging.getLogger("infer.serve")
 CLOSE = (b"connection", b"close")
+
+
+class Group(Protocol):
+    """The owner of the queue item that a request is in."""
+
+    def leave(self, request: GroupedRequest) -> None:
+        """Cancel one request."""
+
+    def reply(self, call: Call, answer: Answer) -> Reply:
+        """Make the reply to one request. Raises `InferError` for outputs that can't be sent."""
+
+    def end(self, count: int) -> None:
+        """Note that so many requests are answered or gone."""
 
 
 class GroupedRequest(Ticket):
@@ -39,7 +49,7 @@ class GroupedRequest(Ticket):
         self.body, self.numbers = body, numbers
         self.disconnected = self.response_complete = self.response_started = False
         self.keep_alive = True
-        self.group: RequestGroup | None = None
+        self.group: Group | None = None
         self._call: Call | None = None
         self._bodies, self.held = bodies, known.length
         bodies.held += self.held

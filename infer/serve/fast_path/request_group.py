@@ -80,7 +80,8 @@ class RequestGroup(Queued):
         """Cancel one request; its rows are removed from the item while that waits."""
         engine = self._timer.engine
         with engine.lock:
-            group = request.group or self  # another one where a thread took a part meanwhile
+            # Not this one where a thread took a part meanwhile.
+            group = next(group for group in self._timer.groups if request in group.requests)
             queued = engine.batcher.drop(group.entries[0], group.requests.index(request))
         engine.metrics.cancelled("queued" if queued else "running")
 
