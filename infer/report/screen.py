@@ -1,10 +1,11 @@
-"""The verdict of `infer optimize` on one screen: at most 24 lines of at most 100 columns, what matters most first.
+"""The end of `infer optimize`: verdict, five lines of figures, and what to do next, in 24 lines of 100 columns at most.
 
 `infer report` shows the rest: every layer, limit, backend and finding.
 """
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +18,18 @@ from .document import Report
 
 WIDTH, HEIGHT = 100, 24
 LABEL = 10  # columns of the names at the left
-MOST = 3  # lines of one row; what is longer ends in "…"
+MOST = 3  # lines of a sentence or path; what is longer ends in "…"
+LIMITS = ("scores text only", "kept although")  # sentences on what the artifact can't do
 NAMES = {
     "top1": "top-1 agreement",
     "relative_error": "relative error",
     "perplexity_change": "perplexity change",
 }
-METRICS = ("perplexity_change", "top1", "cosine", "kl", "relative_error", "exact")
+METRICS = ("perplexity_change", "top1", "relative_error", "cosine", "kl", "exact")  # what matters most first
 
 
 def render_screen(report: Report, console: Console, path: Path) -> None:
-    """Print the verdict; on a terminal in color."""
+    """Print the lines of `screen`; on a terminal in color."""
     width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     lines = screen(report, path, width=width)
     if not console.is_terminal:
@@ -39,54 +41,59 @@ def render_screen(report: Report, console: Console, path: Path) -> None:
 
 
 def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
-    """The lines: how it ended, the sentences of the verdict, the numbers, and where the report is."""
+    """Lines of the verdict, of the figures, and of the commands to run next."""
     passed = "passed" if report.passed else "FAILED"
     title = f"{report.name}: {passed}. {report.backend} {report.plan.quant}, {report.device}"
+    figures = [_cut(f"{name:<{LABEL}}{text}", width) for name, text in _figures(report, width - LABEL)]
+    last = [line for name, text in _next(report, path) for line in _wrapped(f"{name:<{LABEL}}", text, width)]
     sentences = [line for sentence in _sentences(report) for line in _wrapped("  ", sentence, width)]
-    rows = [line for name, text in _rows(report) for line in _wrapped(f"{name:<{LABEL}}", text, width)]
-    last = _wrapped(f"{'artifact':<{LABEL}}", str(path), width, most=2)
-    last += _wrapped(
-        f"{'report':<{LABEL}}", f"infer report {path} (all tables), {path / 'report.html'}", width
-    )
-    room = HEIGHT - 1 - len(last)
-    sentences = sentences[: max(room - len(rows), room // 2)]
-    return [*_wrapped("", title, width), *sentences, *rows[: room - len(sentences)], *last][:HEIGHT]
+    room = HEIGHT - 3 - len(figures) - len(last)
+    return [*_wrapped("", title, width, most=1), *sentences[:room], "", *figures, "", *last]
 
 
-def _sentences(report: Report) -> Iterator[str]:
-    """What people read first; those that limit what the artifact can do come before those that praise it."""
-    lines = [*([report.failure] if report.failure else []), *report.verdict]
-    yield from sorted(lines, key=lambda line: not line.startswith(("scores text only", "kept although")))
+def _sentences(report: Report) -> list[str]:
+    """The sentences of the verdict: why it failed, what the artifact can't do, and its speed."""
+    limits = [line for line in report.verdict if line.startswith(LIMITS)]
+    speed = [line for line in report.verdict if not line.startswith(LIMITS)][:1]
+    return [*([report.failure] if report.failure else []), *limits, *speed]
 
 
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
-    before = f" from {formatting.size(report.original_size)}" if report.original_size else ""
+def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
+    """Name and text of each line of figures; a text has `width` columns."""
+    before = f", was {formatting.size(report.original_size)}" if report.original_size else ""
     ratio = formatting.smaller(report.original_size, report.size)
-    yield "size", f"{formatting.size(report.size)}{before}" + (f", {ratio}" if ratio else "")
+    yield "size", f"{formatting.size(report.size)}{before}" + (f" ({ratio})" if ratio else "")
     if report.latency:
         yield "speed", _speed(report)
     if report.fidelity:
-        yield "fidelity", _fidelity(report)
-    if layers := _layers(report):
-        yield "layers", layers
-    if tried := _tried(report):
-        yield "backends", tried
+        yield "fidelity", _fidelity(report, width)
+    if report.layers:
+        yield "layers", _layers(report)
     if memory := _memory(report):
         yield "memory", memory
+
+
+def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:
+    """What to run next, with the path quoted for a shell."""
+    quoted = shlex.quote(str(path))
+    yield "report", f"infer report {quoted} (every layer, limit and backend), {path / 'report.html'}"
+    run = f'infer generate {quoted} "Once upon a time"' if report.decodes else f"infer predict {quoted} INPUT"
+    yield "run", run
+    yield "serve", f"infer serve {quoted}"
 
 
 def _speed(report: Report) -> str:
     what = "decode step of " if report.decodes else "batch "
     parts = [
-        f"{what}{row.batch}: {formatting.seconds(row.ours.p50)}, {formatting.speed(row.pair)}"
+        f"{what}{row.batch} {formatting.seconds(row.ours.p50)} ({formatting.speed(row.pair)})"
         for row in report.latency
     ]
-    return f"{'; '.join(parts)} (against {report.baseline})"
+    return f"{', '.join(parts)}; against {report.baseline}"
 
 
-def _fidelity(report: Report) -> str:
-    """The metrics that say most, of the worst output, with their limits."""
-    parts = []
+def _fidelity(report: Report, width: int) -> str:
+    """The metrics of the worst output with their limits, as many as fit, the most telling ones first."""
+    text = ""
     for metric in METRICS:
         rows = [row for row in report.fidelity if row.metric == metric]
         if not rows:
@@ -97,33 +104,19 @@ def _fidelity(report: Report) -> str:
         value = (
             formatting.share(float(row.value or 0)) if is_share else formatting.number(row.value, row.unit)
         )
-        parts.append(f"{NAMES.get(metric, metric)} {value}{limit}")
-    return ", ".join(parts)
+        longer = f"{text}{', ' if text else ''}{NAMES.get(metric, metric)} {value}{limit}"
+        if text and len(longer) > width:
+            break
+        text = longer
+    return text
 
 
 def _layers(report: Report) -> str:
-    """Formats and how many layers have each; the first reasons of those that stay float."""
-    if not report.layers:
-        return ""
+    """Formats, and how many layers have each."""
     counts: dict[str, int] = {}
     for layer in report.layers:
         counts[layer.format] = counts.get(layer.format, 0) + 1
-    text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
-    kept = [layer for layer in report.layers if layer.format == "float"]
-    reasons = "; ".join(f"{layer.name}: {layer.why}" for layer in kept[:2] if layer.why)
-    more = f"; and {len(kept) - 2} more" if len(kept) > 2 else ""
-    return f"{text}{f' ({reasons}{more})' if reasons else ''}"
-
-
-def _tried(report: Report) -> str:
-    return "; ".join(
-        f"{row.name} {row.outcome}" + (f": {row.why}" if row.outcome == "refused" else _took(row.seconds))
-        for row in report.tried
-    )
-
-
-def _took(seconds: float | None) -> str:
-    return f" ({formatting.seconds(seconds)})" if seconds else ""
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _memory(report: Report) -> str:
@@ -138,8 +131,13 @@ def _memory(report: Report) -> str:
     return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 
 
+def _cut(line: str, width: int) -> str:
+    """The line, ended by "…" where it is too long."""
+    return line if len(line) <= width else f"{line[: width - 2].rstrip()} …"
+
+
 def _wrapped(label: str, text: str, width: int, *, most: int = MOST) -> list[str]:
-    """`text` beside `label`, further lines indented, at most `most` of them. Paths are cut where they must be."""
+    """Wrap `text` beside `label` to at most `most` lines; long paths are broken where they must be."""
     indent = " " * len(label)
     lines = textwrap.wrap(
         text, width, initial_indent=label, subsequent_indent=indent, max_lines=most, placeholder=" …"

@@ -51,9 +51,15 @@ def test_the_verdict_of_an_encoder_fits_a_screen() -> None:
     lines = screen.screen(sample(), Path("minilm.infer"))
     assert fits(lines)
     assert lines[1].strip().startswith("2.10x faster at batch 1")
-    assert any(
-        line.startswith("backends  inductor chosen") and "trt refused" in "".join(lines) for line in lines
-    )
+    figures = lines[lines.index("") + 1 :][:6]
+    assert [line.split()[0] if line else "" for line in figures] == [
+        "size",
+        "speed",
+        "fidelity",
+        "memory",
+        "",
+        "report",
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -70,6 +76,23 @@ def test_the_longest_verdict_still_fits_and_ends_with_where_the_report_is(width:
     assert fits(lines, width)
     assert any(line.startswith("size") for line in lines)
     assert any(line.startswith("report") for line in lines)
+    assert any(line.startswith("serve") for line in lines)
+
+
+def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
+    layers = tuple(LayerChoice(f"blocks.{i}.mlp", "int8", 8.0) for i in range(3))
+    report = msgspec.structs.replace(sample(), layers=layers)
+    lines = screen.screen(report, Path("my model.infer"))
+    start = lines.index("")
+    assert [line.split()[0] for line in lines[start + 1 : start + 6]] == [
+        "size", "speed", "fidelity", "layers", "memory",
+    ]  # fmt: skip
+    assert lines[start + 6] == ""
+    assert lines[-1] == "serve     infer serve 'my model.infer'"
+    text = msgspec.structs.replace(report, decodes=True)
+    assert any(
+        "infer generate 'my model.infer'" in line for line in screen.screen(text, Path("my model.infer"))
+    )
 
 
 def test_a_limit_of_the_artifact_is_read_before_its_speed() -> None:
