@@ -10,7 +10,7 @@ from tests.support import docs_pages
 @pytest.mark.parametrize("name", docs_pages.PAGES)
 def test_a_page_says_what_the_code_says(name: str) -> None:
     written = (docs_pages.ROOT / name).read_text()
-    assert written == docs_pages.PAGES[name](), f"{name} is behind: python -m tests.support.docs_pages"
+    assert written == docs_pages.PAGES[name](), f"{name} is out of date: run make docs-reference"
 
 
 def test_every_limit_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""docs/limits.md and docs/errors.md from the code: `python -m tests.support.docs_pages` writes, a test compares."""
+"""The reference pages of docs/, from the code: `make docs-reference` writes them, a test compares."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def limits_page() -> str:
         "# Limits",
         "",
         "Every cap and default of the server. Set one with `infer serve --limit NAME=VALUE` (bytes also as 16MiB), or",
-        "with `ServeLimits(NAME=VALUE)` in Python. Written by `python -m tests.support.docs_pages`; a test compares.",
+        "with `ServeLimits(NAME=VALUE)` in Python. Written by `make docs-reference`; a test compares.",
         "",
         "| name | default | what |",
         "|---|---|---|",
@@ -98,7 +98,7 @@ def errors_page() -> str:
         '`{"error": {"message", "type", "param", "code"}}`; both with `X-Request-Id`. `code` is the one below. A text',
         "says what was expected, what came and where, in one line of at most 1024 characters. Once a stream has begun,",
         "an error comes as an event and no `[DONE]` follows.",
-        "Written by `python -m tests.support.docs_pages`; a test compares.",
+        "Written by `make docs-reference`; a test compares.",
         "",
         "| code | HTTP status | exit code | class | what |",
         "|---|---|---|---|---|",
