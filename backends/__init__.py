@@ -1,4 +1,4 @@
-"""The contract of a backend: a way to lower a graph and to run it. The smallest one, `eager`, is the tutorial.
+"""Contract of a backend: lower a graph, open and run the result. The smallest one, `eager`, is the tutorial.
 
 A backend is one file of this folder; its name is the file's name. It defines the functions of `Backend`. Imports of
 optional libraries stand inside the functions, after `missing()` has been asked.
@@ -25,7 +25,7 @@ class Runner(Protocol):
     outputs: tuple[TensorSpec, ...]
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Inputs and outputs are dense tensors on the runner's device, or on CPU; shapes were checked by the caller."""
+        """Run one batch; inputs and outputs are dense tensors on the runner's device or CPU, shapes already checked."""
         ...
 
     def close(self) -> None: ...
@@ -37,15 +37,18 @@ class Backend(Protocol):
     STEPS: bool  # True when it runs the step of a language model (`infer.llm.step.paged_step`), cache written in place
 
     def missing(self) -> str | None:
-        """Why this machine can't run the backend at all, or None: `no CUDA device`."""
+        """Return the reason why this machine can't run the backend at all (`no CUDA device`), or None."""
         ...
 
     def refuses(self, graph: Graph, plan: Plan) -> str | None:
-        """Why this graph under this plan can't be lowered, or None."""
+        """Return the reason why this graph can't be lowered under this plan, or None."""
         ...
 
     def target(self, device: str) -> dict[str, str]:
-        """What a compiled result is tied to (`isa`, `torch`, `sm`, …): where it differs, the graph is lowered again."""
+        """Return the properties that a compiled result depends on (`isa`, `torch`, `sm`, …).
+
+        When they differ from the ones stored, the graph is lowered again.
+        """
         ...
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:

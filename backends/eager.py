@@ -1,4 +1,4 @@
-"""The graph in plain torch, one operator after the other: the null device, the slow twin, and the tutorial.
+"""Eager backend: runs the graph in plain torch, one operator after the other; the reference for all others.
 
 To add a backend copy this file, rename it, and make `lower` write what `open` reads; nothing else has to change.
 """

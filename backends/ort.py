@@ -1,4 +1,4 @@
-"""ONNX Runtime: the program exported to ONNX, int8 layers written for the instructions at hand.
+"""ONNX Runtime backend: the program exported to ONNX, int8 layers written for the instruction set at hand.
 
 The step of a language model runs on CPUs, its cache bound where it lies: see `infer.onnx.paged_attention`.
 """
@@ -47,7 +47,7 @@ _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits", "QLine
 
 
 def missing() -> str | None:
-    """The first package that is absent, with the command that brings it."""
+    """Return the first required package that is not installed, with its install command, or None."""
     for module, package in _NEEDS.items():
         if find_spec(module) is None:
             return f"{package} is not installed (pip install 'infer[ort]')"
@@ -55,7 +55,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    """bfloat16 on CPU, a CUDA device without CUDA kernels, and quantizers that an ONNX source can't take."""
+    """Refuse bfloat16 on CPU, CUDA without CUDA kernels, and formats that an ONNX source can't take."""
     if (kind := paged_attention.kv_dtype(graph.program)) is not None and (
         reason := _step_refused(graph, plan, kind)
     ):
@@ -91,12 +91,12 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
 
 
 def target(device: str) -> dict[str, str]:
-    """Nothing: the ONNX file runs anywhere, int8 weights change their signs when it is opened."""
+    """Return no constraints: the ONNX file runs anywhere, and int8 weights change signedness when it is opened."""
     return {}
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
-    """Write compiled/model.onnx and its data; the findings say what ONNX Runtime made of it."""
+    """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
     path = folder / MODEL
     target = _form(plan.device)
     chosen, quantized = list[Finding](), ""
@@ -155,7 +155,7 @@ def _uses(graph: Graph, dtype: torch.dtype) -> bool:
 
 
 def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rewritten, list[Finding]]:
-    """Write the program. Table layers that have two forms take the one that is faster here and close enough."""
+    """Write the program, with each table layer in the faster of its two forms that is close enough."""
     model = exporter.to_ir(graph, target)
     if not table_layers.has_choice(model):
         return exporter.write(model, target, path).rewritten, []
@@ -181,7 +181,7 @@ def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rew
 
 
 def _weighed(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
-    """Whether 8-bit blocks are better than decoded weights on the graph's samples, and the figures behind it."""
+    """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
     a, b = (session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats))
     seconds, loss, words = [0.0, 0.0], 0.0, []
     for batch in plan.batches:
@@ -199,7 +199,7 @@ def _weighed(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool
 
 
 def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
-    """The largest relative difference of any output; infinite where one is not finite and the other is."""
+    """Return the largest relative difference over outputs; infinite where only one side is finite."""
     errors = [
         float((got[n].double() - w.double()).norm() / w.double().norm().clamp_min(1e-30))
         for n, w in want.items()
@@ -208,7 +208,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 def _layer_findings(done: Rewritten, nodes: Counter[str], target: Target) -> list[Finding]:
-    """Which form each layer took and why, and whether the weights stay packed in memory."""
+    """List the form of each layer with its reason, and the weights that don't stay packed in memory."""
     signs = {
         "ort-u8u8": "weights unsigned: without VNNI, signed ones saturate",
         "ort-u8s8": "weights signed: this machine multiplies them without saturating",
@@ -234,7 +234,7 @@ def _layer_findings(done: Rewritten, nodes: Counter[str], target: Target) -> lis
 
 
 def _half_findings(plan: Plan) -> list[Finding]:
-    """What float16 means on a CPU: ONNX Runtime has hardly a kernel for it there and widens everything."""
+    """Report that float16 on CPU is a storage format: ONNX Runtime computes in float32 there."""
     if plan.dtype != "float16" or plan.device != "cpu":
         return []
     return [_found("arithmetic", "float32", why="float16 on disk only: the CPU kernels are float32")]

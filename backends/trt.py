@@ -1,4 +1,4 @@
-"""TensorRT 10 and 11, strongly typed: precision and quantization stand in the ONNX graph that we hand over.
+"""TensorRT backend (10 and 11), strongly typed: the ONNX graph states precision and quantization.
 
 No steps of language models: its KVCacheUpdate layer keeps each sequence in one run of a fixed length, without pages.
 """
@@ -36,7 +36,7 @@ BFLOAT16_OPSET = 22  # the first in which convolutions take bfloat16
 
 
 def missing() -> str | None:
-    """`no CUDA device`, or the package that is absent with the command that brings it."""
+    """Return the reason why TensorRT can't run here: `no CUDA device`, or a missing package; else None."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     if find_spec("tensorrt") is None:
@@ -48,7 +48,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    """Other devices, symbolic sizes without bounds, and quantizing an ONNX source."""
+    """Refuse other devices, symbolic sizes without bounds, and quantization of an ONNX source."""
     if not plan.device.startswith("cuda"):
         return f"TensorRT runs on CUDA, not on {plan.device}"
     unbounded = {size for spec in graph.inputs for size in spec.shape if isinstance(size, str)} - set(
@@ -62,12 +62,12 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
 
 
 def target(device: str) -> dict[str, str]:
-    """An engine serves one TensorRT version and one kind of GPU."""
+    """Return the TensorRT version and GPU that the engine depends on."""
     return ties(device)
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
-    """Write compiled/engine.plan and what it is tied to; of an ONNX source the model stays beside it."""
+    """Write compiled/engine.plan and its build properties; for an ONNX source the model stays beside it."""
     path = folder / MODEL
     done, wanted = write_model(graph, plan, path)
     usual = {"batch": max(plan.batches)} | _sample_sizes(graph)
@@ -94,7 +94,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 
 def open(folder: Path, device: str) -> trt_engine.TrtRunner:
-    """Open the engine. Raises `NotUsableError` when it was built for another TensorRT or another kind of GPU."""
+    """Open the engine; raise `NotUsableError` when it was built for another TensorRT version or GPU."""
     made, here = json.loads((folder / TIES).read_text()), ties(device)
     differs = [f"{key} {made.get(key)}, here {here[key]}" for key in here if made.get(key) != here[key]]
     if differs:
@@ -106,7 +106,10 @@ def open(folder: Path, device: str) -> trt_engine.TrtRunner:
 
 
 def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[str]]:
-    """The ONNX file that TensorRT parses, and the precisions its engine must hold. Needs no device."""
+    """Write the ONNX file for TensorRT's parser; return the rewritten layers and the required precisions.
+
+    Needs no device.
+    """
     import onnx
 
     done = Rewritten()
@@ -129,7 +132,7 @@ def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[st
 
 
 def ties(device: str) -> dict[str, str]:
-    """What an engine is tied to."""
+    """Return the properties that an engine is built for: TensorRT version, compute capability, GPU name."""
     marks = hardware.fingerprint(device)
     return {"tensorrt": _version(), "sm": marks["sm"], "gpu": marks["gpu"]}
 
@@ -144,7 +147,7 @@ def _version() -> str:
 
 
 def _sample_sizes(graph: Graph) -> dict[str, int]:
-    """The symbolic sizes of the samples, the batch apart: they are whatever was given at once."""
+    """Return the sample's value of each symbolic size but the batch."""
     sizes: dict[str, int] = {}
     for spec in graph.inputs:
         if spec.name in graph.samples:

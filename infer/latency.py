@@ -1,4 +1,4 @@
-"""How long a call takes, and which of two is faster: interleaved pairs, medians, an interval, a verdict.
+"""Latency measurement of single calls, and paired comparison of two: medians, interval, verdict.
 
 Machines are shared and noisy, so two things are never timed one after the other and their means divided.
 Timing and judgement are apart: `summarize` and `decide` are pure.
@@ -55,7 +55,7 @@ class Paired(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> float:
-        """How many times faster a is than b."""
+        """Speed-up of a over b, the inverse of `ratio`."""
         return 1 / self.ratio
 
 
@@ -171,7 +171,7 @@ def paired(
 
 
 def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
-    """All far off on one side: had the true ratio been within 3 % of 1, each would be an outlier."""
+    """Return true if all ratios lie far off on one side; within 3 % of 1, each would be an outlier."""
     return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
@@ -197,7 +197,7 @@ def _time(call: Call, device: str, clock: Clock) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage collection runs before the timed calls, not within them."""
+    """Collect garbage before the timed calls and disable it during them."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

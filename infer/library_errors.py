@@ -1,4 +1,4 @@
-"""Exceptions of libraries, as the refusals they mean: out of memory or disk, or a backend that can't do a model."""
+"""Translation of library exceptions into `infer` errors: out of memory, full disk, unsupported model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ALLOCATORS = (
 
 
 def resource(error: BaseException) -> ResourceError | None:
-    """The refusal, if memory or disk ran out."""
+    """Return the `ResourceError` for an exception that means memory or disk ran out, else None."""
     text = str(error).lower()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in text for words in _ALLOCATORS)
@@ -40,7 +40,7 @@ def resource(error: BaseException) -> ResourceError | None:
 
 @contextlib.contextmanager
 def of_float_model() -> Iterator[None]:
-    """Turn whatever the float original raises on the inputs at hand into a `SourceError`: no backend is to blame."""
+    """Convert any exception of the float model on its inputs to `SourceError`, so that no backend is blamed."""
     try:
         yield
     except InferError:
@@ -55,7 +55,7 @@ def of_float_model() -> Iterator[None]:
 
 
 def of_backend(name: str, stage: str, error: Exception, others: list[str]) -> InferError:
-    """A refusal in the place of whatever a backend raised while it lowered, opened or ran a model.
+    """Convert an exception of a backend's lower, open or run stage to an `InferError`.
 
     The message names the exception; the traceback is written to a file that the hint names.
     """
@@ -71,13 +71,13 @@ def of_backend(name: str, stage: str, error: Exception, others: list[str]) -> In
 
 
 def describe(error: BaseException) -> str:
-    """The type of an exception and its first line."""
+    """Format an exception as its type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def log(name: str, error: BaseException) -> Path:
-    """Write the traceback to a file of its own in the cache folder, which keeps the last `KEPT`."""
+    """Write the traceback to a new file in the cache folder, which keeps the last `KEPT`."""
     folder = paths.cache("failures")
     handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log", dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Where `infer` keeps things of the user: compile caches and the signing key. Private folders, made on first use.
+"""Per-user folders of `infer`: compile caches and the signing key, created with mode 0700 on first use.
 
 `INFER_CACHE` and `INFER_CONFIG` override the places; otherwise the XDG base directories are followed.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 
 def cache(name: str) -> Path:
+    """Return the folder `name` below the cache directory, created when missing."""
     base = (
         os.environ.get("INFER_CACHE")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer"
@@ -19,7 +20,7 @@ def cache(name: str) -> Path:
 
 
 def signing_key() -> bytes:
-    """This user's own key, 32 random bytes, readable by nobody else; made once."""
+    """Return this user's signing key, 32 random bytes in a file of mode 0600, created on first use."""
     base = (
         os.environ.get("INFER_CONFIG")
         or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "infer"

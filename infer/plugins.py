@@ -1,4 +1,4 @@
-"""A file is a plug-in: its name is its name, and the module itself satisfies the folder's contract.
+"""Plug-in discovery: a file is a plug-in, named by its file name; the module satisfies the folder's contract.
 
 Four folders share this shape (`backends`, `infer.compress`, `infer.attention`, `infer.serve.protocols`); third
 parties add names through entry points of the group `infer.<folder>`.
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def names(folder: str) -> list[str]:
-    """The plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
+    """List the plug-ins of a folder, built-in ones first; files whose name starts with `_` are not plug-ins."""
     own = sorted(
         m.name for m in pkgutil.iter_modules(_package(folder).__path__) if not m.name.startswith("_")
     )
@@ -32,7 +32,7 @@ def names(folder: str) -> list[str]:
 
 
 def get(folder: str, name: str) -> ModuleType:
-    """The plug-in module; raises `UsageError` with the nearest name when there is none."""
+    """Import a plug-in module; raise `UsageError` with the nearest name when there is none."""
     if name not in names(folder):
         raise unknown(KINDS[folder], name, names(folder))
     foreign = _foreign(folder).get(name)
@@ -40,7 +40,7 @@ def get(folder: str, name: str) -> ModuleType:
 
 
 def why_not(folder: str, name: str) -> str | None:
-    """Why the plug-in can't be used on this machine, or None."""
+    """Return the reason why a plug-in can't be used on this machine, or None."""
     return get(folder, name).missing()
 
 

@@ -1,4 +1,4 @@
-"""Regular files only: a named pipe, a device or a socket at a path that somebody else chose is never opened.
+"""Opening of regular files only: a named pipe, device or socket at an untrusted path is refused.
 
 Opening a pipe waits for a writer and reading a device never ends, so the kind of a file is checked on the open
 descriptor, which was opened without waiting.

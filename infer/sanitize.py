@@ -1,4 +1,4 @@
-"""Texts that others had a hand in, fit for a terminal, an answer or a log: bounded, in one line, nothing invisible."""
+"""Sanitizing of untrusted text for terminals, responses and logs: bounded length, one line, printable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_ERROR = 1024  # characters of an error text
 
 
 def plain(text: str, most: int = MAX_ERROR) -> str:
-    """At most `most` characters; whatever is no visible character, line breaks included, as an escape."""
+    """Return `text` cut to `most` characters, with every unprintable character, line breaks included, escaped."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     if cut.isascii() and cut.isprintable():
         return cut
@@ -17,7 +17,7 @@ def plain(text: str, most: int = MAX_ERROR) -> str:
 
 
 def plain_values(found: Any, most: int = 1 << 16) -> Any:
-    """Decoded JSON with every string, keys too, made `plain`."""
+    """Apply `plain` to every string, dictionary keys included, of decoded JSON."""
     if isinstance(found, str):
         return found if found.isprintable() and len(found) <= most else plain(found, most)
     if isinstance(found, dict):

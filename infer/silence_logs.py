@@ -1,4 +1,4 @@
-"""Silence around tools that talk of their own steps."""
+"""Suppression of the logs and warnings of exporters and compilers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters and compilers talk a lot; what matters reaches us as exceptions."""
+    """Suppress warnings and log records below ERROR of torch's exporters and compilers; exceptions still pass."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor", "torch.onnx")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""The output folder `NAME.infer/`: its files, its manifest, its golden inputs, and how it is published."""
+"""Artifacts `NAME.infer/`: files, manifest, golden inputs, publication and verification."""

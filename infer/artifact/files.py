@@ -1,4 +1,4 @@
-"""The files of an artifact: which there are, and whether each holds what its manifest says."""
+"""Files of an artifact: listing, and comparison with the manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_names(names: Iterable[str], folder: Path) -> None:
 
 
 def present(folder: Path, known: Iterable[str]) -> dict[str, os.stat_result]:
-    """Every file below `folder` by its relative path; nothing is opened.
+    """List every file below `folder` by relative path; nothing is opened.
 
     Raises `ArtifactError` at the first link, pipe, device or socket, and at a file that is not `known`.
     """
@@ -69,7 +69,7 @@ def present(folder: Path, known: Iterable[str]) -> dict[str, os.stat_result]:
 def check_files(
     folder: Path, digests: Mapping[str, str], sizes: Mapping[str, int], beside: Iterable[str]
 ) -> None:
-    """Compare every file with its size and sha256. `beside`: files that the manifest does not name."""
+    """Compare every file with its size and sha256; `beside` lists files that the manifest does not name."""
     check_names(digests, folder)
     found = present(folder, {*digests, *beside})
     if absent := sorted(digests.keys() - found.keys()):
@@ -92,7 +92,7 @@ def _check_size(name: str, info: os.stat_result, size: int | None, folder: Path)
 
 
 def _sha256(path: Path) -> str:
-    """Of a regular file, as many bytes as it had when it was opened and no more."""
+    """Hash a regular file, limited to the size it had when opened."""
     with open_regular(path, follow_links=False, error=ArtifactError) as file:
         left, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
         block = memoryview(bytearray(BLOCK))

@@ -1,4 +1,4 @@
-"""Golden inputs: a few rows that an artifact keeps, with the outputs for them, so that it can test itself.
+"""Golden inputs: a few rows that an artifact stores with their outputs, for its self-test.
 
 They are copies of the first two rows of the user's data, or, where none may leave with the artifact, synthetic rows.
 """
@@ -46,7 +46,7 @@ def record(
     vocabulary: int = 2,
     seed: int = 0,
 ) -> dict[str, Tensors]:
-    """Run both runners on a few rows of `inputs`: `inputs`, `float_outputs` and `outputs`, each in memory of its own.
+    """Run both runners on a few rows; return `inputs`, `float_outputs` and `outputs`, each in memory of its own.
 
     `synthetic` takes random rows of the same shape instead, token ids below `vocabulary`.
     """
@@ -60,7 +60,7 @@ def record(
 
 
 def rows_of(specs: tuple[TensorSpec, ...], inputs: Mapping[str, Tensor], task: str) -> Tensors:
-    """Copies of the first rows: a view would be stored with everything that its memory holds."""
+    """Copy the first rows; a view would be stored with everything that its memory holds."""
     batched = all(spec.batched for spec in specs)
     few = {name: value[:ROWS] if batched else value for name, value in inputs.items()}
     if task == "text-generation":
@@ -100,7 +100,7 @@ def _random(spec: TensorSpec, like: Tensor, floats: Fill, vocabulary: int, seed:
 
 
 def read_inputs(folder: Path, specs: tuple[TensorSpec, ...]) -> Tensors:
-    """The golden inputs; raises `ArtifactError` unless they are what `specs` promise."""
+    """Read the golden inputs; raise `ArtifactError` unless they match `specs`."""
     found, sizes = _read(folder / INPUTS, [spec.name for spec in specs]), dict[str, int]()
     for spec in specs:
         try:
@@ -113,7 +113,7 @@ def read_inputs(folder: Path, specs: tuple[TensorSpec, ...]) -> Tensors:
 
 
 def read_outputs(folder: Path, names: Iterable[str]) -> Tensors:
-    """The outputs when the artifact was made; raises `ArtifactError` unless they are those of `names`."""
+    """Read the golden outputs; raise `ArtifactError` unless they are those of `names`."""
     return _read(folder / OUTPUTS, names)
 
 
@@ -135,7 +135,7 @@ def _read(path: Path, names: Iterable[str]) -> Tensors:
 
 
 def finding(plan: Plan, kept: Mapping[str, Mapping[str, Tensor]], source: str) -> Finding:
-    """How many rows of whose data go into the artifact."""
+    """Report the number and source of the rows stored in the artifact."""
     inputs = kept.get("inputs", {})
     rows = max((len(value) for value in inputs.values() if value.dim()), default=0)
     if not plan.golden:
@@ -147,7 +147,7 @@ def finding(plan: Plan, kept: Mapping[str, Mapping[str, Tensor]], source: str) -
 
 
 def data_held(folder: Path, manifest: Manifest) -> list[str]:
-    """A line for each piece of somebody's data that an artifact holds, from headers alone."""
+    """Describe each piece of user data in an artifact, from file headers alone."""
     lines, source = [], _source(manifest)
     if (folder / INPUTS).is_file():
         pieces, _ = read_header(folder / INPUTS)
@@ -173,7 +173,7 @@ def _source(manifest: Manifest) -> str:
 
 
 def _example_bytes(program: Path) -> int:
-    """Bytes that the example inputs of a graph.pt2 take beyond one element each; 0 when they can't be told."""
+    """Return the bytes of a graph.pt2's example inputs beyond one element each; 0 when unknown."""
     try:
         with zipfile.ZipFile(program) as outer:
             name = next((n for n in outer.namelist() if n.endswith("/data/sample_inputs/model.pt")), None)

@@ -1,4 +1,4 @@
-"""manifest.json of an artifact: read strictly, checked before anything else of the artifact is opened."""
+"""Artifact manifest (manifest.json): parsed strictly and checked before any other file is opened."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ MAX_SIZE = 1 << 48  # of a dimension, and of the elements of one tensor
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about an artifact that is not a tensor. `plan` makes it again; `files` is path → sha256, `lengths`
-    path → bytes."""
+    """Metadata of an artifact: all but tensors.
+
+    `plan` makes it again; `files` is path → sha256, `lengths` path → bytes.
+    """
 
     format: int = FORMAT
     name: str
@@ -57,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest alone: nothing is hashed, nothing runs."""
+    """Read and check the manifest alone: nothing is hashed, nothing runs."""
     path = folder / MANIFEST
     if not folder.is_dir() or not path.exists():
         found = "no such folder" if not folder.exists() else f"no {MANIFEST} in it"
@@ -82,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """Read report.json as far as a server shows it: an object whose findings are rows of `stage` and `what`."""
+    """Read report.json for display: an object whose findings are rows of `stage` and `what`."""
     path = folder / REPORT
     try:
         found = plain_values(upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
@@ -93,12 +95,12 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def sign(text: bytes) -> str:
-    """HMAC of a manifest's text by this user's own key."""
+    """Compute the HMAC of a manifest's text by this user's key."""
     return hmac.new(paths.signing_key(), text, hashlib.sha256).hexdigest()
 
 
 def signed_here(folder: Path) -> bool:
-    """True when this user's own key signed the manifest as it stands."""
+    """Return true if this user's key signed the manifest as it is."""
     try:
         signature = _read(folder / SIGNATURE, MAX_SIGNATURE).strip()
         return hmac.compare_digest(signature, sign(_read(folder / MANIFEST, MAX_BYTES)).encode())
@@ -111,7 +113,7 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _wrong(manifest: Manifest) -> str | None:
-    """Say what can't be true of an artifact, or None."""
+    """Return the reason why a manifest is inconsistent, or None."""
     if not 0 < len(manifest.name) <= MAX_NAME or "/" in manifest.name or not manifest.name.isprintable():
         return "expected a name of printable characters without '/'"
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", manifest.device):

@@ -1,4 +1,4 @@
-"""The output folder `NAME.infer/`: written beside its final name and renamed, hashed, signed, never edited.
+"""Artifact store: written to a staging folder, hashed, signed, renamed into place, never edited.
 
 manifest.json  what it is, how it was made, sha256 of every other file      manifest.sig  HMAC by this user's key
 graph.json     inputs, outputs, sizes                                       graph.pt2     the program, without weights
@@ -31,7 +31,7 @@ __all__ = ["FORMAT", "MANIFEST", "SIGNATURE", "Manifest", "read_manifest", "sign
 
 @contextmanager
 def stage(output: Path, *, replace: bool) -> Iterator[Path]:
-    """A private folder beside `output`; it is removed unless `publish` renamed it. One writer at a time.
+    """Create a private staging folder beside `output`, removed unless `publish` renamed it; one writer at a time.
 
     Raises `BusyError` when `output` exists and may not be replaced, or another process is writing it.
     """
@@ -95,7 +95,7 @@ def _remove_stale(output: Path) -> None:
 
 
 def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
-    """Hash, sign and rename a staged folder; the previous artifact under that name goes only after that."""
+    """Hash, sign and rename a staged folder; the previous artifact is removed only afterwards."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(2) as pool:
         digests = list(pool.map(_sha256_synced, paths))
@@ -116,7 +116,7 @@ def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
 
 
 def _exchange(first: Path, second: Path) -> None:
-    """Swap two names atomically (renameat2, RENAME_EXCHANGE); the old artifact is then in the staged place."""
+    """Swap two names atomically (renameat2, RENAME_EXCHANGE); the old artifact ends in the staging folder."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, os.fsencode(first), -100, os.fsencode(second), 2) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(second))
@@ -145,13 +145,15 @@ def _sync(folder: Path) -> None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with its size and hash; a missing, changed or unknown file raises `ArtifactError` naming it,
-    and anything that is no regular file is refused unopened."""
+    """Compare every file with its size and hash; raise `ArtifactError` naming a missing, changed or unknown file.
+
+    Anything but a regular file is refused without opening it.
+    """
     check_files(folder, manifest.files, manifest.lengths, (MANIFEST, SIGNATURE))
 
 
 def require_trust(folder: Path, why: str) -> None:
-    """Raise unless this user made the artifact here; `--trust-code` skips the call."""
+    """Raise unless this user made the artifact on this machine; `--trust-code` skips the call."""
     if not signed_here(folder):
         raise UnsafeSourceError(
             f"the artifact holds code ({why}) and was not made by this user on this machine",
@@ -165,5 +167,5 @@ def digest(data: bytes) -> str:
 
 
 def size(folder: Path) -> int:
-    """Bytes of every file in it."""
+    """Sum the bytes of every file in an artifact."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,6 @@
-"""Ways to shrink a weight: one file each, its name the name after `--quant` (`int8`, `nf4`, `int4`, `fp4`, `cluster`).
+"""Weight quantization: the contract of formats and of calibration statistics.
+
+`--quant NAME[:OPTION]` names the file `formats/NAME.py` (`int8`, `nf4`, `int4`, `fp4`, `fp8`, `cluster`).
 
 A quantizer is a module with the functions of `Quantizer`. Every format works row by row, so that a weight can
 be quantized in blocks of rows and one tensor at most is in float at a time. What it makes is a dict of
@@ -36,40 +38,40 @@ if TYPE_CHECKING:
 
 
 class Stats(Protocol):
-    """What calibration saw of one layer's input."""
+    """Calibration statistics of one layer's input."""
 
     absmax: Tensor  # scalar, float32
     num_rows: int
 
     @property
     def square_mean(self) -> Tensor:
-        """float32 [in_features or in_channels]: the mean of x² per input column."""
+        """Mean of x² per input column, float32 [in_features or in_channels]."""
         ...
 
     def importance(self, columns: int) -> Tensor | None:
-        """`square_mean` for a weight of so many columns, kernel taps included; None where it isn't known."""
+        """Return `square_mean` for a weight of so many columns, kernel taps included; None where unknown."""
         ...
 
     def factors(self, columns: int) -> Sequence[Factor]:
-        """What error feedback needs, for a weight of so many columns; empty when it isn't asked for."""
+        """Return the GPTQ factors for a weight of so many columns; empty when not requested."""
         ...
 
     def balanced(self, weight: Tensor) -> Balance | None:
-        """How static int8 balances the input against a weight float32 [rows, columns], or None."""
+        """Return the SmoothQuant balance of static int8 for a weight float32 [rows, columns], or None."""
         ...
 
     def balanced_together(self) -> Balance | None:
-        """How dynamic int8 balances the input against the weights of all layers that read it, or None."""
+        """Return the SmoothQuant balance of dynamic int8 for all layers that read this input, or None."""
         ...
 
     @property
     def clip(self) -> Tensor:
-        """Scalar: where to clip, so that an int8 grid over ±clip has the smallest mean squared error."""
+        """Clipping bound (scalar) whose int8 grid has the smallest mean squared error."""
         ...
 
     @property
     def result(self) -> Stats | None:
-        """The same of what a convolution gives; None for other layers."""
+        """Return the statistics of a convolution's output; None for other layers."""
         ...
 
 
@@ -80,38 +82,38 @@ class Quantizer(Protocol):
     SHARED: frozenset[str]  # the tensors that all rows share
 
     def missing(self) -> str | None:
-        """Why this machine can't use it, or None."""
+        """Return the reason why this machine can't use the format, or None."""
         ...
 
     def refuses(self, layer: nn.Module, plan: Plan) -> str | None:
-        """Why this layer, of a kind in `_kinds.py`, stays float, or None."""
+        """Return the reason why this layer, of a kind in `layer_kinds`, stays float, or None."""
         ...
 
     def quantize(self, weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-        """weight float [rows, …] by rows of outputs → packed tensors; row-wise: `join` of blocks equals the whole."""
+        """Quantize a weight float [rows, …] by output rows; `join` of row blocks equals the whole."""
         ...
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The float32 weight that the packed tensors stand for."""
+        """Decode packed tensors to the float32 weight."""
         ...
 
     def linear(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-        """`F.linear` on the packed weight, by one `torch.ops.infer` op."""
+        """Compute `F.linear` on the packed weight, by one `torch.ops.infer` operator."""
         ...
 
     def embedding(self, ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """`F.embedding` on the packed weight; only of a quantizer that accepts Embedding."""
+        """Compute `F.embedding` on the packed weight; only of formats that accept Embedding."""
         ...
 
     def conv2d(
         self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
-        """`F.conv2d` with stride, padding, dilation, groups; only of a quantizer that accepts Conv2d."""
+        """Compute `F.conv2d` on the packed weight; only of formats that accept Conv2d."""
         ...
 
 
 def get(plan: Plan) -> Quantizer:
-    """The quantizer that a plan names; raises `UsageError` for an unknown name or option."""
+    """Return the format that a plan names; raise `UsageError` for an unknown name or option."""
     module = plugins.get("infer.compress.formats", plan.quant_name)
     check_option(module, plan)
     return cast(Quantizer, module)
@@ -127,12 +129,12 @@ def check_option(module: ModuleType, plan: Plan) -> None:
 
 
 def needs_stats(plan: Plan) -> bool:
-    """Whether this way to quantize has to see real inputs first."""
+    """Return true if the plan's format requires calibration statistics."""
     return plan.quant != "none" and plan.quant_option in get(plan).NEEDS_STATS
 
 
 def join(quantizer: Quantizer, blocks: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of a whole weight from those of its blocks of rows."""
+    """Concatenate the packed tensors of row blocks to those of the whole weight."""
     parts = list(blocks)
     if len(parts) == 1:
         return dict(parts[0])
@@ -141,7 +143,7 @@ def join(quantizer: Quantizer, blocks: Iterable[Mapping[str, Tensor]]) -> dict[s
 
 
 def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
-    """Bits stored per quantized weight, tables and scales included."""
+    """Return the stored bits per quantized weight, tables and scales included."""
     return sum(t.numel() * t.element_size() for t in tensors.values()) * 8 / max(num_weights, 1)
 
 

@@ -1,4 +1,4 @@
-"""Batch norms behind convolutions become part of them, before anything is measured or rounded.
+"""Folding of batch norms into the convolutions before them, ahead of calibration and quantization.
 
 In eval mode a batch norm multiplies each channel by a constant and adds another. Folded into the convolution's weight
 and bias it costs nothing, and the int8 scale of each output channel is that of what the next layer really sees.
@@ -38,7 +38,7 @@ def fold_batch_norms(
 
 
 def pairs_of(model: nn.Module, program: ExportedProgram) -> dict[str, str]:
-    """Convolution → the batch norm after it, by module name, where both are used once and nothing stands between."""
+    """Map each convolution to the batch norm after it, by name, where both are used once and nothing is between."""
     signature = program.graph_signature
     owners = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     found = {}
@@ -59,7 +59,7 @@ def pairs_of(model: nn.Module, program: ExportedProgram) -> dict[str, str]:
 
 
 def _foldable(model: nn.Module, conv: str, norm: str) -> bool:
-    """Whether both are plain modules; a batch norm that was folded before counts."""
+    """Return true if both are plain modules without hooks; a batch norm folded before counts."""
     first, second = model.get_submodule(conv), model.get_submodule(norm)
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (first, second))
     return type(first) is nn.Conv2d and type(second) in (nn.BatchNorm2d, nn.Identity) and not hooked

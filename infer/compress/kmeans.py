@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def optimal_centres(mass: Tensor, moment: Tensor, num_clusters: int) -> Tensor:
-    """Centres float64 [B, num_clusters], ascending, that minimise the sum of mass * (value - centre)².
+    """Return centres float64 [B, num_clusters], ascending, that minimise the sum of mass * (value - centre)².
 
     mass [B, H] is the weight in each bin and moment [B, H] its sum of weight * value; bins are in ascending order of
     value and H is a power of two. An empty cluster repeats the centre of its neighbour.
@@ -33,7 +33,7 @@ def optimal_centres(mass: Tensor, moment: Tensor, num_clusters: int) -> Tensor:
 
 
 def _gain(moment: Tensor, mass: Tensor) -> Tensor:
-    """How much squared error a cluster saves against the centre 0."""
+    """Return the squared error that a cluster saves against the centre 0."""
     return moment.square_() / mass.clamp_min_(torch.finfo(torch.float64).tiny)
 
 
@@ -44,7 +44,7 @@ def _centres(mass: Tensor, moment: Tensor) -> Tensor:
 
 
 def _add_cluster(best: Tensor, masses: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-    """From the best gain of every prefix to that with one more cluster, and where its last cut is: both [B, H + 1]."""
+    """Extend the best gain of every prefix by one cluster; return gains and last cuts, both [B, H + 1]."""
     num_bins = best.shape[1] - 1
     gains, cuts = torch.zeros_like(best), torch.zeros(best.shape, dtype=torch.int64)
     state = torch.stack([best, masses, moments], -1).reshape(-1, 3)
@@ -61,7 +61,7 @@ def _add_cluster(best: Tensor, masses: Tensor, moments: Tensor) -> tuple[Tensor,
 
 
 def _best_cuts(ends: Tensor, low: Tensor, high: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """For prefixes ending at `ends` [M]: the best last cut within low…high [B, M], and its gain.
+    """Return the best last cut within low…high [B, M] for prefixes ending at `ends` [M], and its gain.
 
     `state` [B * (H + 1), 3] holds the gain with one cluster less, the mass and the moment of each prefix. The ranges
     differ in length, so all candidates stand in one flat list.

@@ -1,4 +1,4 @@
-"""The layers of a float model and the formats that each could have: put in place, and taken out again."""
+"""Candidate formats of the layers of a float model, packed, put in place and taken out again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sites import Weight
 
 
 class Candidates:
-    """Formats that could take the weights of `model`, whose weights are in memory and stay as they are."""
+    """Candidate formats of the weights of `model`, which are in memory and stay unchanged."""
 
     def __init__(
         self, model: nn.Module, plan: Plan, formats: Sequence[str], stats: Mapping[str, Stats], shelf: Shelf
@@ -27,15 +27,15 @@ class Candidates:
 
     @property
     def names(self) -> list[str]:
-        """Every name of every layer."""
+        """All names of all layers."""
         return names_of(self.all)
 
     def accepted(self, weight: Weight) -> list[str]:
-        """The formats that all layers of a weight accept, in the order they were given."""
+        """List the formats that all layers of a weight accept, in the given order."""
         return [name for name in self._formats if self.refusal(weight, name) is None]
 
     def refusal(self, weight: Weight, name: str) -> str | None:
-        """Why a weight can't have a format."""
+        """Return the reason why a weight can't have a format, or None."""
         if weight.reasons:
             return next(iter(weight.reasons.values()))
         reasons = (refuses(site, self._format(name), self._stats) for site in weight.sites)
@@ -47,18 +47,18 @@ class Candidates:
         return self._formats[name]
 
     def packing(self, weight: Weight, name: str) -> Packing:
-        """The packed tensors of a weight, from the shelf when it was packed before."""
+        """Return the packed tensors of a weight, cached when packed before."""
         format = self._format(name)
         return self._shelf.get(weight, format, lambda: pack(origin_of(weight), weight, format, self._stats))
 
     def assigned(self, formats: Mapping[str, str]) -> dict[str, str]:
-        """First layer name of each weight → its format in an assignment by layer names; the unnamed are absent."""
+        """Return the format of each weight by first layer name, from an assignment by layer names."""
         found = {weight.name: pinned(weight, formats) for weight in self.weights}
         return {name: format for name, format in found.items() if format is not None}
 
     @contextmanager
     def in_place(self, formats: Mapping[str, str]) -> Iterator[list[nn.Module]]:
-        """The model with some weights packed, by first layer name; yields the float layers that were replaced."""
+        """Put packed weights into the model, by first layer name; yield the replaced float layers."""
         taken: list[nn.Module] = []
         swaps: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
         for weight in self.weights:
@@ -79,6 +79,6 @@ class Candidates:
 
     @contextmanager
     def single(self, weight: Weight, layer: nn.Module, name: str) -> Iterator[nn.Module]:
-        """One layer of a weight, packed, on its own; the model stays as it is."""
+        """Return one layer of a weight, packed, on its own; the model stays unchanged."""
         new = packed_layers(weight, self._format(name), self.packing(weight, name))
         yield new[[site.layer for site in weight.sites].index(layer)]

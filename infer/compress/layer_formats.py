@@ -1,6 +1,6 @@
-"""Which format each layer gets: what was asked for single layers, over what was asked for all.
+"""Format of each layer: formats pinned to layers override the model's format.
 
-A format is what may stand after `--quant`, or "float". A layer is named exactly or by a glob; an exact name wins over
+A format is a value of `--quant`, or "float". A layer is named exactly or by a glob; an exact name wins over
 every glob and a later glob over an earlier one. Layers that share a weight share its format.
 """
 
@@ -23,7 +23,7 @@ FLOAT = "float"
 
 @dataclass(frozen=True)
 class Format:
-    """A quantizer and the plan that asks it for one of its options."""
+    """Format name, its quantizer, and the plan with its option."""
 
     name: str
     quantizer: Quantizer
@@ -31,19 +31,19 @@ class Format:
 
 
 def format_of(name: str, plan: Plan) -> Format:
-    """Raises `UsageError` for a name that is no format; "float" has none."""
+    """Resolve a format name; raise `UsageError` when unknown. "float" has no quantizer."""
     own = plan.with_(quant=name)
     return Format(name, get(own), own)
 
 
 def check_pins(pins: Mapping[str, str], plan: Plan) -> None:
-    """Raise `UsageError` unless every format is known; the layers are not known yet."""
+    """Raise `UsageError` unless every pinned format is known; the layers are not known yet."""
     for format in set(pins.values()) - {FLOAT}:
         get(plan.with_(quant=format))
 
 
 def resolve_pins(pins: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Layer → format, for the layers that are named. Raises `UsageError` for a name or glob that names none."""
+    """Map layers to pinned formats; raise `UsageError` for a name or glob without a match."""
     known = list(names)
     found: dict[str, str] = {}
     for pattern, format in pins.items():
@@ -58,22 +58,22 @@ def resolve_pins(pins: Mapping[str, str], names: Iterable[str]) -> dict[str, str
 
 
 def quantizable(model: nn.Module) -> list[Weight]:
-    """Every weight of a layer that has a quantized form; `reasons` of those that no format may take."""
+    """List the weights of layers with a quantized form, with `reasons` of those that no format may take."""
     return find(model, lambda site: None)
 
 
 def names_of(weights: Iterable[Weight]) -> list[str]:
-    """Every name of every layer, tied ones and aliases included."""
+    """List every name of every layer, tied ones and aliases included."""
     return [name for weight in weights for site in weight.sites for name in site.names]
 
 
 def layer_names(model: nn.Module) -> list[str]:
-    """Every name of every layer of a model that has a quantized form."""
+    """List every name of every layer of a model that has a quantized form."""
     return names_of(quantizable(model))
 
 
 def pinned(weight: Weight, chosen: Mapping[str, str]) -> str | None:
-    """The one format that `chosen` has for the layers of a weight; raises `UsageError` when it has two."""
+    """Return the pinned format of a weight; raise `UsageError` when its layers have two."""
     named = {n: chosen[n] for site in weight.sites for n in site.names if n in chosen}
     if len(set(named.values())) > 1:
         (a, x), (b, y) = (
@@ -94,7 +94,7 @@ Refuses = Callable[[Site, Format], str | None]
 def find_with_formats(
     model: nn.Module, plan: Plan, formats: Mapping[str, str], refuses: Refuses
 ) -> list[tuple[Weight, Format | None]]:
-    """Every weight with the format it gets; None, and the reason, where it stays float.
+    """List every weight with its format; None and the reason where it stays float.
 
     `formats` holds complete layer names; who is not in it gets `plan.quant`.
     """

@@ -1,4 +1,4 @@
-"""The kinds of layers that have a quantized form, and how the weight of each is read as rows of outputs.
+"""Kinds of layers with a quantized form, and their weights as rows of outputs.
 
 Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs, inputs / groups, height, width]:
 
@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 
 class Matrix(nn.Module):
-    """A weight matrix of a larger layer, of class `owner`; a call gives the float weight."""
+    """Weight matrix of a larger layer of class `owner`; a call returns the float weight."""
 
     def __init__(self, weight: nn.Parameter, owner: str) -> None:
         super().__init__()
@@ -38,67 +38,67 @@ NAMES = "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Co
 
 
 def is_conv1d_of_gpt2(layer: nn.Module) -> bool:
-    """`transformers.pytorch_utils.Conv1D`, which is a Linear; told by name, for transformers may be absent."""
+    """Return true for `transformers.pytorch_utils.Conv1D` (a Linear), told by name without importing it."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 
 def is_layer(layer: nn.Module) -> bool:
-    """Whether layers of this kind have a quantized form."""
+    """Return true if layers of this kind have a quantized form."""
     return isinstance(layer, LAYERS) or is_conv1d_of_gpt2(layer)
 
 
 def kind_of(layer: nn.Module) -> type[nn.Module]:
-    """The class of `LAYERS` that a layer is an instance of, or its own."""
+    """Return the class of `LAYERS` that a layer is an instance of, or its own."""
     return next((kind for kind in LAYERS if isinstance(layer, kind)), type(layer))
 
 
 def is_looked_up(layer: nn.Module) -> bool:
-    """Whether rows of the weight are decoded, and nothing is multiplied: calibration has nothing to see."""
+    """Return true for layers whose weight rows are decoded, not multiplied; they need no calibration."""
     return isinstance(layer, nn.Embedding | Matrix)
 
 
 def name_of(layer: nn.Module) -> str:
-    """The class that a person knows the layer by."""
+    """Return the class name of a layer, before parametrization."""
     if isinstance(layer, Matrix):
         return layer.owner
     return parametrize.type_before_parametrizations(layer).__name__
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether it is a product of the last axis of its input, whatever it is called."""
+    """Return true for a product over the last axis of the input, whatever its class."""
     return isinstance(layer, nn.Linear) or is_conv1d_of_gpt2(layer)
 
 
 def is_product(layer: nn.Module) -> bool:
-    """Whether its quantized form is one matrix product with [outputs, inputs]."""
+    """Return true if the quantized form is one matrix product with [outputs, inputs]."""
     return isinstance(layer, TRANSPOSED) or is_linear(layer)
 
 
 def is_stored_by_columns(layer: nn.Module) -> bool:
-    """Whether the first axis of the stored weight is inputs."""
+    """Return true if the first axis of the stored weight is inputs."""
     return isinstance(layer, TRANSPOSED) or is_conv1d_of_gpt2(layer)
 
 
 def by_rows(layer: nn.Module, weight: Tensor) -> Tensor:
-    """The stored weight of a layer as rows of outputs, a view."""
+    """View the stored weight of a layer as rows of outputs."""
     if is_stored_by_columns(layer):
         return weight.flatten(1).t()
     return weight.unsqueeze(2) if isinstance(layer, nn.Conv1d) else weight
 
 
 def rows_of(layer: nn.Module) -> Tensor:
-    """`by_rows` of a layer's own weight."""
+    """View a layer's own weight as rows of outputs."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return by_rows(layer, weight)
 
 
 def pair(sizes: Sequence[int], first: int) -> tuple[int, int]:
-    """Sizes of one or two dimensions as two; `first` is the one of the dimension that is added."""
+    """Expand the sizes of one or two dimensions to two; `first` is that of the added dimension."""
     return (first, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
 def product_input(layer: nn.Module, x: Tensor) -> Tensor:
-    """What the product of a layer multiplies: [..., inputs]."""
+    """Return the input of a layer's product: [..., inputs]."""
     if not isinstance(layer, TRANSPOSED):
         return x
     return x.movedim(-2 if isinstance(layer, nn.ConvTranspose1d) else -3, -1)

@@ -1,4 +1,4 @@
-"""Layers whose weight is packed: what the walk puts in the place of float ones."""
+"""Layers with packed weights, which replace float ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layer_kinds import CONVOLUTIONS, TRANSPOSED, Matrix, is_conv1d_of_gpt2, is
 
 
 class Packed(nn.Module):
-    """The packed tensors of one weight, as buffers. Layers with tied weights hold the same `Packed`.
+    """Packed tensors of one weight, as buffers; layers with tied weights hold the same `Packed`.
 
     `.to(dtype)` moves the scales but doesn't round them; it sets `dtype`, the type of what a layer gives. `format` is
     what stands after --quant.
@@ -48,7 +48,7 @@ class Packed(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer whose weight, of so many values, is packed."""
+    """Base class of layers with a packed weight of `num_values` values."""
 
     def __init__(self, packed: Packed, num_weights: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PackedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The float weight, decoded at each access: for code that asks for its dtype or shape."""
+        """Float weight, decoded at each access: for code that asks for its dtype or shape."""
         return self.packed.decode(self.packed.tensors()).to(self.packed.dtype)
 
 
@@ -93,7 +93,7 @@ class QuantizedEmbedding(PackedLayer):
 
 
 class QuantizedMatrix(PackedLayer):
-    """`Matrix` on a packed weight: a call decodes it."""
+    """`Matrix` on a packed weight, decoded by a call."""
 
     def __init__(self, layer: Matrix, packed: Packed, quantizer: Quantizer) -> None:
         super().__init__(packed, layer.weight.numel())
@@ -119,7 +119,7 @@ class QuantizedConv1D(QuantizedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """As of every layer; [in_features, out_features]."""
+        """Float weight [in_features, out_features], decoded at each access."""
         return super().weight.t()
 
 
@@ -145,7 +145,7 @@ class QuantizedConv(PackedLayer):
 
     @property
     def weight(self) -> Tensor:
-        """As of every layer; [out_channels, in_channels / groups, *kernel_size]."""
+        """Float weight [out_channels, in_channels / groups, *kernel_size], decoded at each access."""
         return super().weight.reshape(self.out_channels, -1, *self.kernel_size)
 
     def extra_repr(self) -> str:
@@ -197,7 +197,7 @@ class QuantizedConvTranspose(PackedLayer):
 
     @property
     def weight(self) -> Tensor:
-        """As of every layer; [in_channels, out_channels, *kernel_size]."""
+        """Float weight [in_channels, out_channels, *kernel_size], decoded at each access."""
         return super().weight.t().reshape(self.in_channels, self.out_channels, *self.kernel_size)
 
     def extra_repr(self) -> str:
@@ -214,7 +214,7 @@ def add_patches(
     dilation: tuple[int, int],
     more: tuple[int, int],
 ) -> Tensor:
-    """[B, H, W, O * kh * kw] → [B, O, H', W'], each value at its place in the output; `more` is output_padding."""
+    """Sum patches [B, H, W, O * kh * kw] into outputs [B, O, H', W']; `more` is output_padding."""
     batch, height, width, _ = patches.shape
     if kernel == stride and padding == more == (0, 0) and dilation == (1, 1):  # patches that do not overlap
         parts = patches.reshape(batch, height, width, -1, *kernel).permute(0, 3, 1, 4, 2, 5)
@@ -234,7 +234,7 @@ def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
 
 
 def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Module:
-    """The quantized layer that takes the place of a float one."""
+    """Build the quantized layer that replaces a float one."""
     if isinstance(layer, nn.Linear):
         return QuantizedLinear(layer, packed, quantizer)
     if isinstance(layer, nn.Embedding):
@@ -251,7 +251,7 @@ def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Mo
 
 
 def formats_of(model: nn.Module) -> list[tuple[str, str, float]]:
-    """(layer, format, bits per weight) of every layer that has a quantized form, packed or float, in order."""
+    """List (layer, format, bits per weight) of every layer with a quantized form, packed or float, in order."""
     rows = []
     for name, module in model.named_modules():
         if isinstance(module, PackedLayer):

@@ -1,4 +1,4 @@
-"""The walk over a model: each layer of a kind in `_kinds.py` that its format accepts becomes a packed one.
+"""Quantization of a model: each layer that its format accepts is replaced by a packed one.
 
 Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
 needs memory for its packed form and for one block. What isn't quantized stays where it is. A `Shelf` keeps what
@@ -35,7 +35,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Totals:
-    """Sums over the quantized weights; bytes before are those of the weights as they were stored."""
+    """Sums over the quantized weights; bytes before are those of the weights as stored."""
 
     num_layers: int = 0
     num_weights: int = 0
@@ -46,25 +46,25 @@ class Totals:
 
     @property
     def bits(self) -> float:
-        """Per quantized weight, tables and scales included."""
+        """Bits per quantized weight, tables and scales included."""
         return self.bytes_after * 8 / max(self.num_weights, 1)
 
     @property
     def weight_error(self) -> float:
-        """Relative rms over all quantized weights."""
+        """Relative RMS error over all quantized weights."""
         return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """The layers of a model that were quantized, in order, and why others were refused, by layer name."""
+    """Quantized layers of a model, in order, and refusal reasons of others, by layer name."""
 
     layers: tuple[LayerResult, ...]
     refused: Mapping[str, str]
     totals: Totals
 
     def findings(self) -> list[Finding]:
-        """For display: each layer, each refusal, and the sums."""
+        """List each layer, each refusal, and the sums, for display."""
         totals = self.totals
         return [
             *(layer.finding() for layer in self.layers),
@@ -90,7 +90,7 @@ class Quantized:
 
 @dataclass
 class Packing:
-    """The packed tensors of a weight, and the squared norms of its error and of itself."""
+    """Packed tensors of a weight, with the squared norms of its error and of itself."""
 
     tensors: dict[str, Tensor]
     square_error: float
@@ -102,13 +102,13 @@ class Packing:
 
     @property
     def weight_error(self) -> float:
-        """Relative rms."""
+        """Relative RMS error."""
         return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
 
 
 @dataclass
 class Shelf:
-    """What was packed, by (layer, format), while it fits into `room` bytes."""
+    """Cache of packed weights by (layer, format), up to `room` bytes."""
 
     room: int = 2 << 30
     held: dict[tuple[str, str], Packing] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Shelf:
 
 @dataclass
 class Origin:
-    """Where the rows of a weight come from: the model, or a checkpoint while the model is on meta."""
+    """Source of a weight's rows: the model, or a checkpoint while the model is on meta."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -133,7 +133,7 @@ class Origin:
     rows: Callable[[int, int], Tensor]
 
     def blocks(self, multiple: int) -> Iterator[Tensor]:
-        """float32 blocks of rows, checked for NaN and infinity, cut at multiples of `multiple` rows."""
+        """Yield float32 blocks of rows, checked for NaN and infinity, cut at multiples of `multiple` rows."""
         columns = max(torch.Size(self.shape[1:]).numel(), 1)
         step = max(BLOCK // columns // multiple, 1) * multiple
         for start in range(0, self.shape[0], step):
@@ -190,7 +190,7 @@ def quantize_model(
 
 
 def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
-    """Why a layer can't have a format, or None."""
+    """Return the reason why a layer can't have a format, or None."""
     if reason := format.quantizer.refuses(site.layer, format.plan):
         return reason
     reached = is_looked_up(site.layer) or _stats(site, stats) is not None
@@ -204,7 +204,7 @@ def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
 def origin_of(
     weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
 ) -> Origin:
-    """Where the rows of a weight come from; `reader` is asked while the model is on meta."""
+    """Return the source of a weight's rows; `reader` is used while the model is on meta."""
     tensor, layer = weight.tensor, weight.sites[0].layer
     rows = by_rows(layer, tensor)
     shape = tuple(rows.shape)
@@ -240,7 +240,7 @@ def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Sta
 
 
 def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.Module]:
-    """What takes the place of each layer of a weight; they share one `Packed`."""
+    """Build the replacements of all layers of a weight; they share one `Packed`."""
     packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype, format.name)
     if not weight.tensor.is_meta:
         packed.to(weight.tensor.device)
@@ -269,13 +269,13 @@ def _swap(
 
 
 def _squares(values: Tensor) -> float:
-    """Row by row in float32, then in float64: a float64 sum over all would take four times as long."""
+    """Sum squares row by row in float32, then in float64: four times faster than float64 throughout."""
     rows = torch.linalg.vector_norm(values.reshape(len(values), -1), dim=1)
     return float(rows.double().square().sum())
 
 
 def _disable_fast_paths(model: nn.Module) -> None:
-    """torch's fused encoder layers read `linear1.weight` themselves, which would decode it at every call."""
+    """Disable torch's fused encoder path, which would decode `linear1.weight` at every call."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0

@@ -18,10 +18,11 @@ KINDS: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
 
 
 class _Stored(nn.RNNBase):
-    """What the three have in common: the list of weights that torch's operator takes is read from the children."""
+    """Base of recurrent layers that pass their children's matrices to torch's operator."""
 
     @property
     def _flat_weights(self) -> list[Any | None]:  # type: ignore[override]
+        """Ignore torch's assignment; the parameters themselves are kept."""
         weights = (getattr(self, name) for name in self._flat_weights_names)
         return [weight() if isinstance(weight, nn.Module) else weight for weight in weights]
 
@@ -36,10 +37,10 @@ class _Stored(nn.RNNBase):
         nn.Module.__setattr__(self, name, value)
 
     def _update_flat_weights(self) -> None:
-        """Nothing to do: the list is made at each call."""
+        """Skip the update; the list is built at each call."""
 
     def flatten_parameters(self) -> None:
-        """Nothing to do: the weights do not lie in one buffer."""
+        """Skip the flattening; the weights do not lie in one buffer."""
 
 
 class StoredLSTM(_Stored, nn.LSTM):
@@ -58,7 +59,7 @@ KINDS |= {nn.LSTM: StoredLSTM, nn.GRU: StoredGRU, nn.RNN: StoredRNN}
 
 
 def split_recurrent(model: nn.Module) -> dict[str, str]:
-    """Give the weight matrices of every LSTM, GRU and RNN a layer each, in place; the numbers stay the same.
+    """Give each weight matrix of every LSTM, GRU and RNN a layer, in place, with unchanged values.
 
     Returns the new name of each matrix and the name that it had, for a checkpoint that holds it.
     """
@@ -78,7 +79,7 @@ def split_recurrent(model: nn.Module) -> dict[str, str]:
 
 
 def _is_plain(layer: nn.RNNBase) -> bool:
-    """Whether all weights are parameters: none is computed, as by weight normalization."""
+    """Return true if all weights are parameters, none computed as by weight normalization."""
     return all(layer._parameters.get(name) is not None for name in layer._flat_weights_names)
 
 

@@ -1,4 +1,4 @@
-"""Why a layer stays float, in one sentence with figures; the rules that several formats share."""
+"""Rules that several formats share, with the reason why a layer stays float."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def too_small(layer: nn.Module) -> str | None:
 
 
 def refuses_embedding(layer: nn.Embedding) -> str | None:
-    """Options of an embedding that change rows as they are read."""
+    """Refuse options of an embedding that change rows as they are read."""
     if layer.max_norm is not None:
         return f"max_norm={layer.max_norm} rescales its rows at each use"
     if layer.sparse:
@@ -29,7 +29,7 @@ def refuses_embedding(layer: nn.Embedding) -> str | None:
 
 
 def refuses_padding(layer: nn.Conv1d | nn.Conv2d, name: str) -> str | None:
-    """Padding that is not the same number of zeros on both sides."""
+    """Refuse padding other than an equal number of zeros on both sides."""
     if layer.padding_mode != "zeros":
         return f"padding_mode={layer.padding_mode!r}; {name} pads with zeros"
     if layer.padding == "same" and any(
@@ -40,7 +40,7 @@ def refuses_padding(layer: nn.Conv1d | nn.Conv2d, name: str) -> str | None:
 
 
 def refuses_transposed(layer: nn.ConvTranspose1d | nn.ConvTranspose2d) -> str | None:
-    """Transposed convolutions that are no single product with the channels of a pixel."""
+    """Refuse transposed convolutions that are no single product over a pixel's channels."""
     if layer.groups > 1:
         return f"groups={layer.groups}; a quantized {type(layer).__name__} has one group"
     if any(p >= s for p, s in zip(layer.output_padding, layer.stride, strict=True)):
@@ -49,7 +49,7 @@ def refuses_transposed(layer: nn.ConvTranspose1d | nn.ConvTranspose2d) -> str | 
 
 
 def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
-    """The rules of one-table formats and cluster: rows of whole groups; of convolutions only cluster."""
+    """Refuse rows of partial groups; of convolutions, all formats but cluster."""
     if isinstance(layer, CONVOLUTIONS) and name == "cluster":
         columns = layer.weight[0].numel()
         if reason := refuses_padding(layer, name):

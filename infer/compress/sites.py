@@ -1,4 +1,4 @@
-"""Where a model's quantizable layers sit, which weights they share, and which of them must be left alone."""
+"""Quantizable layers of a model, the weights that they share, and the layers to leave alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layer_kinds import is_layer, is_stored_by_columns, kind_of
 
 @dataclass
 class Site:
-    """One layer, under every name that the model has for it; the first is the one that is reported."""
+    """One layer with all its names in the model; the first one is reported."""
 
     layer: nn.Module
     names: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Site:
 
 @dataclass
 class Weight:
-    """One weight tensor, the layers that compute with it, and why they stay float."""
+    """One weight tensor, the layers that compute with it, and the reasons why they stay float."""
 
     tensor: Tensor
     sites: list[Site]
@@ -41,7 +41,7 @@ class Weight:
 
 
 def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight]:
-    """Every weight of a layer that has a quantized form, in order; tied layers fall or stand together."""
+    """List every weight of a layer with a quantized form, in order; tied layers share their fate."""
     sites = _sites(model)
     parameters = _parameters(model)
     weights: dict[int, Weight] = {}
@@ -72,7 +72,7 @@ def _sites(model: nn.Module) -> list[Site]:
 
 
 def _parameters(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
-    """Parameter → every name it has in the model, with the module that holds it."""
+    """Map each parameter to all its names in the model, with the module that holds it."""
     found: dict[int, list[tuple[str, nn.Module]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for attribute, tensor in module._parameters.items():
@@ -84,7 +84,7 @@ def _parameters(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
 
 
 def left_alone(layer: nn.Module, has_parent: bool) -> str | None:
-    """Why no format may take this layer."""
+    """Return the reason why no format may take this layer, or None."""
     kind = kind_of(layer)
     if not has_parent:
         return "the model is this one layer; there is nowhere to put another"
@@ -103,7 +103,7 @@ def left_alone(layer: nn.Module, has_parent: bool) -> str | None:
 
 
 def _bind(weight: Weight, holders: Iterable[tuple[str, nn.Module]]) -> None:
-    """What ties a weight to something that stays float keeps all its layers float."""
+    """Keep all layers of a weight float when it is tied to something that stays float."""
     layers = [site.layer for site in weight.sites]
     if len({is_stored_by_columns(layer) for layer in layers}) > 1:
         for site in weight.sites:

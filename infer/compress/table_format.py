@@ -1,4 +1,4 @@
-"""What formats of one 16-entry table share: nf4, int4, fp4. Tensors and operators are those of `kernels.packing`.
+"""Shared implementation of formats with one 16-entry table: nf4, int4, fp4.
 
 --quant nf4       a scale for each 64 weights: 4.125 bits and 32/K per weight
 --quant nf4:16    a scale for each 16: 4.5 bits and 32/K
@@ -25,7 +25,10 @@ PARTS = ("codes", "table", "scale", "row_scale")
 def quantize_with(
     weight: Tensor, values: Sequence[float], stats: Stats | None, plan: Plan
 ) -> dict[str, Tensor]:
-    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    """Quantize float [N, K] with a table of 16 values.
+
+    Returns codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N].
+    """
     table = torch.tensor([values], dtype=torch.float32)
     group = int(plan.quant_option or GROUP)
     codes, scale, row_scale = fit_calibrated(weight.float(), table, stats, group)
@@ -35,7 +38,7 @@ def quantize_with(
 def fit_calibrated(
     weight: Tensor, table: Tensor, stats: Stats | None, group: int = GROUP
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`_scales.fit` with what calibration knows: nothing, the mean square of each column, or products of columns."""
+    """Fit group scales with the available calibration: none, mean squares of columns, or Hessians."""
     if stats is None:
         return fit(weight, table, None, group)
     importance = stats.importance(weight.shape[1])

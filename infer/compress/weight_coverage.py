@@ -1,4 +1,4 @@
-"""The share of a model's weights that is quantized, and what stays float: by kind of layer, with its reason.
+"""Share of a model's weights that is quantized; float weights by kind of layer and reason.
 
 Every floating-point parameter counts once, tied or not, and so does every persistent buffer that holds more than two
 different values (a mask holds two and is no weight). `Coverage` is filled by `cover` for a torch model and may be
@@ -26,7 +26,7 @@ MOST_NAMED = 4  # kinds of layers in a refusal
 
 @dataclass
 class Left:
-    """The float weights of one kind of layer. `reasons` holds the number of values that each reason keeps float."""
+    """Float weights of one kind of layer; `reasons` counts the values by reason."""
 
     values: int = 0
     num_bytes: int = 0
@@ -35,7 +35,7 @@ class Left:
 
     @property
     def reason(self) -> str:
-        """The reason that keeps most of the values float, and how many others there are."""
+        """Most frequent reason by values, and the number of other reasons."""
         first = max(self.reasons, key=lambda reason: self.reasons[reason])
         others = len(self.reasons) - 1
         return first + (f" (and {others} more reason{'s' * (others > 1)})" if others else "")
@@ -43,14 +43,14 @@ class Left:
 
 @dataclass
 class Coverage:
-    """Counts of values by format, and of those left float by kind of layer."""
+    """Counts of values by format, and of float ones by kind of layer."""
 
     formats: dict[str, int] = field(default_factory=dict)
     quantized_bytes: int = 0  # that the quantized values took as floats
     left: dict[str, Left] = field(default_factory=dict)
 
     def add_quantized(self, format: str, values: int, num_bytes: int) -> None:
-        """`num_bytes` is what the values took before."""
+        """Add quantized values; `num_bytes` is their size before."""
         self.formats[format] = self.formats.get(format, 0) + values
         self.quantized_bytes += num_bytes
 
@@ -71,24 +71,24 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Of all weights, by number of values."""
+        """Quantized share of all weights, by number of values."""
         return self.quantized_values / max(self.total_values, 1)
 
     @property
     def share_of_bytes(self) -> float:
-        """Of the bytes that all weights took as floats."""
+        """Quantized share of the bytes that all weights took as floats."""
         total = self.quantized_bytes + sum(left.num_bytes for left in self.left.values())
         return self.quantized_bytes / max(total, 1)
 
     @property
     def share_of_unpinned(self) -> float:
-        """Of the weights that the user did not ask to keep float; 1 when there are none."""
+        """Quantized share of the weights not pinned to float; 1 when there are none."""
         asked = sum(left.asked for left in self.left.values())
         open_values = self.total_values - asked
         return self.quantized_values / open_values if open_values else 1.0
 
     def verdict(self) -> str:
-        """`94 % of the weights are int8`; with several formats the share of each."""
+        """Format the share: `94 % of the weights are int8`; with several formats the share of each."""
         total = max(self.total_values, 1)
         if len(self.formats) == 1:
             return f"{percent(self.share)} of the weights are {next(iter(self.formats))}"
@@ -97,7 +97,7 @@ class Coverage:
         return f"{percent(self.share)} of the weights are quantized" + (f" ({each})" if each else "")
 
     def findings(self) -> list[Finding]:
-        """For display: the share first, then what stays float, the most values first."""
+        """List the share, then the float weights, most values first, for display."""
         why = (
             f"{self.verdict()}; {count(self.quantized_values)} of {count(self.total_values)} values, "
             f"{percent(self.share_of_bytes)} of their bytes as floats"
@@ -112,7 +112,7 @@ class Coverage:
         return sorted(self.left.items(), key=lambda item: -item[1].values)
 
     def refusal(self) -> str | None:
-        """Why the artifact would not deserve the name of its format: the share and the layers that hold the rest."""
+        """Return the reason when too small a share is quantized, naming the layers that hold the rest."""
         if self.share_of_unpinned >= LEAST:
             return None
         rest = [(kind, left) for kind, left in self._ranked() if left.values > left.asked]
@@ -166,7 +166,7 @@ def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] =
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own float parameters, and its persistent float buffers that are no masks."""
+    """Yield a module's own float parameters and persistent float buffers that are no masks."""
     for name, tensor in module._parameters.items():
         if tensor is not None and _is_float(tensor):
             yield name, tensor
@@ -187,7 +187,7 @@ def _is_mask(buffer: Tensor) -> bool:
 
 
 def _key(tensor: Tensor) -> object:
-    """Two tensors on the same values are one weight."""
+    """Return a key that is equal for two tensors over the same memory."""
     if tensor.is_meta or type(tensor.data) is not Tensor or tensor.layout != torch.strided:
         return id(tensor)
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -196,7 +196,7 @@ def _key(tensor: Tensor) -> object:
 def _left(
     name: str, module: nn.Module, attribute: str, tensor: Tensor, reasons: Mapping[str, str]
 ) -> tuple[str, str]:
-    """The kind of layer and the reason of one weight that stays float."""
+    """Return the kind of layer and the reason of one float weight."""
     kind = name_of(module).removeprefix("Stored")
     if isinstance(module, PackedLayer):
         return "bias", "is added in float"
@@ -212,7 +212,7 @@ def _left(
 
 
 def count(values: int) -> str:
-    """`1.2 M`, `340 k`, `57`."""
+    """Format a count: `1.2 M`, `340 k`, `57`."""
     for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if values >= scale:
             return f"{values / scale:.3g} {unit}"
@@ -220,7 +220,7 @@ def count(values: int) -> str:
 
 
 def percent(share: float) -> str:
-    """`94 %`; never rounded to 0 or 100."""
+    """Format a share: `94 %`; never rounded to 0 or 100."""
     if share in (0, 1):
         return f"{100 * share:.0f} %"
     value = 100 * share

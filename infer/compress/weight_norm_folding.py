@@ -1,4 +1,4 @@
-"""Weights that weight or spectral normalization computes at every call are computed once, before anything is quantized.
+"""Folding of weight and spectral normalization: normalized weights are computed once, before quantization.
 
 In eval mode the computed weight never changes, so that the layer becomes a plain one which a format can take.
 """
@@ -20,8 +20,10 @@ NORMS = (parametrizations._WeightNorm, parametrizations._SpectralNorm)
 
 @torch.no_grad()
 def fold_weight_norms(model: nn.Module, into: nn.Module | None = None) -> list[Finding]:
-    """Make layers with a normalized weight plain ones, in place. `into` is another copy of the model, possibly on meta:
-    it gets the same weights. Calling it again changes nothing."""
+    """Replace normalized weights by their values, in place; idempotent.
+
+    `into` is another copy of the model, possibly on meta: it gets the same weights.
+    """
     names = {name for name, _ in normalized(model)}
     if into is not None:
         names |= {name for name, _ in normalized(into)}
@@ -39,7 +41,7 @@ def fold_weight_norms(model: nn.Module, into: nn.Module | None = None) -> list[F
 
 
 def normalized(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers whose weight such a normalization computes, and nothing else does."""
+    """Yield the layers whose weight is computed by such a normalization and nothing else."""
     for name, layer in model.named_modules():
         if not name:
             continue

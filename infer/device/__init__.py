@@ -1,4 +1,4 @@
-"""The only room that asks the hardware: instruction sets, memory, speed, and what is slow or absent here.
+"""Hardware queries: instruction sets, GPU properties, memory and native dtypes; nothing else asks the hardware.
 
 Nothing is asked at import; what was measured once in a process is kept.
 """
@@ -61,7 +61,7 @@ _PACKAGES = (
 
 
 def resolve(device: str) -> Choice:
-    """Turn auto, cpu, cuda or cuda:N into the device to use and why.
+    """Resolve auto, cpu, cuda or cuda:N to a device, with the reason.
 
     Raises `UsageError` for an unknown name and `NotUsableError` for a CUDA device that is not there.
     """
@@ -94,13 +94,13 @@ def _no_cuda() -> str | None:
 
 @functools.cache
 def isa() -> tuple[str, ...]:
-    """The instruction sets that matter here, in fixed order: avx2, fma, avx512_vnni, amx_int8, dotprod, …"""
+    """Return the relevant instruction sets in fixed order (avx2, fma, avx512_vnni, amx_int8, dotprod, …)."""
     flags = _cpu_flags()
     return tuple(name for name, names in _ISA.items() if not flags.isdisjoint(names))
 
 
 def _cpu_flags() -> set[str]:
-    """From /proc/cpuinfo; elsewhere from torch's own probe, which covers macOS and Windows."""
+    """Read the CPU flags from /proc/cpuinfo; elsewhere from torch's probe (macOS and Windows)."""
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)
     if lines:
         return set(lines[0].split())
@@ -115,7 +115,7 @@ def _cpuinfo() -> str:
 
 
 def has_vnni() -> bool:
-    """Whether x86 multiplies and adds four int8 pairs in one instruction."""
+    """Return true if x86 has int8 dot products (VNNI)."""
     return not {"avx512_vnni", "avx_vnni"}.isdisjoint(isa())
 
 
@@ -128,7 +128,7 @@ def cpu_name() -> str:
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
-    """What a compiled result is tied to: arch, isa and cpu; for CUDA also gpu, sm, driver and cuda."""
+    """Return the properties a compiled result depends on: arch, isa, cpu; for CUDA gpu, sm, driver, cuda."""
     marks = {"arch": platform.machine(), "isa": ",".join(isa()), "cpu": cpu_name()}
     if device.startswith("cuda"):
         major, minor = torch.cuda.get_device_capability(device)
@@ -144,7 +144,7 @@ def _driver() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that matter, and of Python."""
+    """Return the installed versions of relevant packages and of Python."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -155,7 +155,7 @@ def versions() -> dict[str, str]:
 
 
 def use_tf32(dtype: str, device: str) -> None:
-    """Let CUDA multiply float32 with ten bits of mantissa; raises `NotUsableError` where nothing can."""
+    """Allow CUDA to multiply float32 in TF32; raise `NotUsableError` where unsupported."""
     if dtype != "tf32":
         return
     if not device.startswith("cuda"):
@@ -166,7 +166,7 @@ def use_tf32(dtype: str, device: str) -> None:
 
 
 def can(dtype: torch.dtype | str, device: str = "cpu") -> str | None:
-    """Why a dtype is slow or absent on the device, or None when it is at home there."""
+    """Return the reason why a dtype is slow or unsupported on the device, or None when it is native."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if device.startswith("cuda"):
         return _cuda_lacks(name, torch.cuda.get_device_capability(device))

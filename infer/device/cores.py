@@ -1,4 +1,4 @@
-"""How many CPUs a container lets its processes use, which neither the kernel's list of CPUs nor torch knows of."""
+"""CPU quota of a container (cgroup), which neither the kernel's CPU list nor torch takes into account."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def quota() -> float | None:
-    """CPUs by the cgroup's limit of processor time, v2 then v1; None where there is none."""
+    """Return the CPUs of the cgroup's time limit, v2 then v1; None without a limit."""
     try:
         limit, _, period = (_CGROUP / "cpu.max").read_text().partition(" ")
     except OSError:
@@ -29,7 +29,7 @@ def quota() -> float | None:
 
 
 def fit_threads(asked: int | None) -> Finding | None:
-    """Have torch compute with `asked` threads, or with no more than the quota pays for; says so when that is fewer.
+    """Set torch's threads to `asked`, limited by the CPU quota; report when that is fewer.
 
     A team of threads that uses up the quota is stopped as a whole, for most of every tenth of a second.
     """

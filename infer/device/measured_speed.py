@@ -1,4 +1,4 @@
-"""The ceilings that a report compares with: reading memory, multiplying matrices. Measured once a process."""
+"""Measured hardware ceilings for reports: memory bandwidth and matmul throughput, once per process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def sync(device: str) -> None:
-    """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+    """Synchronize with the device; no-op on a CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 @functools.cache
 def read_bandwidth(device: str = "cpu") -> float:
-    """Bytes per second of reading memory: the best of several sums over more than the caches hold.
+    """Measure memory read bandwidth in bytes/s: best of several sums over more than the caches hold.
 
     Uses all torch threads, takes about 0.2 s. A busy machine lowers it: it may be too low, never too high.
     """
@@ -36,7 +36,7 @@ def read_bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_for(num_bytes: int, device: str = "cpu") -> float:
-    """Bytes per second of reading the same `num_bytes` again and again: the caches' where they hold them.
+    """Return the bytes/s of reading the same `num_bytes` repeatedly: from cache where they fit.
 
     Never below `read_bandwidth`. Measured once for each power of two.
     """
@@ -48,7 +48,7 @@ def bandwidth_for(num_bytes: int, device: str = "cpu") -> float:
 
 @functools.cache
 def _rereading(size: int, device: str) -> float:
-    """Bytes per second of sums over a block of `size` that was just read, the time of an empty call taken off."""
+    """Measure the bytes/s of sums over a cached block of `size`, without call overhead."""
     block, nothing = (torch.ones(n // 8, dtype=torch.int64, device=device) for n in (size, 4096))
     took = _best(block.sum, device, seconds=0.05)
     return size / max(took - _best(nothing.sum, device, seconds=0.01), took / 2)
@@ -56,7 +56,7 @@ def _rereading(size: int, device: str) -> float:
 
 @functools.cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache one core sees; 32 MiB where the system does not say."""
+    """Return the bytes of the largest cache one core sees; 32 MiB where unknown."""
     sizes = [32 << 20]
     for path in _CACHES.glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
@@ -67,7 +67,7 @@ def last_level_cache() -> int:
 
 @functools.cache
 def peak_flops(device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> float:
-    """Floating-point operations per second of a square matmul in `dtype`; takes about 0.2 s.
+    """Measure the FLOP/s of a square matmul in `dtype`; takes about 0.2 s.
 
     Raises `NotUsableError` for dtypes that torch does not multiply there.
     """
@@ -85,7 +85,7 @@ def peak_flops(device: str = "cpu", dtype: torch.dtype | str = torch.float32) ->
 
 
 def _best(call: Callable[[], object], device: str, *, seconds: float) -> float:
-    """The shortest of at least three timed calls within a budget, after one that is not counted."""
+    """Return the shortest of at least three timed calls within a budget, after one warm-up call."""
     call()
     sync(device)
     times: list[float] = []

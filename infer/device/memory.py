@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it this process holds. All in bytes."""
+"""Memory size and usage of this process and its devices, in bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CGROUP_FILES = (
 
 
 def memory_available(device: str = "cpu") -> int:
-    """Free GPU memory, or RAM that can be taken without swapping and within the container's limit."""
+    """Return free GPU memory, or RAM available without swapping and within the container's limit."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
@@ -33,7 +33,7 @@ def memory_available(device: str = "cpu") -> int:
 
 
 def _container_left() -> int | None:
-    """Room below the cgroup's limit. Page cache counts as used there, so this is a lower bound."""
+    """Return the room below the cgroup's limit; a lower bound, since page cache counts as used."""
     for limit, used in _CGROUP_FILES:
         try:
             top = (_CGROUP / limit).read_text().strip()
@@ -45,12 +45,12 @@ def _container_left() -> int | None:
 
 
 def rss() -> int:
-    """Resident memory of this process, file-backed pages included."""
+    """Return the resident memory of this process, file-backed pages included."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_rss() -> int:
-    """The highest resident memory since the start, or since the last `reset_peak` that was permitted."""
+    """Return the peak resident memory since the start, or since the last successful `reset_peak`."""
     try:
         match = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     except OSError:
@@ -66,7 +66,7 @@ def peak_rss() -> int:
 
 
 def reset_peak() -> bool:
-    """Make `peak_rss` start from now (proc(5), clear_refs 5); False where the kernel does not permit it."""
+    """Restart `peak_rss` from now (proc(5), clear_refs 5); False where the kernel does not permit it."""
     try:
         _CLEAR.write_text("5")
     except OSError:
@@ -75,7 +75,7 @@ def reset_peak() -> bool:
 
 
 def resident_split() -> tuple[int, int] | None:
-    """Resident memory as (anonymous, file-backed), from smaps_rollup; None where the system has none.
+    """Return resident memory as (anonymous, file-backed), from smaps_rollup; None where unavailable.
 
     File-backed pages are mapped weights and libraries: the kernel may drop and re-read them, and processes
     share them.
@@ -92,7 +92,7 @@ def resident_split() -> tuple[int, int] | None:
 
 @contextmanager
 def without_holes() -> Iterator[None]:
-    """Give every block of a mebibyte and more its own mapping, which goes back to the system when it is freed.
+    """Give every block of at least 1 MiB its own mapping, which returns to the system when freed.
 
     glibc raises that limit to 32 MiB as large blocks come and go; from then on what is kept between temporaries holds
     the heap open. Afterwards the limit stands where glibc's own rule would have put it. Nothing happens elsewhere.

@@ -1,4 +1,4 @@
-"""Fidelity: how near the optimized model is to the float original, whether that is enough, and where not."""
+"""Fidelity: error of the optimized model against the float original, its gate, and the layers that cause it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of fidelity: what is added up over batches for one output.
+"""Accumulation of fidelity metrics over batches, for one output.
 
 A *row* is what one decision is made on: the last axis of logits and of per-token outputs, otherwise one
 sample. Padded positions (attention_mask = 0) are no rows. Sums are float64, in chunks: logits are never held
@@ -22,7 +22,7 @@ MASKED = -1e4  # what float16 code writes for -inf
 
 @dataclass
 class Sums:
-    """What is added up over batches for one output."""
+    """Accumulated sums of one output."""
 
     logits: bool
     probabilities: bool | None = None
@@ -78,7 +78,7 @@ def _share(part: float, whole: int) -> float | None:
 
 
 def _ratio(difference: float, norm: float) -> float | None:
-    """Square root of a quotient of squared norms; against zeros only an exact match has an error."""
+    """Return the root of a quotient of squared norms; against zeros only an exact match has no error."""
     if norm > 0:
         return math.sqrt(difference / norm)
     return 0.0 if difference == 0 else None
@@ -89,19 +89,19 @@ def _exp(mean_nll: float) -> float | None:
 
 
 def class_axis(value: Tensor) -> int:
-    """Images carry classes on axis 1 ([B, C, H, W]), everything else on the last."""
+    """Return the class axis: 1 for images ([B, C, H, W]), else the last."""
     return 1 if value.dim() == 4 else -1
 
 
 def is_logits(name: str, value: Tensor, outputs: Mapping[str, Tensor], task: str) -> bool:
-    """An output of that name, or any float output with two or more classes of a classifier or a language model."""
+    """Return true for the output "logits", or a float output with classes of a classifier or language model."""
     if not value.is_floating_point() or value.dim() < 2 or value.shape[class_axis(value)] < 2:
         return False
     return name == "logits" if "logits" in outputs else task in ("classification", "text-generation")
 
 
 def rows_of(value: Tensor, logits: bool, per_token: bool) -> Tensor:
-    """[rows, width], a view where the layout permits it."""
+    """Reshape to [rows, width], a view where the layout permits it."""
     if value.dim() == 0:
         return value.reshape(1, 1)
     if logits:
@@ -113,7 +113,7 @@ def rows_of(value: Tensor, logits: bool, per_token: bool) -> Tensor:
 
 
 def kept_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """Indices of the rows that are real tokens, or None when the output has no padded positions."""
+    """Return indices of real tokens' rows, or None when the output has no padded positions."""
     mask = inputs.get("attention_mask")
     per_token = value.dim() >= 3 or not value.is_floating_point()
     if mask is None or mask.dim() != 2 or not per_token or value.shape[:2] != mask.shape:
@@ -155,7 +155,7 @@ def _are_probabilities(rows: Tensor) -> bool:
 
 
 def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
-    """[rows, width] pairs. Where the reference is not finite there is no error to measure."""
+    """Add pairs [rows, width]; entries with a non-finite reference have no error."""
     finite, sound = reference.isfinite(), got.isfinite()
     if not bool((finite & sound).all()):
         still_masked = (reference < 0) & (got < MASKED)
@@ -181,7 +181,7 @@ def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
 
 
 def _add_logits(sums: Sums, reference: Tensor, got: Tensor, targets: Tensor | None) -> None:
-    """Agreement counts a class that ties with the float model's best one."""
+    """Add agreement of the best class; a tie with the float model's best counts as agreement."""
     best = reference.amax(-1, keepdim=True)
     sums.top1 += int((reference.gather(-1, got.argmax(-1, keepdim=True)) >= best).sum())
     p, q = (_log_probabilities(t, bool(sums.probabilities)) for t in (reference, got))
@@ -210,7 +210,7 @@ def _add_targets(sums: Sums, p: Tensor, q: Tensor, targets: Tensor) -> None:
 
 
 def next_tokens(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """The token of input_ids [B, T] that follows each position of the logits, flat; -1 where none does."""
+    """Return the token of input_ids [B, T] after each position of the logits, flat; -1 where none follows."""
     ids = inputs.get("input_ids")
     if ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         return None

@@ -1,4 +1,4 @@
-"""How far a comparison is from its limits, and the one label-free number that --max-drop is about."""
+"""Distance of a comparison from its limits, and the label-free drop that --max-drop limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
 
 
 def drop(metrics: Sequence[Metric], task: str) -> float:
-    """Relative increase of perplexity, share of rows whose best class changed, or relative error: by task, the worst
-    output. Infinite when it could not be measured."""
+    """Return the drop of the worst output: perplexity increase, changed best classes, or relative error, by task.
+
+    Infinite when it could not be measured.
+    """
     name = METRIC.get(task, "relative_error")
     values = [metric.number for metric in metrics if metric.name == name]
     known = [float(value) for value in values if value is not None]
@@ -27,7 +29,7 @@ def drop(metrics: Sequence[Metric], task: str) -> float:
 
 
 def excess(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> float:
-    """By which factor effects (KL, squared error) have to fall so that every limit holds; up to 1: they do.
+    """Return the factor by which effects (KL, squared error) must fall to meet every limit; up to 1 when met.
 
     Infinite for a wrong shape, for values that are not finite and for a step that depends on its schedule, which no
     smaller error cures.

@@ -1,4 +1,4 @@
-"""The comparison at batch sizes that kernels, guards and statistics over the batch treat in their own way: 1 and 3."""
+"""Comparison at batch sizes 1 and 3, which kernels, guards and batch statistics treat specially."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def root_mean_squares(outputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Of the finite values of each float output."""
+    """Return the root mean square of the finite values of each float output."""
     found = {}
     for name, value in outputs.items():
         if value.is_floating_point():
@@ -44,7 +44,7 @@ def compare_size(
     task: str,
     usual: Mapping[str, float],
 ) -> list[Metric]:
-    """Both runners over `batches` of `size` rows each; `usual` gives each output's root mean square at other sizes.
+    """Compare both runners over `batches` of `size` rows; `usual` is each output's RMS at other sizes.
 
     Errors are relative to that where it is larger, since a deviation from the batch's mean is all rounding in a batch
     of one. The worst output's is kept, of the rest what is not finite or has another shape, by output. Where the float
@@ -83,7 +83,7 @@ def compare_size(
 
 
 class _Difference:
-    """Squares added up over batches, of real tokens and finite values."""
+    """Accumulated squares over batches, of real tokens and finite values."""
 
     def __init__(self) -> None:
         self.difference = self.reference = 0.0
@@ -100,7 +100,7 @@ class _Difference:
         self.count += int(torch.count_nonzero(finite))
 
     def relative(self, usual: float) -> float:
-        """Zero where nothing was finite, or all is zero at every size: the metrics beside it speak of that."""
+        """Relative error; zero where nothing was finite or all is zero at every size."""
         if not self.count:
             return 0.0
         scale = max(math.sqrt(self.reference / self.count), usual)

@@ -1,4 +1,4 @@
-"""One number for how far outputs moved from the float ones: the mean KL per row of logits, else squared relative error.
+"""Effect of a change: mean KL per row for logits, else squared relative error of the outputs.
 
 Against `metrics` it keeps the float side (its softmax, its norm) from call to call: it is asked hundreds of times.
 """
@@ -18,7 +18,7 @@ MOST_DOUBLE = 1 << 20
 
 
 class Effect:
-    """The float `outputs` (named by `names`) of `inputs`; `of` compares others with them; `unit` is what it counts."""
+    """Reference float `outputs` (named by `names`) of `inputs`; `of` compares others with them, in `unit`."""
 
     def __init__(
         self, names: Sequence[str], outputs: Sequence[Tensor], inputs: Mapping[str, Tensor], task: str
@@ -41,7 +41,7 @@ class Effect:
 
     @torch.no_grad()
     def of(self, outputs: Sequence[Tensor]) -> float:
-        """0 for equal outputs; infinite when one has NaN or infinity where the float one has none."""
+        """Return the effect; 0 for equal outputs, infinite for NaN or infinity where the float output has none."""
         total = 0.0
         for reference, index in zip(self._float, self._used, strict=True):
             got = self._side(outputs[index])
@@ -50,7 +50,7 @@ class Effect:
 
 
 def _kl(p: Tensor, q: Tensor) -> float:
-    """Mean of KL(p || q) over rows of log-probabilities."""
+    """Return the mean of KL(p || q) over rows of log-probabilities."""
     terms = (p.exp() * (p - q)).where(p > -math.inf, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
     each = terms.sum(-1, dtype=torch.float64)
     return max(float(each.mean()), 0.0) if len(each) else 0.0

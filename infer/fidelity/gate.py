@@ -1,4 +1,4 @@
-"""The fidelity gate: which metric is held against which limit, and the sentence when it fails."""
+"""Fidelity gate: limits by metric, and the message of a failed one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALWAYS = "schedule_error"  # judged whatever the user allows, since no format ex
 
 
 def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) -> str | None:
-    """The first violated limit as a sentence, or None.
+    """Return the message of the first violated limit, or None.
 
     A wrong shape, and a value that is finite on one side only, fail at once. `max_error`
     replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
@@ -46,7 +46,7 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
 
 
 def _broken(metric: Metric) -> str | None:
-    """Why no limit can save the result: it does not run, or has another shape, or is not finite where it should be."""
+    """Return why no limit can save the result (it fails to run, wrong shape, non-finite values), else None."""
     if metric.name == "shape" and metric.value is False:
         return f"{metric.subject} has the wrong shape: {metric.detail}"
     if metric.name == "non_finite" and metric.value:
@@ -72,7 +72,7 @@ def _set_aside(metric: str, max_error: float | None) -> bool:
 
 
 def _fields(limits: Limits) -> list[str]:
-    """The limits that a user's budget can stand for."""
+    """List the limits that a user's budget can stand for."""
     names = [name for name in limits.__struct_fields__ if name != JUDGED[ALWAYS][0]]
     return [name for name in names if getattr(limits, name) is not None]
 
@@ -82,7 +82,7 @@ def _judged(metrics: Sequence[Metric], limits: Limits) -> bool:
 
 
 def limit(name: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
-    """The limit that judges a metric (`kl`) and whether larger is worse; None if only shown."""
+    """Return the limit of a metric (`kl`) and true if larger is worse; None if only shown."""
     if name not in JUDGED or _set_aside(name, max_error):
         return None
     field, larger_is_worse = JUDGED[name]
@@ -114,7 +114,7 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
 
 
 def _of_a_token(metric: Metric, value: float, bound: float, whose: str) -> str | None:
-    """The detail says on which schedule, at which position."""
+    """Check the limit of the worst token; the detail names schedule and position."""
     if value <= bound:
         return None
     if not math.isfinite(value):
@@ -132,6 +132,6 @@ def _owner(limits: Limits) -> str:
 
 
 def _below(value: float, bound: float) -> str:
-    """Enough digits that the value does not read as the limit itself."""
+    """Format a value with enough digits to differ from its limit."""
     texts = (f"{value:.3f}", f"{value:.4f}", f"{value:.6g}")
     return next((text for text in texts if float(text) < bound), repr(value))

@@ -43,14 +43,14 @@ def compare(
     task: str,
     inputs: Mapping[str, Tensor] | None = None,
 ) -> list[Metric]:
-    """Metrics of one batch, output by output; see `Comparison`."""
+    """Compute the metrics of one batch, output by output; see `Comparison`."""
     comparison = Comparison(task)
     comparison.add(reference, got, inputs)
     return comparison.metrics()
 
 
 class Comparison:
-    """Metrics over many batches in bounded memory: `add` each, then ask for `metrics`.
+    """Metrics over many batches in bounded memory: call `add` for each, then `metrics`.
 
     Float outputs: relative_error, worst_row_error, cosine, cosine_min, max_abs. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
@@ -87,7 +87,7 @@ class Comparison:
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
     def metrics(self) -> list[Metric]:
-        """One `Metric` per output and measure; a value that can't be known is None."""
+        """Return one `Metric` per output and measure; an unknown value is None."""
         broken = [Metric(name, "shape", False, detail=why) for name, why in self._broken.items()]
         return broken + [
             Metric(name, measure, value, _UNITS.get(measure, ""), _WHY[measure])

@@ -23,7 +23,7 @@ WHY = {
 
 
 class Retrieval:
-    """Embeddings [rows, width] of both models, batch by batch; `metrics` compares the orders."""
+    """Accumulated embeddings [rows, width] of both models; `metrics` compares nearest-neighbour orders."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Tensor, Tensor]] = []
@@ -50,13 +50,13 @@ class Retrieval:
 
 
 def _similarities(rows: Tensor) -> Tensor:
-    """Cosine of every row with every other, [n, n]; with itself -inf."""
+    """Compute the cosine of every row with every other, [n, n]; -inf on the diagonal."""
     unit = F.normalize(rows.double(), dim=-1)
     return (unit @ unit.t()).fill_diagonal_(-torch.inf)
 
 
 def _spearman(before: Tensor, after: Tensor) -> float:
-    """Mean over rows of 1 - 6 Σd² / n(n² - 1), d between ranks; a row's own entry is the last rank in both."""
+    """Compute the mean over rows of 1 - 6 Σd² / n(n² - 1), d between ranks; a row's own entry ranks last in both."""
     n = before.shape[1] - 1
     if n < 2:
         return 1.0

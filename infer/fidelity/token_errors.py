@@ -1,4 +1,4 @@
-"""The error of each token's logits, which a mean over thousands of tokens would hide."""
+"""Error of each token's logits, which a mean over thousands of tokens would hide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ MASKED = -1e4  # classes that code for half precision hides by such a value
 
 
 def token_errors(expected: Tensor, got: Tensor) -> Tensor:
-    """Relative error of each row [rows, classes] → float64 [rows], without the row's mean, which no softmax sees.
+    """Return the relative error of each row [rows, classes] → float64 [rows], without the row's mean.
+
+    A constant added to all logits of a row changes no softmax, so the mean is taken off.
 
     Infinite where a value is finite on one side only; classes that both sides hide do not count.
     """

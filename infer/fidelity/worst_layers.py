@@ -19,7 +19,7 @@ KEPT = 1 << 16  # values kept of each layer's output, evenly spread: 256 KiB a l
 def worst_layers(
     float_module: nn.Module, small_module: nn.Module, samples: Mapping[str, Tensor], count: int = 5
 ) -> list[LayerError]:
-    """Relative error of the outputs of same-named submodules, worst first, earlier layers' errors included.
+    """Return relative errors of same-named submodules' outputs, worst first; errors of earlier layers propagate.
 
     Looked at are the layers that quantization replaced and the modules that hold them (all leaves when
     nothing was replaced). Both modules are called by keyword with `samples`; at most `KEPT` values of each
@@ -49,7 +49,7 @@ def _names(float_module: nn.Module, small_module: nn.Module) -> set[str]:
 
 
 def _outputs(module: nn.Module, names: set[str], samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first call of each named submodule, its first floating output thinned to `KEPT` values."""
+    """Record the first float output of each named submodule's first call, thinned to `KEPT` values."""
     kept: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:

@@ -1,1 +1,1 @@
-"""The captured program: `torch.export` results with named, typed, symbolically sized inputs and outputs."""
+"""Captured programs: `torch.export` results with named, typed, symbolically sized inputs and outputs."""

@@ -38,7 +38,7 @@ SIGNATURE = "graph.json"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a graph takes and gives, as stored in graph.json beside every compiled form of it."""
+    """Inputs and outputs of a graph, as stored in graph.json beside every compiled form."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -64,17 +64,17 @@ class Graph:
 
     @property
     def exported(self) -> ExportedProgram:
-        """The program; raises `NotUsableError` for an ONNX source, which has none."""
+        """Exported program; raises `NotUsableError` for an ONNX source, which has none."""
         if self.program is None:
             raise NotUsableError("the source has no torch program", hint="Use --backend ort")
         return self.program
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The program in plain torch: the slow twin of every backend."""
+        """Run the program in plain torch: the reference of every backend."""
         return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
 
     def callable(self) -> Callable[..., list[Tensor]]:
-        """A function of keyword tensors that returns the outputs in order; build it once, call it often."""
+        """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
         module: Any = self.module or self.exported.module()
         return lambda **inputs: flatten(module(**inputs))
 
@@ -82,7 +82,7 @@ class Graph:
 def plain_call(
     program: ExportedProgram, inputs: tuple[TensorSpec, ...]
 ) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
-    """A function of named tensors that runs the program's operators and nothing else, and returns its outputs in order.
+    """Return a function of named tensors that runs only the program's operators; outputs in order.
 
     Calling the module of a program also flattens trees and checks sizes, which takes longer than a small model.
     """
@@ -99,7 +99,7 @@ def plain_call(
 
 
 def flatten(outputs: Any) -> list[Tensor]:
-    """The tensors of whatever a model returned (tensor, tuple, dict, ModelOutput), in order."""
+    """List the tensors of a model's output (tensor, tuple, dict, ModelOutput), in order."""
     return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
@@ -160,7 +160,7 @@ def _check_names(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> None:
 
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
-    """`module` computing in `dtype` (float16, bfloat16); its float inputs and outputs stay float32."""
+    """Wrap `module` to compute in `dtype` (float16, bfloat16); float inputs and outputs stay float32."""
     names = [spec.name for spec in inputs]
 
     def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
@@ -184,7 +184,7 @@ def _to_float32(value: Tensor) -> Tensor:
 
 
 def _at_least_two(sample: Tensor, spec: TensorSpec) -> Tensor:
-    """Symbolic sizes of 0 or 1 would be taken as constants by the exporter."""
+    """Repeat sizes below 2 along symbolic axes: the exporter takes 0 and 1 as constants."""
     for axis, size in enumerate(spec.shape):
         if isinstance(size, str) and sample.shape[axis] < 2:
             sample = sample.repeat_interleave(2, dim=axis)
@@ -311,12 +311,12 @@ def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def _zeros(program: ExportedProgram) -> Any:
-    """Example inputs of the same shapes and strides, of which compilers look at nothing else."""
+    """Replace the program's example inputs by zeros of the same shapes and strides."""
     return pytree.tree_map_only(Tensor, torch.zeros_like, program.example_inputs)
 
 
 def _hollow(tensor: Tensor) -> Tensor:
-    """Same shape and dtype over a single stored element, so that the file holds no weights."""
+    """Return a tensor of the same shape and dtype over one stored element, so that the file holds no weights."""
     # torch.export.save can not store an empty view of a storage that is not.
     one = torch.zeros((), dtype=tensor.dtype)
     hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
@@ -328,7 +328,7 @@ def _hollow_examples(examples: Any) -> Any:
 
 
 def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Every weight and constant by name, mapped from the file; aliases share one tensor."""
+    """Map every weight and constant from the file, by name; aliases share one tensor."""
     path = folder / WEIGHTS
     try:
         with safe_open(path, framework="pt", device=device) as file:
@@ -340,6 +340,7 @@ def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def load_signature(folder: Path) -> Signature:
+    """Read graph.json; raise `ArtifactError` when it can't be read."""
     path = folder / SIGNATURE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Signature)
@@ -348,7 +349,10 @@ def load_signature(folder: Path) -> Signature:
 
 
 def load(folder: Path, device: str = "cpu") -> Graph:
-    """The graph that `save` wrote, weights mapped. Runs code of graph.pt2: the caller has settled trust."""
+    """Load the graph that `save` wrote, weights mapped.
+
+    Runs code of graph.pt2: the caller has established trust.
+    """
     signature = load_signature(folder)
     with quiet():
         program = torch.export.load(folder / PROGRAM)

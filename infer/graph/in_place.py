@@ -1,4 +1,4 @@
-"""In-place operators of a captured program, as plain ones.
+"""Functionalization of in-place operators in captured programs.
 
 Passes over a program follow values, not memory: an operator that writes into its operand would be lost. Only operators
 whose operand nobody else can see are renamed here; programs with others are functionalized by torch, except for
@@ -32,7 +32,7 @@ _FRESH = frozenset(
 
 
 def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
-    """`program` without operators that write into their operands, and whether it wrote into its inputs.
+    """Return `program` without in-place writes, and true if it wrote into its inputs.
 
     Raises `NotUsableError` when an output depends on a buffer that the program writes: an answer would depend on the
     calls before it.
@@ -51,12 +51,12 @@ def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
 
 
 def writes(program: ExportedProgram) -> bool:
-    """Whether operators of torch write into their operands. The paged cache, written by an operator of ours, may be."""
+    """Return true if torch operators write into their operands; `infer` operators (paged cache) may."""
     return any(_writes(node) for node in program.graph.nodes)
 
 
 def keep_inputs(module: nn.Module) -> None:
-    """Let a module that writes into its inputs write into copies, so that rows given to it twice are the same rows."""
+    """Wrap a module that writes into its inputs to write into copies, so that callers' rows stay unchanged."""
     module.register_forward_pre_hook(_with_copies, with_kwargs=True)
 
 
@@ -74,7 +74,7 @@ def _is_mutable(node: fx.Node) -> bool:
 
 
 def _rename(graph: fx.Graph, node: fx.Node) -> None:
-    """`relu_` → `relu`, where the operand is only seen through its own name."""
+    """Replace `relu_` by `relu` where the operand is only seen through its own name."""
     target: Any = node.target
     value = node.args[0] if node.args else None
     name = target._schema.name.removeprefix("aten::")
@@ -107,7 +107,7 @@ def _is_fresh(node: fx.Node) -> bool:
 
 
 def _without_writes(program: ExportedProgram) -> ExportedProgram:
-    """Drop what a functionalized program gives only to be written back into inputs and buffers."""
+    """Remove outputs that a functionalized program only writes back into inputs and buffers."""
     signature, graph = program.graph_signature, program.graph
     if not any(spec.kind in _WRITES for spec in signature.output_specs):
         return program

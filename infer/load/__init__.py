@@ -1,4 +1,4 @@
-"""Opens any source safely: recognises it by content, asks for the one thing that is missing.
+"""Source loading: identification by content, models, input specs, sample data and weights.
 
 identify(path)      what a file or folder is, without running anything in it
 load(plan)          a model whose weights are still on disk, its inputs, and real samples

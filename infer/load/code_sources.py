@@ -1,4 +1,4 @@
-"""Sources that are code: the user's own function; pickles, TorchScript and `.pt2` by `--trust-code`."""
+"""Sources that run code: the user's own function; with `--trust-code` pickles, TorchScript and `.pt2`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is conver
 
 
 class Named(nn.Module):
-    """A program with positional or keyword arguments, called by keyword; its signature shows the names."""
+    """Adapter that calls a program with positional or keyword arguments by keyword only."""
 
     def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class Named(nn.Module):
         self.forward = forward
 
     def train(self, mode: bool = True) -> Named:
-        """A program was captured in one mode and stays in it."""
+        """Keep the mode in which the program was captured; only the flag changes."""
         self.training = mode
         return self
 
 
 def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
-    """`file.py:factory` as the source: the module brings its own weights."""
+    """Load `file.py:factory` as the source; the module brings its own weights."""
     recipe = Recipe(plan.source)
     with users_code(recipe.text):
         module = recipe.build()
@@ -57,7 +57,7 @@ def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
 
 
 def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
-    """A pickled nn.Module, under `plan.trust_code` only."""
+    """Load a pickled nn.Module; called under `plan.trust_code` only."""
     try:
         found = torch.load(plan.source, map_location="cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError) as error:
@@ -77,7 +77,10 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
 
 
 def load_exported(plan: Plan) -> LoadedModel:
-    """A `.pt2`, under `plan.trust_code` only: names, dtypes and sizes from the program's own signature."""
+    """Load a `.pt2` program; called under `plan.trust_code` only.
+
+    Names, dtypes and sizes of the inputs come from the program's own signature.
+    """
     try:
         with quiet():
             program = torch.export.load(plan.source)
@@ -91,7 +94,7 @@ def load_exported(plan: Plan) -> LoadedModel:
 
 
 def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
-    """TorchScript, under `plan.trust_code` only: read, converted to an exported program, never written."""
+    """Load TorchScript and convert it to an exported program; called under `plan.trust_code` only."""
     script = _read_script(plan.source)
     names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
     known = recipe.inputs if recipe else ()
@@ -156,14 +159,14 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
 
 
 def _stand_in(spec: TensorSpec) -> Tensor:
-    """Zeros to convert with; distinct symbolic sizes could not be told apart by value, and need not be."""
+    """Return zeros of the spec's shape for the conversion, `DYNAMIC` for each symbolic size."""
     return torch.zeros(
         [DYNAMIC if isinstance(size, str) else size for size in spec.shape], dtype=spec.torch_dtype
     )
 
 
 def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> nn.Module:
-    """The program as a module that is called by keyword."""
+    """Wrap a program as a module that is called by keyword; raise `NotUsableError` for nested inputs."""
     args, kwargs = program.call_spec.in_spec.children() if program.call_spec.in_spec else ([], [])
     flat = args.num_leaves == args.num_children and kwargs.num_leaves == kwargs.num_children
     if not flat:
@@ -176,7 +179,7 @@ def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, .
 
 
 def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
-    """The program as a module whose layers can be quantized."""
+    """Return the program as a module whose layers can be quantized."""
     # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
     known = "check_guards" in inspect.signature(program.module).parameters
     module = program.module(check_guards=False) if known else program.module()
@@ -187,7 +190,7 @@ def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
 def _signature(
     program: torch.export.ExportedProgram, plan: Plan
 ) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[int, int]]]:
-    """Specs of the user's inputs; symbols are named batch (first dimension) or dim1, dim2, … in order."""
+    """Return specs of the user's inputs; symbols are named batch (first dimension) or dim1, dim2, … in order."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     symbols: dict[str, str] = {}
     specs = []

@@ -1,4 +1,4 @@
-"""Real inputs for checking and calibration: what `--data` names, or what was shipped beside the model."""
+"""Sample inputs for fidelity checks and calibration, from `--data` or shipped beside the model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Samples = dict[str, Tensor]
 
 
 def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
-    """Give `loaded` its samples, from `plan.data` else as shipped; `UsageError` asks for --data.
+    """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
 
-    When the model is to be quantized, rows to calibrate with are taken out of them: what calibrates never judges.
+    When the model is quantized, calibration rows are split off: no row both calibrates and judges.
     """
     if plan.data is not None:
         samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
@@ -68,7 +68,7 @@ def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) ->
 
 
 def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples, str, str]:
-    """`(samples, said, sha256)` of .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
+    """Read `--data`: .npz, .npy, .pt, text, images, a folder of these, `file.py:function`, or "random".
 
     Samples are batch-first tensors by input name, checked against `loaded.inputs`. Raises `InputError` (a
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
@@ -88,7 +88,7 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
 
 
 def checked(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
-    """The samples that the model takes, in its order; floats are cast to its float, integers likewise."""
+    """Select and order the samples by `specs`, cast to their dtypes; raise `InputError` for a missing input."""
     sizes: dict[str, int] = {}
     found: Samples = {}
     for spec in specs:
@@ -107,7 +107,7 @@ def checked(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where:
 
 
 def random_inputs(specs: tuple[TensorSpec, ...], seed: int) -> Samples:
-    """Normal floats, ones for masks and other integers; a symbolic size is 8."""
+    """Draw normal floats, ones for masks and small integers; a symbolic size is 8."""
     generator = torch.Generator().manual_seed(seed)
     samples: Samples = {}
     for spec in specs:
@@ -185,7 +185,7 @@ def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sam
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The files of a folder; of one that has only folders (a class each), theirs."""
+    """List the files of a folder, or of its subfolders when it holds no file (one folder per class)."""
     files = sorted(item for item in folder.iterdir() if item.is_file())
     return files or sorted(item for item in folder.rglob("*") if item.is_file())
 
@@ -225,7 +225,7 @@ def _torch_tensors(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
 
 
 def _one_for_one(tensors: Samples, specs: tuple[TensorSpec, ...]) -> Samples:
-    """One array for a model with one input needs no name."""
+    """Name a single unnamed array after the model's single input."""
     if len(tensors) == 1 and len(specs) == 1:
         return {specs[0].name: next(iter(tensors.values()))}
     return tensors

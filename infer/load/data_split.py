@@ -1,4 +1,4 @@
-"""Real rows apart: some judge the result, others calibrate; none does both."""
+"""Split of sample rows into held-out rows, which judge the result, and calibration rows; disjoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Samples = dict[str, Tensor]
 
 
 def split(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> tuple[Samples, Samples]:
-    """(held out, calibration): every second row each, so that sorted data is spread over both.
+    """Split into (held out, calibration) by alternate rows, so that sorted data is spread over both.
 
     A row whose content is among those held out does not calibrate. Inputs of a fixed batch can't be split: nothing
     calibrates then.
@@ -27,7 +27,7 @@ def split(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> tuple
 
 
 def without(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
-    """The rows of `samples` that are not in `others`; no inputs at all when none is left."""
+    """Return the rows of `samples` that are not in `others`; an empty mapping when none is left."""
     taken = set(_rows(others))
     keep = [index for index, row in enumerate(_rows(samples)) if row not in taken]
     if not keep:
@@ -37,7 +37,7 @@ def without(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samp
 
 
 def _rows(samples: Mapping[str, Tensor]) -> list[bytes]:
-    """A digest of each row over all inputs."""
+    """Return a digest of each row over all inputs."""
     count = min((len(value) for value in samples.values()), default=0)
     rows = []
     for index in range(count):
@@ -51,7 +51,7 @@ def _rows(samples: Mapping[str, Tensor]) -> list[bytes]:
 def said(
     held: Mapping[str, Tensor], calibration: Mapping[str, Tensor], source: str, digest: str
 ) -> list[Finding]:
-    """Where calibration rows come from, how many, their hash."""
+    """Report source, number and hash of the calibration rows."""
     if not calibration:
         return []
     rows, judging = (len(next(iter(part.values()))) for part in (calibration, held))

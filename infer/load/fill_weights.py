@@ -1,4 +1,4 @@
-"""fill(): five ways to give a model on meta its weights; what each took is measured and said.
+"""Weight loading strategies: five ways to fill a model on the meta device, with measured time and memory.
 
 meta        map the file and assign each tensor: the page cache holds the weights, nothing is copied
 sequential  allocate a tensor, read it in blocks, go on: one block above the model itself
@@ -34,7 +34,7 @@ Give = Callable[[str, torch.dtype], Tensor]
 
 
 def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
-    """`plan.load`, "auto" resolved from the size of the float weights and the memory that is free now."""
+    """Resolve `plan.load` "auto" from the size of the float weights and the free memory."""
     if plan.load not in ("auto", *STRATEGIES):
         raise unknown("way to load", plan.load, ("auto", *STRATEGIES))
     if plan.load != "auto":
@@ -76,14 +76,14 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
 
 
 class Slot:
-    """One place in the model that holds a meta tensor."""
+    """Meta tensor in the model, with the places that hold it."""
 
     def __init__(self, owner: nn.Module, attribute: str, name: str, tensor: Tensor) -> None:
         self.owner, self.attribute, self.name, self.tensor = owner, attribute, name, tensor
 
 
 def _slots(module: nn.Module) -> dict[int, list[Slot]]:
-    """Meta tensors of the state dict; the places of a tied one together."""
+    """List the meta tensors of the state dict; tied ones form one slot."""
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=True):
         hidden = owner._non_persistent_buffers_set
@@ -130,7 +130,7 @@ def _giver(strategy: str, reader: WeightReader, target: nn.Module, source: Calla
 
 
 class Sequential:
-    """Allocate, then read block by block, each cast on the way."""
+    """Weight source that allocates each tensor and reads it block by block, cast on the way."""
 
     def __init__(self, reader: WeightReader) -> None:
         self.reader = reader

@@ -1,6 +1,7 @@
-"""Files that are no source: models of other tools, data, pictures, archives. Each is named, with what to give instead.
+"""Recognition of files that are no source: other tools' models, data, pictures, archives.
 
-Told by content first; by suffix only where the bytes say nothing.
+Each has a name and a hint what to give instead. Content decides first, the suffix only where the bytes say
+nothing.
 """
 
 from __future__ import annotations
@@ -150,19 +151,19 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
 
 
 def foreign_binary(head: bytes) -> Named | None:
-    """A file of another tool, by its first bytes."""
+    """Recognise another tool's file by its magic bytes."""
     return next(((what, hint) for at, magic, what, hint in MAGIC if head.startswith(magic, at)), None)
 
 
 def foreign_text(text: str) -> Named | None:
-    """A text file of a known kind, by how it begins."""
+    """Recognise a text file of a known kind by its beginning."""
     flags, begin = re.IGNORECASE | re.DOTALL, _without_prolog(text)
     found = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
     return found or (("an XML file", "Is it the right file?") if text.startswith("<?xml") else None)
 
 
 def _without_prolog(text: str) -> str:
-    """Text after the XML declaration and the comments that follow it."""
+    """Strip the XML declaration and the comments that follow it."""
     for opens, closes in (("<?xml", "?>"), *[("<!--", "-->")] * 20):
         if text.startswith(opens):
             text = text.partition(closes)[2].lstrip()
@@ -170,16 +171,18 @@ def _without_prolog(text: str) -> str:
 
 
 def foreign_zip(names: Iterable[str]) -> Named | None:
+    """Recognise a zip archive by its member names."""
     held = set(names)
     return next(((what, hint) for name, what, hint in ZIPS if name in held), None)
 
 
 def foreign_folder(path: Path) -> Named | None:
+    """Recognise another tool's model folder by the files in it."""
     return next(((what, hint) for name, what, hint in FOLDERS if any(path.glob(name))), None)
 
 
 def foreign_pickle(head: bytes) -> Named | None:
-    """A pickle by the library whose classes its beginning names."""
+    """Recognise a pickle by the library whose classes it names first."""
     for library in (b"sklearn", b"xgboost", b"lightgbm", b"catboost"):
         if library in head:
             hint = "It was not opened. skl2onnx and onnxmltools convert such models to ONNX"
@@ -190,7 +193,7 @@ def foreign_pickle(head: bytes) -> Named | None:
 
 
 def foreign_by_name(path: Path) -> Named | None:
-    """What bytes alone don't say: a protobuf of another tool, weights beside an OpenVINO file, a telling suffix."""
+    """Recognise files whose bytes are ambiguous: other protobufs, OpenVINO weights, known suffixes."""
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         return OPENVINO_WEIGHTS
     return foreign_protobuf(path) or SUFFIXES.get(path.suffix.lower())

@@ -1,4 +1,4 @@
-"""What everybody does, for comparison: read the checkpoint whole, then copy it into an allocated model."""
+"""Baseline loading: read the whole checkpoint into memory, then copy it into an allocated model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .weights.torch_reader import TorchReader, load_safely
 
 
 class WholeReader:
-    """`torch.load` or `safetensors.torch.load_file` at once; gives copies, as `load_state_dict` makes."""
+    """Weights read by one `torch.load` or `load_file`; a call returns a copy, as `load_state_dict` makes."""
 
     def __init__(self, reader: WeightReader) -> None:
         inner = reader.inner if isinstance(reader, FiniteReader) else reader

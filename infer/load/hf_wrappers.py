@@ -1,4 +1,4 @@
-"""Thin modules around Hugging Face models: named tensors in, one tensor out, `model` is the original."""
+"""Wrappers around Hugging Face models: named tensors in, one tensor out, `model` is the original."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pooling import Pooling
 
 
 class Decoder(nn.Module):
-    """A causal language model. It takes no attention mask: right padding can't reach tokens before it."""
+    """A causal language model without attention mask: right padding can't reach tokens before it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Decoder(nn.Module):
         self.own_mask = _takes_4d_mask(model)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [batch, seq] → logits float [batch, seq, vocab]."""
+        """Compute logits: int64 [batch, seq] → float [batch, seq, vocab]."""
         mask = None
         if self.own_mask:
             # One comparison instead of the search for packed sequences that transformers traces.
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
         self.model = without_cache(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """int64 [batch, seq] twice → logits float [batch, labels]."""
+        """Compute logits: int64 [batch, seq] twice → float [batch, labels]."""
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
@@ -46,7 +46,7 @@ class PairClassifier(Classifier):
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
     ) -> Tensor:
-        """int64 [batch, seq] three times → logits float [batch, labels]."""
+        """Compute logits: int64 [batch, seq] three times → float [batch, labels]."""
         named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self.model(input_ids=input_ids, **named).logits
 
@@ -59,13 +59,13 @@ class Encoder(nn.Module):
         self.model, self.pooling = without_cache(model), pooling
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """int64 [batch, seq] twice → embedding float [batch, dim]."""
+        """Compute embeddings: int64 [batch, seq] twice → float [batch, dim]."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.pooling(hidden, attention_mask)
 
 
 def without_cache(model: nn.Module) -> nn.Module:
-    """`model`, told by its configuration to build no KV cache: one call would fill it and nobody read it."""
+    """Disable the KV cache in the configuration of `model` and its submodules; one call never reads it."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None and getattr(config, "use_cache", None):
@@ -74,7 +74,7 @@ def without_cache(model: nn.Module) -> nn.Module:
 
 
 def _takes_4d_mask(model: nn.Module) -> bool:
-    """Whether every layer attends to the whole past and the model's code passes a ready mask through."""
+    """Return true if every layer has full causal attention and the model accepts a prepared 4D mask."""
     config = model.config
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder: its model from transformers, its weights from safetensors, never code of its own."""
+"""Hugging Face folders: the model from transformers, weights from safetensors, no code from the folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
 def load_huggingface(plan: Plan) -> LoadedModel:
-    """Config, tokenizer files and a model on meta, wrapped to take and give plain tensors."""
+    """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors."""
     folder = Path(plan.source)
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
@@ -83,6 +83,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raise `SourceError` for anything else."""
     try:
         found = json.loads(read_regular(path, MAX_JSON))
     except (ValueError, RecursionError) as error:
@@ -93,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def task_of(config: Mapping[str, Any], folder: Path) -> str:
-    """From the `architectures` of config.json; raises `SourceError` for anything else."""
+    """Derive the task from `architectures` of config.json; raise `SourceError` for unsupported ones."""
     name = _architecture(config)
     if config.get("quantization_config"):
         method = config["quantization_config"]
@@ -171,7 +172,7 @@ def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
 
 
 def _other_names(name: str, model: nn.Module) -> list[str]:
-    """What a checkpoint may call the wrapper's `model.…`: with or without the prefix of the base model."""
+    """List checkpoint names of a wrapped parameter: with and without the base model's prefix, old LayerNorm names."""
     inner = name.removeprefix("model.")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     names = [inner, prefix + inner, inner.removeprefix(prefix), f"model.{inner}"]
@@ -195,7 +196,7 @@ def _said(reader: SafetensorsReader, fit: Match) -> list[Finding]:
 
 
 def _inputs(wrapped: nn.Module) -> tuple[TensorSpec, ...]:
-    """What the wrapper's forward takes: token ids, and of encoders their mask and token types."""
+    """Return the specs of the wrapper's inputs: token ids, and for encoders mask and token types."""
     names = inspect.signature(wrapped.forward).parameters
     return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names)
 
@@ -224,7 +225,7 @@ def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling | None) -> dict[str, Any]:
-    """What serving needs to know, as JSON."""
+    """Collect the metadata that serving needs, as JSON: limits, token ids, labels, pooling."""
     limits = [_sizes(plan, config)["seq"][1]]
     for name, key in (
         ("sentence_bert_config.json", "max_seq_length"),

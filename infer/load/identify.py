@@ -1,4 +1,4 @@
-"""What a source is, by its content and never by its suffix; nothing in it is run."""
+"""Identification of a source by its content, never by its suffix; nothing in it is run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_LENGTH = 1 << 48
 
 @dataclass(frozen=True)
 class Identified:
-    """`code` is true when opening it would run what it holds; `globals` is what a pickle names."""
+    """Kind of a source; `code`: opening it would run what it holds; `globals`: names that a pickle refers to."""
 
     kind: str
     says: str
@@ -42,7 +42,7 @@ class Identified:
 
 
 def identify(path: Path) -> Identified:
-    """Recognise a file, a folder or `file.py:factory`; a `SourceError` says what a wrong one looks like."""
+    """Identify a file, a folder or `file.py:factory`; raise `SourceError` naming what an unsupported one is."""
     if is_recipe(str(path)):
         return Identified("recipe", f"a function that builds the model, {path}")
     if not path.exists():
@@ -66,6 +66,7 @@ def identify(path: Path) -> Identified:
 
 
 def is_recipe(text: str) -> bool:
+    """Return true for `FILE.py:NAME`."""
     file, _, name = text.rpartition(":")
     return file.endswith(".py") and name.isidentifier()
 
@@ -200,7 +201,7 @@ def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
 
 
 def _text(head: bytes) -> str | None:
-    """The beginning of a text file; None for bytes that are no text. Windows tools write UTF-16 with a mark."""
+    """Return the beginning of a text file (UTF-8, or UTF-16 with a byte order mark); None for binary data."""
     encoding = "utf-16" if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     try:
         # Not final: the head may end inside a character.

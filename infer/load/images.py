@@ -1,4 +1,4 @@
-"""Image files as samples, for a model whose one input is an image."""
+"""Image files as samples of a model with one image input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_IMAGES = 512  # spread evenly over the files: more buy no certainty worth t
 
 
 def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) -> tuple[Tensor, list[Path]]:
-    """[rows, C, H, W] in the input's dtype, and the files that were used.
+    """Read images as [rows, C, H, W] in the input's dtype; also return the files used.
 
     The shorter side is scaled to the input's, the middle is cut out. Values are 0…255 for uint8 and 0…1 for floats: a
     model that wants its pixels normalised otherwise takes them from `file.py:function`. Raises `InputError` unless
@@ -52,7 +52,7 @@ def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) ->
 
 
 def _pixels(path: Path, mode: str, height: int, width: int) -> np.ndarray:
-    """uint8 [H, W] or [H, W, 3]."""
+    """Decode an image to uint8 [H, W] or [H, W, 3]."""
     from PIL import Image, ImageOps
 
     try:

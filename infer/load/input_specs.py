@@ -1,4 +1,4 @@
-"""What a model takes: told by the source, by --input, or proposed from its first layer and said."""
+"""Input specs of a model: from the source, from --input, or proposed from its first layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 def resolve_inputs(
     plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
-    """The specs to use; `--input` wins over `known`. `UsageError` asks for one --input when nothing tells."""
+    """Return the input specs; `--input` overrides `known`. Raise `UsageError` when nothing determines them."""
     given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     if len(given) != len(plan.inputs):
         raise UsageError("an input is given twice", where="--input")
@@ -45,7 +45,7 @@ def resolve_inputs(
 
 
 def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
-    """A guess from `forward`'s one required argument and the first layer with a weight; or None and why."""
+    """Guess the spec from `forward`'s one required argument and the first layer; or None and the reason."""
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
@@ -69,7 +69,7 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
 
 
 def bounds(specs: Iterable[TensorSpec], plan: Plan) -> dict[str, tuple[int, int]]:
-    """The symbolic sizes that the plan bounds: the first dimension, and those named like a length."""
+    """Return (min, max) of the symbolic sizes that the plan bounds: first dimensions and lengths."""
     found: dict[str, tuple[int, int]] = {}
     for spec in specs:
         for axis, size in enumerate(spec.shape):

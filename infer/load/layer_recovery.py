@@ -1,4 +1,4 @@
-"""A captured program has operators, no layers: this gives Linear, Conv2d and Embedding back, so that they can shrink.
+"""Recovery of Linear, Conv2d and Embedding layers from a captured program, so that they can be quantized.
 
 Only operators whose weight (and bias) are parameters of the program become layers again; the numbers stay the same.
 """
@@ -16,7 +16,7 @@ LAYERS = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
 def restore_layers(module: fx.GraphModule) -> int:
-    """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; returns how many."""
+    """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; return the count."""
     # All are read before the first is placed: a layer in the place of another's parameters hides them.
     calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _MAKERS]
     found = [(node, made) for node in calls if (made := _MAKERS[node.target](module, node)) is not None]
@@ -39,7 +39,7 @@ def restore_layers(module: fx.GraphModule) -> int:
 
 
 def _drop_unread(module: fx.GraphModule) -> None:
-    """Parameters that only a restored layer reads now leave their old places, or a tie would hold them in float."""
+    """Remove parameters that only a restored layer reads from their old owners, so that no tie keeps them float."""
     read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     for prefix, owner in module.named_modules():
         if isinstance(owner, LAYERS):
@@ -55,7 +55,7 @@ def _given(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> d
 
 
 def _parameter(module: fx.GraphModule, node: Any) -> Tensor | None:
-    """The parameter, or constant, that a node reads; None for anything that is computed."""
+    """Return the parameter or constant that a node reads; None for a computed value."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     value = module
@@ -110,7 +110,7 @@ def _filled(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 def _as_parameter(value: Tensor) -> nn.Parameter:
-    """The tensor itself when it is one, so that ties stay ties."""
+    """Return the tensor itself when it is a parameter, so that ties survive; else wrap it."""
     return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach(), requires_grad=False)
 
 
@@ -135,7 +135,7 @@ def _place(module: fx.GraphModule, weight: str, layer: nn.Module) -> str:
 
 
 def _can_replace(owner: nn.Module, layer: nn.Module, read: list[str]) -> bool:
-    """Whether a layer can stand where `owner` is, which holds nothing else that the program reads."""
+    """Return true if `layer` can take the place of `owner`, which holds nothing else that the program reads."""
     if owner._modules and not isinstance(owner, LAYERS):
         return False
     return all(_same(owner, layer, name.rpartition(".")[2]) for name in read)

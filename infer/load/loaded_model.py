@@ -1,4 +1,4 @@
-"""What opening a source gives: a model before anything was done to it."""
+"""Result of opening a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .weights import WeightReader
 
 @dataclass
 class LoadedModel:
-    """A model before anything was done to it. Parameters are on the meta device while `reader` is set."""
+    """A model before optimization. Parameters are on the meta device while `reader` is set."""
 
     kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "onnx"
     module: nn.Module | None  # None for onnx

@@ -1,4 +1,4 @@
-"""Weights that stay in the file: one private mapping per file, tensors as views of it."""
+"""Memory-mapped weights: one private mapping per file, tensors as views of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .weights import (
 
 
 class Mapper:
-    """Gives tensors as views of the mapped file where dtype and alignment allow, else copies; counts both."""
+    """Weight source of mapped views where dtype and alignment allow, else of copies; counts both in bytes."""
 
     def __init__(self, reader: WeightReader) -> None:
         self.reader = reader
@@ -46,7 +46,7 @@ class Mapper:
         return f"{mapped}, {self.copied / 1e6:.1f} MB copied (cast or not aligned)" if self.copied else mapped
 
     def _check(self, name: str, piece: Piece) -> None:
-        """Refuse NaN and infinity by `pread` into one buffer: the mapping's pages stay out of the resident set.
+        """Raise `SourceError` for NaN and infinity, by `pread` into one buffer: mapped pages stay non-resident.
 
         Blocks allocated one by one would be pinned in malloc's heap by what is allocated between them.
         """
@@ -71,7 +71,7 @@ class Mapper:
 
 
 def view(storage: torch.UntypedStorage, piece: Piece) -> Tensor:
-    """The tensor that lies at the piece's place in the mapped file; shares memory with it."""
+    """Return the tensor at the extent's place in the mapped file; memory is shared."""
     stride = torch.empty(piece.shape, device="meta").stride()
     empty = torch.empty(0, dtype=piece.dtype)
     return empty.set_(storage, piece.offset // piece.dtype.itemsize, piece.shape, stride)

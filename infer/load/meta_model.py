@@ -1,4 +1,4 @@
-"""A model without its weights: built on the meta device, and matched with what a checkpoint holds."""
+"""Models built on the meta device, and the match of their state dict with a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTED = 10
 
 
 class EmptyOnMeta(TorchFunctionMode):
-    """`torch.empty` gives meta tensors, all else stays real.
+    """Torch function mode in which `torch.empty` returns meta tensors; everything else stays real.
 
     Layers allocate their weights with `torch.empty`, while tables that are not in the checkpoint (rotary
     frequencies, position ids, masks) are computed by `arange` and the like: these are right at once. `drew`: random
@@ -50,7 +50,10 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
-    """The factory's module in eval mode, its state dict on meta; says why when it had to be built on CPU."""
+    """Build the factory's module in eval mode with its state dict on the meta device.
+
+    The findings tell the reason when it had to be built on CPU.
+    """
     findings: list[Finding] = []
     try:
         with EmptyOnMeta() as mode, warnings.catch_warnings():
@@ -76,7 +79,7 @@ def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modu
 
 
 def _unsaved(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers that are in no state dict, by name."""
+    """Return buffers that are in no state dict, by name."""
     saved = module.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
@@ -100,7 +103,7 @@ def _called(factory: Callable[[], nn.Module], what: str) -> nn.Module:
 
 
 def _left_on_meta(module: nn.Module) -> str:
-    """What would stay without a value: tensors that are on meta and in no state dict."""
+    """Return the reason why a meta tensor would never get a value (it is in no state dict), else ""."""
     saved = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if buffer.is_meta and name not in saved:
@@ -113,7 +116,7 @@ def _left_on_meta(module: nn.Module) -> str:
 
 
 def _drop_values(module: nn.Module) -> None:
-    """Put all that the state dict holds on meta; tied parameters stay tied."""
+    """Move everything in the state dict to the meta device; tied parameters stay tied."""
     made: dict[int, Tensor] = {}
     for owner, name, tensor in _saved(module):
         if not tensor.is_meta:
@@ -147,7 +150,7 @@ def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 def match(
     module: nn.Module, reader: WeightReader, propose: Callable[[str], list[str]] = lambda name: []
 ) -> Match:
-    """Which checkpoint tensor belongs to each entry of the state dict; `propose` gives other names to try."""
+    """Match each state dict entry with a checkpoint tensor; `propose` gives other names to try."""
     held = set(reader.names())
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     found: dict[str, str] = {}
@@ -171,7 +174,7 @@ def match(
 
 
 class Match:
-    """`found`: model's name → checkpoint's name; the lists are what does not fit."""
+    """Mapping of model names to checkpoint names (`found`), and lists of what does not fit."""
 
     def __init__(
         self, found: dict[str, str], missing: list[str], unexpected: list[str], shapes: list[str]
@@ -183,7 +186,7 @@ class Match:
         return {name: source for name, source in self.found.items() if name != source}
 
     def check(self, where: str, *, strict: bool) -> None:
-        """Raise `SourceError` listing what differs; unexpected tensors only matter when `strict`."""
+        """Raise `SourceError` listing what differs; unexpected tensors count only when `strict`."""
         lines = [_line("missing in the checkpoint", self.missing)]
         lines.append(_line("unexpected in the checkpoint", self.unexpected) if strict else "")
         lines.append(_line("of another shape", self.shapes))
@@ -194,7 +197,7 @@ class Match:
             )
 
     def _hint(self) -> str:
-        """The prefix that would make a missing name an unexpected one."""
+        """Return a hint naming the prefix that would make a missing name an unexpected one."""
         for wanted in self.missing[:LISTED]:
             for have in self.unexpected:
                 if have.endswith(f".{wanted}"):

@@ -1,7 +1,7 @@
 """Layers whose weight stays on disk: rows are read in blocks at each forward, so a model may exceed memory.
 
-Each is one `infer::streamed_*` op, so that the float reference can be captured too; such a graph runs only in
-the process that opened the checkpoint.
+Each calls one `infer::streamed_*` operator, so that the float reference can be captured too; such a graph
+runs only in the process that opened the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNT = itertools.count()
 
 
 class Streamed(nn.Module):
-    """Stands for one Linear, Embedding or Conv; `weight` has its shape and dtype but no values."""
+    """Replacement of a Linear, Embedding or Conv; `weight` has its shape and dtype but no values."""
 
     def __init__(self, layer: nn.Module, reader: WeightReader, source: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Streamed(nn.Module):
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the layer it stands for; the peak is one block of rows above the output."""
+        """Compute the replaced layer's output; the peak is one block of rows above the output."""
         if self.kind == "Linear":
             return torch.ops.infer.streamed_linear(x, self.bias, self.key, self.shape[0])
         if self.kind == "Embedding":
@@ -58,7 +58,7 @@ class Streamed(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Streamed:
-        """`.to(dtype)` sets the dtype that rows are cast to when they are read."""
+        """Set the dtype to which rows are cast when read, as `.to(dtype)` asks."""
         self.dtype = fn(torch.zeros(0, dtype=self.dtype)).dtype
         super()._apply(fn, recurse)
         return self
@@ -68,7 +68,7 @@ class Streamed(nn.Module):
 
 
 def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str], str]) -> str:
-    """Replace every Linear, Embedding and Conv on meta in place; says how many bytes stay on disk."""
+    """Replace every Linear, Embedding and Conv on meta in place; return a summary of the bytes left on disk."""
     count, size = 0, 0
     for prefix, owner in list(module.named_modules()):
         for attribute, child in list(owner.named_children()):
@@ -101,7 +101,7 @@ def _geometry(layer: nn.Module) -> tuple[list[int], list[int], list[int], int]:
 
 
 def _blocks(key: str, like: Tensor, step: int = 1) -> Iterator[tuple[int, int, Tensor]]:
-    """Blocks of rows with the dtype and on the device of `like`, cut at multiples of `step`."""
+    """Yield blocks of rows with the dtype and device of `like`, cut at multiples of `step`."""
     reader, name = _OPEN[key]
     shape = reader.shape(name)
     limit = BLOCK_BYTES
@@ -111,7 +111,7 @@ def _blocks(key: str, like: Tensor, step: int = 1) -> Iterator[tuple[int, int, T
 
 @torch.library.custom_op("infer::streamed_linear", mutates_args=())
 def streamed_linear(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tensor:
-    """F.linear with the weight read in blocks of rows: x [..., in] → [..., rows]."""
+    """Compute F.linear with the weight read in blocks of rows: x [..., in] → [..., rows]."""
     out = x.new_empty((*x.shape[:-1], rows))
     for start, stop, weight in _blocks(key, x):
         out[..., start:stop] = F.linear(x, weight, None if bias is None else bias[start:stop])
@@ -125,7 +125,7 @@ def _(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tensor:
 
 @torch.library.custom_op("infer::streamed_embedding", mutates_args=())
 def streamed_embedding(ids: Tensor, key: str, width: int, dtype: torch.dtype) -> Tensor:
-    """F.embedding that reads only the rows that `ids` name: ids [...] → [..., width]."""
+    """Compute F.embedding, reading only the rows that `ids` name: ids [...] → [..., width]."""
     reader, name = _OPEN[key]
     wanted, place = torch.unique(ids, return_inverse=True)
     table = torch.empty((len(wanted), width), dtype=dtype)
@@ -152,7 +152,7 @@ def streamed_conv(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """A convolution whose weight [out, in / groups, …] is read in blocks of output channels, groups whole."""
+    """Compute a convolution whose weight [out, in / groups, …] is read in blocks of output channels."""
     convolve = _convolution(len(shape))
     per_out, per_in = shape[0] // groups, shape[1]
     parts = []

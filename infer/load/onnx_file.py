@@ -1,4 +1,4 @@
-"""An ONNX model: checked, its external data fenced in, its inputs and outputs read from the graph."""
+"""ONNX models: checked, external data confined to the folder, inputs and outputs read from the graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DEPTH = 16
 
 
 def load_onnx(plan: Plan) -> LoadedModel:
-    """`module` is None and `onnx` the path; `meta["outputs"]` are the output specs."""
+    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs."""
     if find_spec("onnx") is None:
         raise NotUsableError("an ONNX source needs the package onnx", hint="pip install 'infer[ort]'")
     import onnx
@@ -52,7 +52,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
 
 
 def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
-    """Every external tensor lies in a plain file in the model's folder, linked once; returns how many.
+    """Check that every external tensor lies in a plain file in the model's folder, linked once; return their number.
 
     `hard_links` allows files that are linked elsewhere too, for those whose content is known. ONNX's own path checks
     were got around five times, and a hard link passes ONNX Runtime's.
@@ -71,7 +71,7 @@ def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
 
 
 def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
-    """Bytes of the external file of a tensor; raises `SourceError` unless it is a plain one in the model's folder."""
+    """Return the bytes of a tensor's external file; raise `SourceError` unless it is a plain one in the folder."""
     target = path.parent / location
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location:
         raise _unsafe(path, f"the data of {name!r} points outside the model's folder: {location!r}")
@@ -99,7 +99,7 @@ def _check_span(name: str, fields: dict[str, str], size: int, path: Path) -> Non
 
 
 def _below(target: Path, path: Path) -> list[Path]:
-    """The folders between the model and its data, when none of them is a link."""
+    """List the folders between the model and its data; empty when one of them is a link."""
     root, parents = path.parent.resolve(), []
     folder = target.parent
     while folder != path.parent and not folder.is_symlink():
@@ -113,7 +113,7 @@ def _number(text: str) -> int:
 
 
 def _tensors(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Every tensor of a graph: initializers, sparse ones, attributes, subgraphs."""
+    """Yield every tensor of a graph: initializers, sparse ones, attributes, subgraphs."""
     if depth > MAX_DEPTH:
         raise SourceError(f"subgraphs nested deeper than {MAX_DEPTH}")
     yield from graph.initializer
@@ -128,7 +128,7 @@ def _tensors(graph: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _spec(value: Any, path: Path) -> TensorSpec:
-    """The graph's own symbolic sizes keep their names; an unknown size is named after its place."""
+    """Return the spec of a graph value; symbolic sizes keep their names, unknown ones are named by position."""
     from onnx import helper
 
     tensor = value.type.tensor_type

@@ -1,4 +1,4 @@
-"""load(): from a path to a model that can be shrunk or captured, by what the path turned out to be."""
+"""Entry point of loading: dispatch by the identified kind of source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HINTS = {
 
 
 def load(plan: Plan) -> LoadedModel:
-    """Recognise `plan.source` by content and open it; raises `SourceError`, or `UsageError` asking one thing.
+    """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
     """

@@ -1,4 +1,4 @@
-"""How a sentence encoder makes one vector of many: read from a sentence-transformers folder."""
+"""Pooling of sentence encoders, as configured in a sentence-transformers folder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KNOWN = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True)
 class Pooling:
-    """`mode` over the real tokens, then to length one when `normalize`."""
+    """Pooling over real tokens (`mode`: cls, max, mean), then L2 normalization when `normalize`."""
 
     mode: str = "mean"
     normalize: bool = True
 
     def __call__(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """hidden [batch, seq, dim], attention_mask [batch, seq] of 0 and 1 → [batch, dim]."""
+        """Pool hidden states [batch, seq, dim] by attention_mask [batch, seq] of 0 and 1 → [batch, dim]."""
         if self.mode == "cls":
             pooled = hidden[:, 0]
         elif self.mode == "max":
@@ -42,7 +42,7 @@ class Pooling:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """From modules.json and 1_Pooling/config.json; mean and normalised when the folder does not tell."""
+    """Read modules.json and 1_Pooling/config.json; default to normalized mean."""
     listing = folder / "modules.json"
     if not listing.is_file():
         return Pooling()

@@ -1,4 +1,4 @@
-"""ONNX models, and protobufs of other tools, told by their outermost fields without a library or reading tensors."""
+"""Recognition of ONNX and other protobuf models by their outermost fields, without a protobuf library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FIELDS = 100_000
 
 
 def looks_like_onnx(path: Path) -> bool:
-    """True for a whole ModelProto, False for other bytes; raises `SourceError` for one that is cut off."""
+    """Return true for a complete ModelProto; raise `SourceError` for a truncated one."""
     size = path.stat().st_size
     seen: set[int] = set()
     with path.open("rb") as file:
@@ -42,7 +42,7 @@ def looks_like_onnx(path: Path) -> bool:
 
 
 def foreign_protobuf(path: Path) -> tuple[str, str] | None:
-    """A model of Core ML, TensorFlow or Caffe, told by its outermost fields: its name and a hint; None for others."""
+    """Recognise a Core ML, TensorFlow or Caffe model by its outermost fields; return (name, hint) or None."""
     kinds = dict(_fields(path))
     if kinds.get(1) == VARINT and kinds.get(2) == BYTES and any(f in CORE_ML_MODEL for f in kinds):
         return "a Core ML model (.mlmodel)", "Give the PyTorch model it was converted from"
@@ -56,7 +56,7 @@ def foreign_protobuf(path: Path) -> tuple[str, str] | None:
 
 
 def _fields(path: Path) -> Iterator[tuple[int, int]]:
-    """Field number and wire type of each outermost field; nothing for bytes that are no whole protobuf message."""
+    """Return field number and wire type of each outermost field; empty for anything but a whole message."""
     size, found = path.stat().st_size, list[tuple[int, int]]()
     with path.open("rb") as file:
         for _ in range(MAX_FIELDS):
@@ -78,7 +78,7 @@ def _fields(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _first_is_a_node(path: Path) -> bool:
-    """Does field 1 begin like a NodeDef: a name (field 1) and an operator (field 2), both printable?"""
+    """Return true if field 1 starts like a NodeDef: a printable name (1) and operator (2)."""
     with path.open("rb") as file:
         if _varint(file) is None or _varint(file) is None:
             return False

@@ -1,4 +1,4 @@
-"""A checkpoint of tensors only (`.pt` state dict, `.safetensors`) and the user's file with the model."""
+"""Checkpoints of tensors only (`.pt` state dict, `.safetensors`) with the user's model file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weights.torch_reader import TorchReader, load_safely
 
 
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
-    """Builds `plan.model` on meta and checks every name and shape against the checkpoint; no samples yet."""
+    """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
     path = Path(plan.source)
     reader, said = open_checkpoint(path, kind)
     if plan.model is None:
@@ -49,7 +49,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
 
 
 def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
-    """The reader for a checkpoint of that kind, and what was unwrapped or stripped."""
+    """Open the reader of a checkpoint kind; also return what was unwrapped or stripped."""
     if kind == "safetensors":
         return SafetensorsReader(path), []
     if kind == "state-dict":
@@ -62,7 +62,7 @@ def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
 
 
 def describe(reader: WeightReader) -> str:
-    """`holds 34 tensors, first fc1.weight [128, 64]`."""
+    """Summarize a checkpoint: `holds 34 tensors, first fc1.weight [128, 64]`."""
     names = reader.names()
     if not names:
         return "holds no tensors"

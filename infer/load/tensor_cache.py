@@ -1,4 +1,4 @@
-"""A checkpoint split once into one file per tensor, in the dtype the model wants, kept in the cache."""
+"""Cache of a checkpoint split into one file per tensor, in the dtype that the model wants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .weights import (
 
 
 class SplitReader:
-    """The tensors of `reader` that `dtypes` names, each an aligned file that can be mapped."""
+    """Reader of the tensors that `dtypes` names, each an aligned file that can be mapped."""
 
     def __init__(
         self, reader: WeightReader, dtypes: Mapping[str, torch.dtype], folder: Path | None = None
@@ -61,7 +61,7 @@ class SplitReader:
         return self.inner.rows(name, start, stop).to(self.dtypes[name])
 
     def _key(self) -> str:
-        """Changes with the files and their times (or the values, when in no file), and with the dtypes."""
+        """Return the cache key: a digest of files and times (or values, without a file) and dtypes."""
         digest = hashlib.sha256()
         for name, dtype in self.dtypes.items():
             digest.update(repr((name, str(dtype), self.inner.shape(name))).encode())

@@ -1,4 +1,4 @@
-"""Text as samples: windows of tokens for a language model, one padded row a paragraph for an encoder."""
+"""Text as samples: windows of tokens for language models, one padded row per paragraph for encoders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
 def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
-    """int64 [rows, seq] for each text input the model takes; at most 128 rows, spread evenly over the text."""
+    """Tokenize to int64 [rows, seq] per text input of the model; at most 128 rows, spread evenly over the text."""
     if "tokenizer.json" not in loaded.files:
         raise UsageError(
             "text needs a model with a tokenizer.json", where="--data", hint="Give arrays: --data x.npz"
@@ -57,7 +57,7 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
 
 
 def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
-    """A function of texts, or pairs of them, and the most tokens → token ids and token types of each."""
+    """Open the tokenizer; return a function (texts or pairs, max tokens) → token ids and token types of each."""
     if find_spec("tokenizers") is None:
         raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
     import tokenizers
@@ -77,7 +77,7 @@ def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[in
 
 
 def _padded(rows: list[list[int]], pad_id: int) -> dict[str, Tensor]:
-    """Padded on the right to the longest row, the mask 1 on real tokens."""
+    """Pad rows on the right to the longest; the mask is 1 on real tokens."""
     longest = max(len(row) for row in rows)
     ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -85,14 +85,14 @@ def _padded(rows: list[list[int]], pad_id: int) -> dict[str, Tensor]:
 
 
 def _windows(documents: list[list[int]], window: int) -> list[list[int]]:
-    """All tokens after each other, cut into full windows, so that no padding is judged."""
+    """Concatenate all tokens and cut them into full windows, so that no padding is judged."""
     tokens = [token for document in documents for token in document]
     size = min(window, len(tokens))
     return [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)] if size else []
 
 
 def _pieces(texts: list[str]) -> list[str]:
-    """Paragraphs; lines where a text has only one paragraph."""
+    """Split texts into paragraphs; into lines where a text has only one paragraph."""
     found: list[str] = []
     for text in texts:
         parts = [part.strip() for part in _PARAGRAPHS.split(text) if part.strip()]
@@ -101,7 +101,7 @@ def _pieces(texts: list[str]) -> list[str]:
 
 
 def _paired(pieces: list[str]) -> list[str | tuple[str, str]]:
-    """Each other paragraph together with the one after it: single texts and pairs are both judged."""
+    """Replace alternate paragraphs by a pair with the next one: single texts and pairs are both judged."""
     found: list[str | tuple[str, str]] = list(pieces)
     for index in range(0, len(pieces) - 1, 2):
         found[index] = (pieces[index], pieces[index + 1])

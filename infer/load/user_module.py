@@ -1,4 +1,4 @@
-"""The user's own Python file beside a checkpoint: `file.py:factory`, and what else it may tell.
+"""Python file given by the user: `file.py:factory`, and the optional attributes it may define.
 
     def build() -> nn.Module: ...
     INPUTS = {"image": "float32[batch,1,8,8]"}
@@ -30,7 +30,7 @@ TASKS = ("tensors", "classification", "embedding", "text-generation")
 
 
 class Recipe:
-    """An imported `file.py` and the factory that was named in it."""
+    """An imported `file.py` and the factory named in it."""
 
     def __init__(self, text: str) -> None:
         file, _, name = text.rpartition(":")
@@ -42,7 +42,7 @@ class Recipe:
             raise unknown(f"factory in {file}", name, _callables(self.module))
 
     def build(self) -> Any:
-        """Call the factory, its folder importable as it is for a script."""
+        """Call the factory, with its folder importable as for a script."""
         with importable(self.path.parent):
             return getattr(self.module, self.name)()
 
@@ -68,7 +68,7 @@ class Recipe:
         return str(found)
 
     def tensors(self, function: str) -> dict[str, Tensor] | None:
-        """What `example_inputs()` or `calibration_inputs()` returns; None when there is no such function."""
+        """Call `example_inputs()` or `calibration_inputs()`; None when the file has no such function."""
         call = getattr(self.module, function, None)
         return None if call is None else called_for_tensors(call, f"{self.path}:{function}")
 
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def called_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
-    """What a function of the user's returns, as tensors by name; `SourceError` when it is something else."""
+    """Call a user function that returns tensors by name; raise `SourceError` for anything else."""
     with users_code(where):
         found = call()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
@@ -86,7 +86,7 @@ def called_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a Python file as a module of its own."""
+    """Import a Python file as a module of its own."""
     if not path.is_file():
         raise UsageError(f"no file {path}", hint="Give the path of the Python file that builds the model")
     name = f"infer_recipe_{path.stem}"
@@ -103,7 +103,7 @@ def import_file(path: Path) -> ModuleType:
 
 @contextmanager
 def users_code(where: str) -> Iterator[None]:
-    """What the user's own code raises is about a file of theirs, not a bug here."""
+    """Convert exceptions of the user's own code to `SourceError`."""
     try:
         yield
     except InferError:
@@ -118,7 +118,7 @@ def users_code(where: str) -> Iterator[None]:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """The folder in front of `sys.path`, as Python does for a script."""
+    """Put the folder first on `sys.path`, as Python does for a script."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:

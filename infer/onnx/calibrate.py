@@ -1,4 +1,4 @@
-"""Activation scales from real inputs, for targets that need them before they run."""
+"""Activation scales from real inputs, for targets that need them before run time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DYNAMIC = {"linear_int8": "linear_int8_static", "conv2d_int8": "conv2d_int8_sta
 
 
 def needs_scales(model: ir.Model) -> bool:
-    """Whether int8 layers of the model expect to find their activation scales at run time."""
+    """Return true if int8 layers of the model expect to compute their activation scales at run time."""
     return any(node.domain == "infer" and node.op_type in _DYNAMIC for node in model.graph)
 
 
 def activation_scales(graph: Graph) -> dict[str, float]:
-    """Absmax / 127 of each dynamic int8 layer's input over the samples, by the name of the layer's codes.
+    """Measure absmax / 127 of each dynamic int8 layer's input over the samples, by name of its codes.
 
     Raises `NotUsableError` when the graph came without samples.
     """
@@ -70,7 +70,7 @@ def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the largest magnitude that enters each dynamic int8 layer while a program runs."""
+    """Interpreter that records the largest magnitude entering each dynamic int8 layer."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Packed layers that TensorRT can't compute with: their weights are decoded when the model is written."""
+"""Packed layers that TensorRT can't run: their weights are decoded when the model is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def linear(emit: Emit, target: Target) -> tuple[ir.Value, str]:
-    """x float [..., K] times a weight of table indices → [..., N]."""
+    """Write x float [..., K] times a table-coded weight → [..., N], the weight decoded."""
     x, *packed, bias = inputs(emit, 6)
     dtype = float_type(emit, target)
     weight = _stored(emit, _lut_rows(emit, packed).T.astype(dtype))
@@ -24,7 +24,7 @@ def linear(emit: Emit, target: Target) -> tuple[ir.Value, str]:
 
 
 def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
-    """ids [...] → rows [..., K] of a table of indices, or of int8 codes."""
+    """Write ids [...] → rows [..., K] of a table-coded or int8 weight, decoded."""
     import onnx_ir as ir
 
     ids, *packed = inputs(emit, 5 if emit.node.op_type == "embedding_lut" else 3)

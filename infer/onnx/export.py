@@ -1,7 +1,8 @@
-"""Graph → ONNX file: names and symbolic sizes as the specs say, int8 operators written for one target.
+"""ONNX export of a graph: names and symbolic sizes of the specs, int8 operators for one target.
 
 The linear and convolutional `infer::` operators pass through torch's exporter as symbolic nodes of the domain
-`infer`; `int8.py` then writes them for the target. The others are decomposed to plain torch before the export.
+`infer`; `int8_layers` then writes them for the target. The others are decomposed to plain torch before the
+export.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the file, its operator set, and how each int8 layer was expressed."""
+    """Written file, its operator set, and the form of each int8 layer."""
 
     path: Path
     opset: int
@@ -75,7 +76,7 @@ def export(
 def write(
     model: ir.Model, target: Target, path: Path, *, form: Form = "token", weights: Weights = "blocks"
 ) -> Exported:
-    """The second half of `export`: what `to_ir` made, written for one target; `model` is changed."""
+    """Write the model of `to_ir` for one target, and check the file; `model` is changed."""
     import onnx
 
     rewritten = rewrite(model, target, form, weights)
@@ -85,7 +86,7 @@ def write(
 
 
 def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
-    """The program as an onnx_ir model in which the layers we write are still nodes of the domain `infer`."""
+    """Convert the program to an onnx_ir model; layers we write are still nodes of the domain `infer`."""
     if graph.program is None:
         raise NotUsableError("an ONNX source is copied, not exported")
     if not 18 <= opset <= OPSET_CAP:
@@ -107,7 +108,7 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
 
 
 def output_names(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:
-    """Names of the outputs in the file: those of the specs, except where an input has that name."""
+    """Return the output names in the file: those of the specs, except where an input has that name."""
     of_inputs = {spec.name for spec in inputs}
     taken = of_inputs | {spec.name for spec in outputs}
     names = []
@@ -145,12 +146,12 @@ def save(model: ir.Model, path: Path) -> None:
 
 
 def folder_bytes(path: Path) -> int:
-    """Bytes of everything that lies in the folder of an ONNX file: the file and its external data."""
+    """Sum the bytes in the folder of an ONNX file: the file and its external data."""
     return sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
 
 
 def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """The program without `infer::` operators; one that has none stays as it is, for the exporter decomposes too."""
+    """Decompose `infer::` operators; a program without any is returned as it is."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
         return program
@@ -159,7 +160,7 @@ def _decomposed(program: ExportedProgram, target: Target) -> ExportedProgram:
 
 
 def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of one program: int8 layers to symbolic nodes, other `infer::` operators to torch."""
+    """Build the decompositions of one program: int8 layers to symbolic nodes, other operators to torch."""
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
     own = _INT8 + _TABLES
     if target == "trt":
@@ -177,7 +178,7 @@ def _table(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., 
 
 
 def _has_uniform_embeddings(program: ExportedProgram) -> bool:
-    """Whether every table that embeddings look into is uniform, so that ONNX Runtime has an operator for all."""
+    """Return true if every embedding table is uniform, so that ONNX Runtime has an operator for all."""
     stored = {**program.state_dict, **program.constants}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.embedding_lut.default"]
@@ -186,7 +187,7 @@ def _has_uniform_embeddings(program: ExportedProgram) -> bool:
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
-    """Indexing by int32, for which the exporter writes a GatherND that ONNX forbids."""
+    """Decompose indexing by int32, for which the exporter writes a GatherND that ONNX forbids."""
     if all(index is None or index.dtype != torch.int32 for index in indices):
         return NotImplemented
     first = indices[0]
@@ -197,7 +198,7 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
 
 
 def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
-    """What replaces `infer::name` in the program: one node of the domain `infer`, tensors in schema order."""
+    """Build the replacement of `infer::name`: one node of the domain `infer`, tensors in schema order."""
     schema = op._schema.arguments
 
     def symbol(*args: Any, **named: Any) -> torch.Tensor:
@@ -229,13 +230,13 @@ def _pair(value: int | list[int] | tuple[int, ...]) -> list[int]:
 
 
 def _user_inputs(program: ExportedProgram, graph: Graph) -> list[str]:
-    """Names of the inputs, in the program's order."""
+    """List the names of the inputs, in the program's order."""
     names, known = [spec.name for spec in graph.inputs], [*map(str, program.graph_signature.user_inputs)]
     return known if sorted(known) == sorted(names) else names
 
 
 def _strip(model: ir.Model) -> None:
-    """Drop what the exporter notes about its machine: stack traces, paths, module names."""
+    """Remove the exporter's metadata about its machine: stack traces, paths, module names."""
     for holder in (model, model.graph, *model.graph, *model.graph.initializers.values()):
         holder.metadata_props.clear()
         holder.doc_string = None
@@ -267,7 +268,7 @@ def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str |
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of the innermost exception: it names the operator."""
+    """Return the first line of the innermost exception, which names the operator."""
     while error.__cause__ is not None:
         error = error.__cause__
     return next(iter(str(error).splitlines()), type(error).__name__)
@@ -275,6 +276,6 @@ def _cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what the exporter prints and logs: progress, a deprecation inside torch, absent torchvision."""
+    """Suppress output and logs of the exporter: progress, deprecations inside torch, missing torchvision."""
     with quiet(), contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""A small hand for editing onnx_ir graphs: nodes appear before one node, constants become initialisers."""
+"""Editing of onnx_ir graphs: nodes inserted before one node, constants as initializers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Emit:
-    """Collects the nodes that will stand where `node` stands now; names come from its output."""
+    """Builder of the nodes that replace `node`; names derive from its output."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.graph, self.node = graph, node
@@ -26,7 +26,7 @@ class Emit:
     def __call__(
         self, op: str, *inputs: ir.Value | None, num_outputs: int = 1, domain: str = "", **attributes: Any
     ) -> Any:
-        """Append one operator; one output comes back as a value, several as a tuple."""
+        """Append one operator; return its output, or a tuple of several."""
         import onnx_ir as ir
 
         name = f"{self.prefix}/{op}_{len(self.nodes)}"
@@ -39,7 +39,7 @@ class Emit:
         return outputs[0] if num_outputs == 1 else tuple(outputs)
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
-        """An initialiser of that name; the one that is there already is returned."""
+        """Return the initializer of that name, registered when new."""
         import onnx_ir as ir
 
         if name in self.graph.initializers:
@@ -50,12 +50,12 @@ class Emit:
         return value
 
     def scalar(self, value: float, dtype: Any = np.float32) -> ir.Value:
-        """A 0-dimensional constant, shared across the graph by dtype and value."""
+        """Return a 0-dimensional constant, shared across the graph by dtype and value."""
         array = np.array(value, dtype)
         return self.constant(f"const/{array.dtype}/{array.item()!r}", array)
 
     def replace(self, output: ir.Value) -> None:
-        """Put the collected nodes in the node's place; `output` takes over its name, users and type."""
+        """Insert the collected nodes in the node's place; `output` takes over its name, users and type."""
         import onnx_ir as ir
 
         old = self.node.outputs[0]
@@ -66,7 +66,7 @@ class Emit:
 
 
 def data(value: ir.Value | None, node: ir.Node) -> np.ndarray:
-    """The numbers of an initialiser; raises `NotUsableError` naming the node when it is computed instead."""
+    """Return the values of an initializer; raise `NotUsableError` naming the node when it is computed."""
     if value is None or value.const_value is None:
         raise NotUsableError(
             f"weights of {node.op_type} are computed by the program, not stored", where=str(node.name)
@@ -75,7 +75,7 @@ def data(value: ir.Value | None, node: ir.Node) -> np.ndarray:
 
 
 def drop_unused(graph: ir.Graph) -> None:
-    """Remove initialisers nobody reads any more (outputs and subgraphs count as readers)."""
+    """Remove initializers without readers (outputs and subgraphs count as readers)."""
     outputs = set(map(id, graph.outputs))
     for name, value in list(graph.initializers.items()):
         if not value.uses() and id(value) not in outputs:

@@ -21,7 +21,7 @@ SMALLEST_TRT_CONV = 16  # channels
 
 
 def conv(emit: Emit, target: Target) -> tuple[ir.Value, str]:
-    """Dynamic, weight-only or static by the node's own name."""
+    """Write a dynamic, weight-only or static convolution, by the node's operator."""
     is_static = emit.node.op_type.endswith("static")
     x, codes, scale, *rest = inputs(emit, 6 if is_static else 4)
     bias, dtype, options = rest[1 if is_static else 0], float_type(emit, target), _options(emit.node)
@@ -60,7 +60,7 @@ def _options(node: ir.Node) -> dict[str, Any]:
 def _on_grid(
     emit: Emit, x: ir.Value, step: float, target: Target, dtype: np.dtype[Any], *, positive: bool = False
 ) -> ir.Value:
-    """`x` on the int8 grid (TensorRT) or uint8; what is never negative uses the whole range."""
+    """Quantize `x` to int8 (TensorRT) or uint8; non-negative values use the whole range."""
     if target == "trt":
         scale, zero = emit.scalar(step, dtype), emit.scalar(0, np.int8)
     else:
@@ -72,7 +72,7 @@ def _on_grid(
 def _dequantized(
     emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:
-    """The weight as DequantizeLinear per output channel, unsigned where signed products would saturate."""
+    """Return the weight as DequantizeLinear per output channel, unsigned where signed products saturate."""
     array = data(codes, emit.node)
     signed = target != "ort-u8u8"
     weight = emit.constant(f"{codes.name}/{'s8' if signed else 'u8'}", array if signed else flipped(array))
@@ -82,7 +82,7 @@ def _dequantized(
 
 
 def _decoded(emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """The weight as Cast, Mul: int8 in the file, and folded to float once when the session is created.
+    """Return the weight as Cast, Mul: int8 in the file, folded to float once when the session is created.
 
     A DequantizeLinear of constants is not folded by ONNX Runtime: it would run at every call.
     """
@@ -99,7 +99,7 @@ def _decoded(emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype
 
 
 def _quantized_bias(emit: Emit, scale: ir.Value, bias: ir.Value | None, x_grid: ir.Value) -> ir.Value | None:
-    """The bias as int32 of scale (activation scale · weight scale), which is what QLinearConv adds."""
+    """Return the bias as int32 of scale (activation scale · weight scale), as QLinearConv adds it."""
     if bias is None:
         return None
     quantizer: Any = x_grid.producer()
@@ -113,7 +113,7 @@ def _quantized_bias(emit: Emit, scale: ir.Value, bias: ir.Value | None, x_grid: 
 
 
 def _output_step(value: ir.Value) -> float | None:
-    """The activation scale that every reader of `value` uses, looking through Relu and MaxPool; else None."""
+    """Return the activation scale shared by all readers of `value`, through Relu and MaxPool; else None."""
     steps: set[float | None] = set()
     for user in value.consumers():
         if user.op_type in ("conv2d_int8_static", "linear_int8_static"):

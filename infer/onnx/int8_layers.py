@@ -1,4 +1,4 @@
-"""Quantized layers for one target: what the exported model holds as `infer::linear_int8` becomes ONNX operators.
+"""Quantized layers for one target: `infer::linear_int8` and others of the exported model as ONNX operators.
 
     layer        ort-u8u8, ort-u8s8                             trt
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
@@ -43,14 +43,14 @@ _DECODED = {
 
 @dataclass
 class Rewritten:
-    """How many layers took which form, and the names of the weights that were left in float."""
+    """Number of layers by written form, and names of the weights left in float."""
 
     forms: Counter[str] = field(default_factory=Counter)
     in_float: list[str] = field(default_factory=list)
 
 
 def rewrite(model: ir.Model, target: Target, form: Form = "token", weights: Weights = "blocks") -> Rewritten:
-    """Write every node of the domain `infer` for `target`, in place; other nodes stay as they are.
+    """Rewrite every node of the domain `infer` for `target`, in place; other nodes stay.
 
     `weights` says how ONNX Runtime computes with tables that it has no operator for (see `tables.py`).
     """

@@ -31,7 +31,7 @@ SMALLEST_TRT_GEMM = 16  # TensorRT runs int8 GEMMs with a smaller K or N slower 
 
 
 def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
-    """Activation scales found at run time: one for each token, or one for the whole tensor.
+    """Write a linear layer with activation scales computed at run time, per token or per tensor.
 
     When the tensor shares a scale, one token of large values costs all others their precision: on MiniLM the
     error of `tensor` is twice that of `token`, beyond what int8 may cost. ONNX Runtime fuses `tensor` into
@@ -57,7 +57,7 @@ def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
 
 
 def static(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
-    """One activation scale, known beforehand (symmetric: zero stays exact)."""
+    """Write a linear layer with one stored activation scale (symmetric: zero stays exact)."""
     x, codes, scale, x_scale, bias = inputs(emit, 5)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)
@@ -82,7 +82,7 @@ def static(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
 
 
 def weight_only(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
-    """The weight is decoded; the product is float."""
+    """Write a linear layer with a decoded weight and a float product."""
     x, codes, scale, bias = inputs(emit, 4)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)

@@ -1,4 +1,4 @@
-"""The operands of int8 layers: weights packed or decoded, activations quantized.
+"""Operands of int8 layers: weights packed or decoded, activations quantized.
 
 ONNX Runtime gets float32 around its integers. TensorRT computes in the dtype of the activations, so for it
 scales and biases have that dtype too.
@@ -23,13 +23,13 @@ FORM_KEY = "infer.int8"  # metadata of a written model: the target its int8 laye
 
 
 def inputs(emit: Emit, count: int) -> list[Any]:
-    """The node's inputs as values, absent ones as None, so that they can be unpacked."""
+    """Return the node's inputs padded with None to `count`, for unpacking."""
     given = list(emit.node.inputs)
     return given + [None] * (count - len(given))
 
 
 def as_float(emit: Emit, x: ir.Value, target: Target) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """`x` as float32, and the cast that brings a result back to its dtype; for TensorRT `x` as it is."""
+    """Cast `x` to float32 and return the cast back to its dtype; for TensorRT `x` stays."""
     import onnx_ir as ir
 
     if target == "trt" or x.dtype in (None, ir.DataType.FLOAT):
@@ -39,7 +39,7 @@ def as_float(emit: Emit, x: ir.Value, target: Target) -> tuple[ir.Value, Callabl
 
 
 def float_type(emit: Emit, target: Target) -> np.dtype[Any]:
-    """The dtype of scales and biases around this node."""
+    """Return the dtype of scales and biases around this node."""
     x = emit.node.inputs[0]
     return np.dtype(np.float32 if target != "trt" or x is None or x.dtype is None else x.dtype.numpy())
 
@@ -47,7 +47,7 @@ def float_type(emit: Emit, target: Target) -> np.dtype[Any]:
 def floats(
     emit: Emit, value: ir.Value, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
 ) -> ir.Value:
-    """A stored vector in another float dtype, and in `shape` when that is given."""
+    """Return a stored vector in another float dtype, reshaped to `shape` when given."""
     array = data(value, emit.node).astype(dtype)
     array = array if shape is None else array.reshape(shape)
     return emit.constant(f"{value.name}/{dtype.name}/{'x'.join(map(str, array.shape))}", array)
@@ -56,12 +56,12 @@ def floats(
 def add_bias(
     emit: Emit, y: ir.Value, bias: ir.Value | None, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
 ) -> ir.Value:
-    """`y` plus a bias [N], reshaped to broadcast when `shape` is given."""
+    """Add a bias [N] to `y`, reshaped to broadcast when `shape` is given."""
     return y if bias is None else emit("Add", y, floats(emit, bias, dtype, shape))
 
 
 def packed(emit: Emit, codes: ir.Value, target: Target) -> tuple[ir.Value, ir.Value]:
-    """codes int8 [N, K] as the [K, N] operand of MatMulInteger, and its zero point."""
+    """Return codes int8 [N, K] as the [K, N] operand of MatMulInteger, and its zero point."""
     if target == "ort-u8s8":
         array = np.ascontiguousarray(data(codes, emit.node).T)
         return emit.constant(f"{codes.name}/s8", array), emit.scalar(0, np.int8)
@@ -70,13 +70,13 @@ def packed(emit: Emit, codes: ir.Value, target: Target) -> tuple[ir.Value, ir.Va
 
 
 def flipped(codes: np.ndarray) -> np.ndarray:
-    """int8 with zero point 0 as uint8 with zero point 128, or back: the sign bit flipped."""
+    """Convert int8 with zero point 0 to uint8 with zero point 128, or back, by flipping the sign bit."""
     other = np.uint8 if codes.dtype == np.int8 else np.int8
     return (codes.view(np.uint8) ^ np.uint8(128)).view(other)
 
 
 def dequantized(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """codes int8 [N, K] · scale [N] as a float [K, N] operand that is int8 in the file."""
+    """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as int8."""
     array = np.ascontiguousarray(data(codes, emit.node).T)
     zeros = emit.constant(f"{codes.name}/zero", np.zeros(array.shape[1], np.int8))
     weight = emit.constant(f"{codes.name}/s8", array)
@@ -84,19 +84,19 @@ def dequantized(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[An
 
 
 def decoded(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """codes int8 [N, K] · scale [N] as a float [K, N] operand that is float in the file too."""
+    """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as float."""
     weight = data(codes, emit.node).astype(np.float32) * data(scale, emit.node).astype(np.float32)[:, None]
     return emit.constant(f"{codes.name}/{dtype.name}", np.ascontiguousarray(weight.T.astype(dtype)))
 
 
 def fake_quantized(emit: Emit, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:
-    """`x` through a pair QuantizeLinear, DequantizeLinear: symmetric int8, one scale for the tensor."""
+    """Pass `x` through QuantizeLinear and DequantizeLinear: symmetric int8, one scale for the tensor."""
     scale, zero = emit.scalar(step, dtype), emit.scalar(0, np.int8)
     return emit("DequantizeLinear", emit("QuantizeLinear", x, scale, zero), scale, zero)
 
 
 def token_scale(emit: Emit, x: ir.Value) -> ir.Value:
-    """Absmax / 127 of every row of x [..., K], float32 [..., 1]; for a row of zeros a tiny number."""
+    """Compute absmax / 127 of every row of x [..., K], float32 [..., 1]; a tiny number for zero rows."""
     if emit.opset >= AXES_AS_INPUT:
         axes = emit.constant("const/last_axis", np.array([-1], np.int64))
         largest = emit("ReduceMax", emit("Abs", x), axes, keepdims=1)
@@ -106,7 +106,7 @@ def token_scale(emit: Emit, x: ir.Value) -> ir.Value:
 
 
 def is_positive(value: ir.Value) -> bool:
-    """Whether a value comes out of a Relu, so that an unsigned grid may give its whole range to it."""
+    """Return true if a value comes out of a Relu, so that an unsigned grid can use its whole range."""
     node: Any = value.producer()
     while node is not None and node.op_type in KEEP_VALUES:
         node = node.inputs[0].producer()

@@ -1,4 +1,4 @@
-"""int8 weights of a written model, signed or unsigned as the machine at hand needs them.
+"""Signedness of int8 weights in a written model, as the machine at hand needs it.
 
 A model made on a CPU with VNNI has signed weights; without VNNI they would saturate, and with it unsigned ones
 are slower. Both forms hold the same numbers, so an artifact that moves is converted when it is opened.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def form_of(path: Path) -> str:
-    """The form that `int8.rewrite` noted; empty for models without int8 layers and for foreign ones."""
+    """Read the target form from the model's metadata; empty for models without int8 layers."""
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
@@ -31,7 +31,7 @@ def form_of(path: Path) -> str:
 
 
 def adapted(path: Path, target: Target) -> Path:
-    """`path` itself when its weights have the form `target`, else a converted copy in the user's cache."""
+    """Return `path` when its weights suit `target`, else a converted copy in the user's cache."""
     form = form_of(path)
     if form in ("", target):
         return path
@@ -47,7 +47,7 @@ def adapted(path: Path, target: Target) -> Path:
 
 
 def flip(model: ir.Model) -> None:
-    """Turn every int8 weight of an integer product into the other form, zero point and all, in place."""
+    """Flip the signedness of every int8 weight of an integer product, with its zero point, in place."""
     for node in model.graph:
         if node.op_type == "MatMulInteger":
             _flip_input(model.graph, node, 1)

@@ -1,4 +1,4 @@
-"""ONNX sources: copied into an artifact with their external data, or quantized to int8 first."""
+"""ONNX sources: copied into an artifact with their external data, or quantized to int8."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def copy(source: Path, path: Path) -> None:
 
 
 def opset(source: Path) -> int:
-    """The model's operator set."""
+    """Return the model's operator set version."""
     import onnx
 
     model = onnx.load(str(source), load_external_data=False)
@@ -56,9 +56,7 @@ def opset(source: Path) -> int:
 
 
 def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> tuple[Rewritten, Coverage]:
-    """Write the model with int8 weights: products and embeddings with a stored matrix compute with them, all others
-    decode them. The coverage counts every stored float tensor.
-    """
+    """Write the model with int8 weights for products and embeddings; other large weights are stored as int8."""
     import onnx_ir as ir
 
     model = ir.load(str(source))
@@ -95,7 +93,7 @@ def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> 
 
 
 def is_float32(model: ir.Model) -> bool:
-    """Whether no stored float tensor is of lower precision yet."""
+    """Return true if no stored float tensor has lower precision."""
     import onnx_ir as ir
 
     low = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -117,7 +115,7 @@ def _external(model: onnx.ModelProto) -> set[str]:
 
 
 def _weight(node: ir.Node) -> np.ndarray | None:
-    """The weight [K, N] of a product with a stored float32 matrix, its factor included, else None."""
+    """Return the weight [K, N] of a product with a stored float32 matrix, its factor included, else None."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     value = node.inputs[1]
@@ -131,7 +129,7 @@ def _weight(node: ir.Node) -> np.ndarray | None:
 
 
 def _table(node: ir.Node) -> np.ndarray | None:
-    """The rows of an embedding, else None."""
+    """Return the rows of an embedding, else None."""
     value = node.inputs[0] if node.domain == "" and node.op_type == "Gather" else None
     if value is None or node.attributes.get_int("axis", 0) != 0:
         return None
@@ -141,7 +139,7 @@ def _table(node: ir.Node) -> np.ndarray | None:
 
 
 def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
-    """Put an `infer::linear_int8` in the place of a product; per output channel, absmax / 127."""
+    """Insert an `infer::linear_int8` node in place of a product; per output channel, absmax / 127."""
     import onnx_ir as ir
 
     codes, scale = source_weights.quantized(np.ascontiguousarray(weight.T), 0)
@@ -166,7 +164,7 @@ def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
 
 
 def _bias(emit: Emit, node: ir.Node) -> Any:
-    """What a Gemm adds, times its beta."""
+    """Return the addend of a Gemm, multiplied by its beta."""
     bias: Any = node.inputs[2] if len(node.inputs) > 2 else None
     beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
     if bias is None or beta == 1.0:

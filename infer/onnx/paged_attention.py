@@ -43,7 +43,7 @@ _OLD = ("slot_mapping", "block_table", "query_start", "seq_lens", "kv_cache")
 
 
 class StepForm(msgspec.Struct, frozen=True):
-    """What the inputs of a written step are made from."""
+    """Parameters from which the inputs of a written step are built."""
 
     layers: int
     page: int
@@ -55,20 +55,20 @@ class StepForm(msgspec.Struct, frozen=True):
 
 
 def calls(program: ExportedProgram | None) -> list[torch.fx.Node]:
-    """The attention of a step, layer after layer; empty for any other program."""
+    """List the attention nodes of a step, layer by layer; empty for any other program."""
     nodes = [] if program is None else program.graph.nodes
     return [node for node in nodes if str(node.target) == f"infer.{NAME}.default"]
 
 
 def kv_dtype(program: ExportedProgram | None) -> str | None:
-    """Of the cache of a step, else None."""
+    """Return the dtype of a step's cache, else None."""
     found = calls(program)
     return KV_DTYPES[_named(found[0])["dtype"]] if found else None
 
 
 @contextmanager
 def functional(program: ExportedProgram) -> Iterator[None]:
-    """While it lasts the operator writes nothing, so that `run_decompositions` leaves it one node."""
+    """Make the operator functional, so that `run_decompositions` leaves it one node."""
     found = calls(program)
     if found and not hasattr(torch.ops.infer, TWIN):
         library().define(f"{TWIN}({ARGUMENTS.replace('(a!)', '')}) -> Tensor")
@@ -83,7 +83,7 @@ def functional(program: ExportedProgram) -> Iterator[None]:
 
 
 def symbol(*args: Any) -> Tensor:
-    """What replaces it in the program: one node of the domain `infer`."""
+    """Build the replacement node of the domain `infer`."""
     named = dict(zip(_PARAMETERS, args, strict=True))
     tensors = [v for v in named.values() if isinstance(v, Tensor)]
     query, key = named["query"], named["key"]
@@ -99,7 +99,7 @@ def symbol(*args: Any) -> Tensor:
 
 
 def attend(emit: Emit) -> ir.Value:
-    """The operators of one layer, and its cache among the graph's inputs and outputs."""
+    """Write the operators of one layer, with its cache among the graph's inputs and outputs."""
     import onnx_ir as ir
 
     graph, node = emit.graph, emit.node
@@ -142,7 +142,7 @@ def attend(emit: Emit) -> ir.Value:
 
 
 def finish(model: ir.Model, nodes: list[ir.Node]) -> None:
-    """After all layers: inputs of the paged form go, and what the new ones are made from is noted."""
+    """Remove the inputs of the paged form after all layers, and store how the new ones are built."""
     at = {name: nodes[0].attributes[name].value for name in nodes[0].attributes}
     form = StepForm(
         layers=len(nodes),

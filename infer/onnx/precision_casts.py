@@ -1,4 +1,4 @@
-"""float32 graph → float16 or bfloat16 inside, float32 at the inputs and outputs.
+"""Precision lowering: float32 graph to float16 or bfloat16 inside, float32 at inputs and outputs.
 
 TensorRT 11 takes precision from the graph alone, so the casts stand in the graph. What sums many terms or leaves
 the range of float16 (normalizations, reductions, exponentials) stays float32, and what ONNX wants in float32.
@@ -35,7 +35,7 @@ KEEP = frozenset(_NORMS | _SUMS | _EXPONENTIALS | _TYPED)
 
 
 def lower_precision(model: ir.Model, dtype: Literal["float16", "bfloat16"]) -> int:
-    """Rewrite `model` in place; the number of nodes that now compute in `dtype`.
+    """Rewrite `model` in place; return the number of nodes that now compute in `dtype`.
 
     Raises `NotUsableError` for graphs with control flow, whose bodies are not followed.
     """
@@ -59,7 +59,7 @@ def lower_precision(model: ir.Model, dtype: Literal["float16", "bfloat16"]) -> i
 
 
 class _Casts:
-    """One graph on its way to `low`: `lowered` holds the values that are `low` now and were float32."""
+    """State of one graph's conversion: `lowered` holds the values that are `low` now and were float32."""
 
     def __init__(self, graph: ir.Graph, low: ir.DataType) -> None:
         import onnx_ir as ir
@@ -79,7 +79,7 @@ class _Casts:
                     user.replace_input_with(index, cast)
 
     def node(self, node: ir.Node) -> bool:
-        """Whether the node computes in the low precision now."""
+        """Convert one node; return true if it now computes in low precision."""
         if node.op_type in KEEP or node.domain not in ("", "ai.onnx"):
             return self._keep(node)
         touched = False
@@ -111,7 +111,7 @@ class _Casts:
             self.graph.outputs[index] = output
 
     def _keep(self, node: ir.Node) -> bool:
-        """Float32 in, float32 computed, low precision out."""
+        """Keep a node in float32 between casts from and to low precision."""
         for index, value in enumerate(node.inputs):
             if value is not None and id(value) in self.lowered:
                 node.replace_input_with(index, self._cast(value, self.full, before=node))
@@ -149,7 +149,7 @@ class _Casts:
         return output
 
     def _half(self, value: ir.Value) -> ir.Value:
-        """The initialiser in low precision, shared by its users; clipped to the range of float16."""
+        """Return the initializer in low precision, shared by its users; clipped to float16's range."""
         import onnx_ir as ir
 
         name = f"{value.name}/low"

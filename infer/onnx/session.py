@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: how they open, what the runtime made of a model, how named tensors pass through."""
+"""ONNX Runtime sessions: options, the optimized graph, and passing of named tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGE_CALL = 4.0  # times the usual size: such a call gives its memory back
 
 
 def providers(device: str) -> list[Any]:
-    """What to run on; raises `NotUsableError` when a CUDA device is asked of a build without CUDA."""
+    """Return the execution providers; raise `NotUsableError` for CUDA on a build without it."""
     import onnxruntime
 
     if not device.startswith("cuda"):
@@ -44,7 +44,7 @@ def open_session(
     is_dynamic: bool = True,
     optimized: Path | None = None,
 ) -> onnxruntime.InferenceSession:
-    """A quiet session with all graph optimizations; `optimized` receives the graph that will really run.
+    """Open a session with all graph optimizations; `optimized` receives the graph that runs.
 
     Memory plans are kept for each input shape, so with symbolic sizes they are switched off.
     """
@@ -73,7 +73,7 @@ def open_session(
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions of ONNX Runtime; they share no base class."""
+    """Return the exception classes of ONNX Runtime, which share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     kinds = [getattr(state, name) for name in dir(state) if isinstance(getattr(state, name), type)]
@@ -81,13 +81,13 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
 
 
 def is_damaged(error: NotUsableError) -> bool:
-    """True of a session that failed for what the file holds, not for an operator that this runtime lacks."""
+    """Return true if a session failed because of the file, not of an operator that the runtime lacks."""
     cause = error.__cause__
     return cause is not None and type(cause).__name__ not in ("NotImplemented", "EPFail")
 
 
 def running_nodes(path: Path, device: str, *, is_dynamic: bool = True) -> Counter[str]:
-    """How often each operator stands in the graph that ONNX Runtime really runs, after its fusions."""
+    """Count the operators of the graph that ONNX Runtime runs after its fusions."""
     import onnx
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -98,7 +98,7 @@ def running_nodes(path: Path, device: str, *, is_dynamic: bool = True) -> Counte
 
 
 class OrtRunner:
-    """A session as a `Runner`. On CPU tensors pass as numpy views, on CUDA by their addresses."""
+    """Session as a `Runner`; CPU tensors pass as numpy views, CUDA tensors by address."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class OrtRunner:
         self._usual = 0.0
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Raises `ResourceError` when memory runs out."""
+        """Run one batch; raise `ResourceError` when memory runs out."""
         given = {spec.name: inputs[spec.name] for spec in self.inputs}
         try:
             outputs = self._on_cpu(given) if self.device == "cpu" else self._on_cuda(given)
@@ -152,7 +152,7 @@ class OrtRunner:
         return [torch.from_dlpack(value) for value in binding.get_outputs()]
 
     def _options(self, inputs: Mapping[str, torch.Tensor]) -> Any:
-        """A call far above the usual size gives the arena's memory back; others keep it warm."""
+        """Return run options that shrink the arena after a call far above the usual size, else None."""
         import onnxruntime
 
         size = float(sum(value.numel() for value in inputs.values()))
@@ -173,7 +173,7 @@ _ELEMENT = {dtype: _NUMBERS[name] for name, dtype in DTYPES.items()}
 
 
 def sentence(error: BaseException) -> str:
-    """The runtime's words without its error codes, source paths and C++ signatures."""
+    """Strip error codes, source paths and C++ signatures from a runtime error."""
     text = _SOURCE.sub("", " ".join(str(error).split()).rpartition(" : ")[2])
     depth = 0
     for at, character in enumerate(text):

@@ -27,7 +27,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 
 @dataclass
 class Stored:
-    """The float weights of a graph as they were found, and why those that stay float do."""
+    """Float weights found in a graph, with the reason of each that stays float."""
 
     coverage: Coverage = field(default_factory=Coverage)
     found: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # name → first reader, values, bytes
@@ -36,7 +36,7 @@ class Stored:
     added: set[str] = field(default_factory=set)  # vectors and biases, which may be written anew
 
     def count(self, graph: ir.Graph, written: set[str]) -> Coverage:
-        """Fill the coverage: what no operator reads any more was quantized. `written` are new."""
+        """Fill the coverage; weights without readers were quantized, `written` are new."""
         left = {
             self.transposed.get(name, name) for name, v in graph.initializers.items() if v.uses()
         } - written
@@ -51,7 +51,7 @@ class Stored:
 
 
 def find(model: ir.Model) -> Stored:
-    """Make every stored float tensor an initializer that its readers see at once, and list them."""
+    """Turn every stored float tensor into an initializer that its readers use directly, and list them."""
     from onnx_ir.passes import common
 
     common.LiftConstantsToInitializersPass()(model)
@@ -71,7 +71,7 @@ def find(model: ir.Model) -> Stored:
 
 
 def _see_through(graph: ir.Graph, node: ir.Node, stored: Stored) -> None:
-    """Do a Transpose or Identity of a weight beforehand."""
+    """Apply a Transpose or Identity of a weight at conversion time."""
     import onnx_ir as ir
 
     if node.domain != "" or node.op_type not in ("Transpose", "Identity"):
@@ -93,7 +93,7 @@ def _see_through(graph: ir.Graph, node: ir.Node, stored: Stored) -> None:
 
 
 def weight_of(value: ir.Value) -> np.ndarray | None:
-    """The float32 numbers of an initializer of two dimensions or more that no caller can replace; else None."""
+    """Return the float32 values of an initializer of at least two dimensions that callers can't replace."""
     import onnx_ir as ir
 
     tensor = value.const_value
@@ -103,7 +103,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
 
 
 def store(graph: ir.Graph, stored: Stored, values: Mapping[str, ir.Value]) -> int:
-    """Those of `values` that may be, as int8 codes; returns how many."""
+    """Store the eligible `values` as int8 codes; return their number."""
     made = 0
     for name, value in values.items():
         if not value.uses():
@@ -120,7 +120,7 @@ def store(graph: ir.Graph, stored: Stored, values: Mapping[str, ir.Value]) -> in
 
 
 def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph) -> tuple[int | None, str]:
-    """Which axis gets a scale for each of its channels, or None and the reason why the weight stays float."""
+    """Return the axis with a scale per channel, or None and the reason why the weight stays float."""
     if value.is_graph_input():
         return None, "a caller may replace it: it is an input too"
     if array is None:
@@ -140,7 +140,7 @@ def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph) -> tuple[i
 
 
 def _axis_of(node: ir.Node, place: int, array: np.ndarray) -> int | str:
-    """The axis of a weight that holds the output channels of its reader; a reason where none does."""
+    """Return the weight axis of the reader's output channels, or the reason when there is none."""
     op, attributes = node.op_type, node.attributes
     if node.domain == "":
         if op == "Conv" and place == 1:
@@ -177,7 +177,7 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> No
 
 
 def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes int8 in ±127 and the scale of each channel along `axis`, with its dimensions kept."""
+    """Quantize to codes int8 in ±127 and a scale per channel along `axis`, its dimensions kept."""
     others = tuple(i for i in range(array.ndim) if i != axis)
     largest = np.abs(array).max(axis=others, keepdims=True)
     scale = np.maximum(largest, 1e-30).astype(np.float32) / np.float32(127)
@@ -185,7 +185,7 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gather(emit: Emit, array: np.ndarray) -> ir.Value:
-    """Rows of an embedding table int8 [V, D], each with its own scale: in place of a Gather of axis 0."""
+    """Look up rows of an embedding table int8 [V, D] with per-row scales, replacing a Gather of axis 0."""
     table, ids = emit.node.inputs[0], emit.node.inputs[1]
     name = "" if table is None else table.name
     codes, scale = quantized(array, 0)

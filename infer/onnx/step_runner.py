@@ -1,4 +1,4 @@
-"""The step of a language model in ONNX Runtime: `paged.py` says in which form, here it is fed and its cache bound.
+"""Decode step of a language model in ONNX Runtime: inputs built from the paged form, cache bound in place.
 
 A step whose sequences differ in length is run in parts, so that padding at most doubles what attention computes:
 sequences of one new token together, others with those of the same power of two.
@@ -25,7 +25,7 @@ _NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # of onnx.TensorProto
 
 
 class StepRunner:
-    """A session as the runner of `generate.step`; the cache is written in place. One call at a time."""
+    """Session as the runner of `paged_step`; the cache is written in place. One call at a time."""
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         self.inputs, self.outputs = inputs, outputs
@@ -78,7 +78,7 @@ class StepRunner:
 
 
 def _part(arrays: Mapping[str, Array], chosen: Array, rows: Array) -> tuple[dict[str, Array], Array]:
-    """The step of some sequences alone, and which of the wanted rows (bool) it gives; at least one is asked for."""
+    """Extract the step of some sequences, and which of the wanted rows (bool) it yields; at least one."""
     starts = arrays["query_start"].astype(np.int64)
     counts = np.diff(starts)[chosen]
     tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
@@ -93,7 +93,7 @@ def _part(arrays: Mapping[str, Array], chosen: Array, rows: Array) -> tuple[dict
 
 
 def _indices(form: StepForm, part: Mapping[str, Array], num_pages: int) -> dict[str, Array]:
-    """The inputs of the written graph, but for the caches."""
+    """Build the inputs of the written graph except the caches."""
     page, heads = form.page, form.kv_heads
     starts, lengths = part["query_start"], part["seq_lens"].astype(np.int64)
     counts = np.diff(starts)

@@ -1,4 +1,4 @@
-"""Layers of table indices for ONNX Runtime, packed in the file as they are in the model.
+"""Table-coded layers for ONNX Runtime, packed in the file as in the model.
 
     table           "blocks"                                            "float"
     uniform (int4)  MatMulNBits of 4 bits: the codes as they are        the same
@@ -38,7 +38,7 @@ _HALF = 8  # the code that stands for zero, of 16
 
 
 def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]:
-    """x float [..., K] times a weight of table indices → [..., N]."""
+    """Write x float [..., K] times a table-coded weight → [..., N]."""
     x, codes, table, scale, row_scale, bias = inputs(emit, 6)
     x, restore = as_float(emit, x, target)
     numbers = data(table, emit.node).astype(np.float32)
@@ -65,7 +65,7 @@ def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]
 
 
 def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
-    """ids [...] → rows [..., K] of a uniform table of indices."""
+    """Write ids [...] → rows [..., K] of a uniform table-coded weight."""
     import onnx_ir as ir
 
     ids, codes, table, scale, row_scale = inputs(emit, 5)
@@ -84,13 +84,13 @@ def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
 
 
 def has_choice(model: ir.Model) -> bool:
-    """Whether the model has layers for which `weights` makes a difference."""
+    """Return true if the model has layers for which `weights` makes a difference."""
     layers = [node for node in model.graph if node.op_type == "linear_lut"]
     return any(uniform_step(data(node.inputs[2], node).astype(np.float32)) is None for node in layers)
 
 
 def uniform_step(table: np.ndarray) -> float | None:
-    """The distance between neighbours of a table [1, 16] that is `step * (-8 … 7)`; None for any other."""
+    """Return the spacing of a table [1, 16] equal to `step * (-8 … 7)`; None for any other."""
     if table.shape != (1, 2 * _HALF):
         return None
     step = float(table[0, 0]) / -_HALF
@@ -99,30 +99,30 @@ def uniform_step(table: np.ndarray) -> float | None:
 
 
 def _columns(emit: Emit, codes: ir.Value, table: np.ndarray) -> int:
-    """K, from packed codes uint8 [N, K * bits / 8]."""
+    """Return K, from packed codes uint8 [N, K * bits / 8]."""
     return int(data(codes, emit.node).shape[1] * 8 // bits_of(torch.from_numpy(table)))
 
 
 def _table_of(table: np.ndarray, rows: int) -> np.ndarray:
-    """Which table each row uses: int32 [N]."""
+    """Return the table index of each row: int32 [N]."""
     owners = np.arange(rows, dtype=np.int32) // TABLE_ROWS
     return owners if table.shape[0] > 1 else np.zeros_like(owners)
 
 
 def _first_entries(table: np.ndarray, rows: int) -> np.ndarray | None:
-    """Where each row's table begins among the entries of all: int32 [N, 1]; None when there is one table."""
+    """Return the offset of each row's table among all entries: int32 [N, 1]; None for a single table."""
     return None if table.shape[0] == 1 else (_table_of(table, rows) * np.int32(table.shape[1]))[:, None]
 
 
 def _steps(emit: Emit, scale: ir.Value, row_scale: ir.Value, factor: np.ndarray) -> ir.Value:
-    """`scale * row_scale * factor` float32 [N, K / group], int8 and two vectors in the file."""
+    """Compute `scale * row_scale * factor` float32 [N, K / group], stored as int8 and two vectors."""
     rows = data(row_scale, emit.node).astype(np.float64) * factor
     name = f"{row_scale.name}/{emit.prefix}/steps"
     return emit("Mul", emit("Cast", scale, to=1), emit.constant(name, rows.astype(np.float32)[:, None]))
 
 
 def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_scale: ir.Value) -> ir.Value:
-    """The weight, float32 [K, N]."""
+    """Return the decoded weight, float32 [K, N]."""
     rows, groups = data(scale, emit.node).shape
     columns = _columns(emit, codes, table)
     entries = emit.constant(f"{emit.weight_name}/entries", table.reshape(-1))
@@ -136,12 +136,12 @@ def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_
 
 
 def _shape(emit: Emit, *sizes: int) -> ir.Value:
-    """Sizes for Reshape (0 keeps one, -1 is the rest), or axes for Unsqueeze."""
+    """Return sizes for Reshape (0 keeps one, -1 is the rest), or axes for Unsqueeze."""
     return emit.constant(f"const/sizes/{sizes}", np.array(sizes, np.int64))
 
 
 def _index(emit: Emit, codes: ir.Value, bits: int, first: np.ndarray | None) -> ir.Value:
-    """Packed codes uint8 [N, K * bits / 8] → int32 [N, K], the bit stream of `packing.py`; `first` is added to rows."""
+    """Unpack codes uint8 [N, K * bits / 8] → int32 [N, K], the bit stream of `bitpack`; `first` is added to rows."""
     num_bytes = int(np.lcm(bits, 8)) // 8
     columns = data(codes, emit.node).shape[1] * 8 // bits
     units = emit("Reshape", codes, _shape(emit, 0, -1, num_bytes))

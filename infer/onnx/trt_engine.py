@@ -1,4 +1,4 @@
-"""TensorRT 10 and 11: an ONNX file built into an engine, what the engine holds, and how tensors pass through it.
+"""TensorRT 10 and 11: engine build from ONNX, inspection of the engine, and its runner.
 
 Both versions are used alike: strong typing (always on in 11), precision from the ONNX graph alone, no calibrator.
 """
@@ -31,7 +31,7 @@ PRECISIONS = {
 def profiles(
     inputs: tuple[TensorSpec, ...], sizes: Mapping[str, tuple[int, int]], usual: Mapping[str, int]
 ) -> Profile:
-    """Smallest, usual and largest shape of each input with symbolic sizes; `usual` is clamped to the bounds."""
+    """Return smallest, usual and largest shape of each input; `usual` is clamped to the bounds."""
 
     def shapes(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         low = tuple(sizes[size][0] if isinstance(size, str) else size for size in spec.shape)
@@ -46,7 +46,7 @@ def profiles(
 def build(
     model: Path, profile: Profile, device: str, cache: Path, precisions: set[str]
 ) -> tuple[bytes, Counter[str]]:
-    """The serialized engine and how many of its layers mention each precision.
+    """Build the engine; return it serialized, and the number of layers that mention each precision.
 
     `cache` keeps the timings of tactics between builds. Raises `NotUsableError` with the parser's words and node
     names, or when the engine lacks one of `precisions`: an engine of another precision is never delivered.
@@ -76,7 +76,7 @@ def build(
 
 
 def inspect(engine: Any) -> Counter[str]:
-    """How many layers of an engine mention each precision, in their tensors or the name of their kernel."""
+    """Count the layers of an engine that mention each precision, in tensors or kernel name."""
     import tensorrt as trt
 
     inspector = engine.create_engine_inspector()
@@ -85,7 +85,7 @@ def inspect(engine: Any) -> Counter[str]:
 
 
 def layer_precisions(text: str) -> Counter[str]:
-    """The same from the inspector's JSON. Formats hidden by dynamic shapes count by their kernel's name."""
+    """Count precisions in the inspector's JSON; formats hidden by dynamic shapes count by kernel name."""
     found: Counter[str] = Counter()
     for layer in json.loads(text).get("Layers", ()):
         if not isinstance(layer, dict):
@@ -99,7 +99,7 @@ def layer_precisions(text: str) -> Counter[str]:
 
 
 class TrtRunner:
-    """An engine as a `Runner`: tensors stay on the device, work goes to torch's current stream."""
+    """Engine as a `Runner`: tensors stay on the device, work goes to torch's current stream."""
 
     def __init__(
         self, blob: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], device: str
@@ -121,7 +121,7 @@ class TrtRunner:
             self._stream = torch.cuda.Stream(self.device)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Outputs are new tensors on the device. Raises `NotUsableError` for shapes outside the engine's profile."""
+        """Run one batch; outputs are new tensors. Raise `NotUsableError` for shapes outside the profile."""
         with torch.cuda.device(self.device):
             given = {spec.name: inputs[spec.name].to(self.device).contiguous() for spec in self.inputs}
             for name, value in given.items():
@@ -153,7 +153,7 @@ class TrtRunner:
         return result
 
     def _execute(self, tensors: list[torch.Tensor]) -> None:
-        """On the current stream; the default one costs a synchronization inside TensorRT, so a side stream serves."""
+        """Execute on the current stream; the default one forces a synchronization, so a side stream replaces it."""
         current = torch.cuda.current_stream(self.device)
         stream = current if current.cuda_stream else self._stream
         stream.wait_stream(current)
@@ -186,7 +186,7 @@ def _config(builder: Any, profile: Profile, device: str) -> Any:
 
 
 def _parser_errors(parser: Any) -> str:
-    """Every parser error as `node (operator): words`."""
+    """Format every parser error as `node (operator): message`."""
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     lines = [
         f"{error.node_name() or 'the model'} ({error.node_operator()}): {error.desc()}" for error in errors
@@ -195,7 +195,7 @@ def _parser_errors(parser: Any) -> str:
 
 
 def _logger() -> Any:
-    """Keeps TensorRT's last error instead of printing; warnings of the builder are many and of no use here."""
+    """Build a logger that stores TensorRT's last error and drops warnings."""
     import tensorrt as trt
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]

@@ -68,7 +68,7 @@ def adapters(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plain(home: Path, adapters: dict[str, str]) -> Iterator[Predictor]:
-    """The same step, not compiled."""
+    """Load the same step in eager mode."""
     (home / "eager").mkdir()
     made = tiny(home / "eager", quant="int8:weight", adapters="2:4")
     with Predictor.load(made, kv_memory="8MiB", adapters=adapters) as predictor:

@@ -44,7 +44,7 @@ class Net(nn.Module):
 def written(
     module: nn.Module, sample: Tensor, folder: Path, **changes: Any
 ) -> tuple[Any, Any, set[str], Tensor]:
-    """The model that TensorRT would get, what was done, the precisions asked of the engine, the torch output."""
+    """Write the model for TensorRT; return it, the rewritten layers, required precisions and torch output."""
     sizes = ",".join(map(str, sample.shape[1:]))
     kind = "float32" if sample.is_floating_point() else "int64"
     made = graph(module, f"input={kind}[batch,{sizes}]", sample)

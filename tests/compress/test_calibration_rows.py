@@ -1,4 +1,4 @@
-"""What calibrates never judges; what judges embeddings looks at their order."""
+"""Separation of calibration and held-out rows, and the retrieval metric of embeddings."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def fitted(name: str, weight: Tensor, stats: compress.Stats | None) -> Tensor:
 
 
 def correlated(rows: int, columns: int, seed: int = 0) -> Tensor:
-    """Inputs as layers see them: a few directions carry most, columns differ in size."""
+    """Draw layer-like inputs: a few directions dominate, columns differ in size."""
     make = torch.Generator().manual_seed(seed)
     few = torch.randn(rows, columns // 8, generator=make) @ torch.randn(columns // 8, columns, generator=make)
     sizes = torch.rand(columns, generator=make) * 3
@@ -195,7 +195,7 @@ def test_native_codebooks_have_the_bits_of_the_slow_ones(
 
 
 def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | None]:
-    """What a plan's quantizer gets to see, and what is said about it."""
+    """Return the calibration statistics that a plan's quantizer receives, and the finding about them."""
     x = {"input": correlated(rows + 2, 64)}
     held, kept = {"input": x["input"][:2]}, {"input": x["input"][2:]} if rows else {}
     spec = (TensorSpec("input", "float32", ("batch", 64)),)

@@ -25,7 +25,7 @@ from infer.thresholds import LIMITS, Limits
 
 @pytest.fixture(autouse=True)
 def own_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiled kernels stay where every test finds them."""
+    """Give each test its own timing cache; compiled kernels stay in the shared folder."""
     monkeypatch.setattr(layer_timing, "folders", SimpleNamespace(cache=lambda name: tmp_path))
 
 
@@ -47,7 +47,7 @@ class Said(Street):
 def mix(
     times: dict[tuple[str, str], float] | None = None, calibrated: bool = True, **asked: object
 ) -> assign.Mix:
-    """`times` holds (format, layer) → time over float; without it layers are not timed."""
+    """Build an assignment; `times` maps (format, layer) to time over float, without it layers are not timed."""
     asked = {"quant": "nf4", "allow_slower": times is None, **asked}
     plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 4), **asked)
     model, x = Net().eval(), torch.randn(12, 64)
@@ -338,7 +338,10 @@ class Decoder(nn.Module):
 
 
 def decoder(times: dict[str, dict[int, float]], quant: str = "int8:weight", **asked: object) -> assign.Mix:
-    """`times`: layer → rows → time over float, 0.3 where nothing is said; one row takes 1 ms, each further one 0.1."""
+    """Build a decoder's assignment; `times` maps layer → rows → time over float (default 0.3).
+
+    One row takes 1 ms, each further one 0.1 ms.
+    """
     plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 8), quant=quant, **asked)
     model, ids = Decoder().eval(), torch.zeros(8, 128, dtype=torch.int64)
     real = assign.Real(

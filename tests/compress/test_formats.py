@@ -50,7 +50,7 @@ def error(name: str, weight: Tensor) -> float:
 
 
 def nf4_absmax(weight: Tensor) -> Tensor:
-    """What scaling by the absolute maximum gives, scales in full float: the usual way."""
+    """Quantize by absolute-maximum scales in full float, the usual method."""
     table = torch.tensor(nf4.TABLE)
     grouped = weight.reshape(weight.shape[0], -1, 64)
     scale = grouped.abs().amax(-1, keepdim=True)
@@ -167,7 +167,7 @@ def test_clustering_is_the_optimum_found_by_brute_force(num_clusters: int, num_b
 
 
 def slow_gain(mass: Tensor, moment: Tensor, num_clusters: int) -> float:
-    """The same dynamic programming over every pair of cuts: what the best clustering saves against the centre 0."""
+    """Solve the dynamic programme over every pair of cuts; return the error saved against the centre 0."""
     masses, moments = (torch.cat([torch.zeros(1, dtype=torch.float64), t.cumsum(0)]) for t in (mass, moment))
     inside = masses[None] - masses[:, None]
     gain = torch.where(inside > 0, (moments[None] - moments[:, None]).square() / inside.clamp_min(1e-300), 0)

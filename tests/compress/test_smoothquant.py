@@ -18,7 +18,7 @@ PLAN = Plan(source="m.pt", quant="int8:static")
 
 
 def outliers(rows: int = 1024, columns: int = 96) -> Tensor:
-    """A few columns of the input are large in every row, as behind a layer norm."""
+    """Draw inputs with a few columns large in every row, as behind a layer norm."""
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     x[:, ::24] *= 60
     return x
@@ -30,7 +30,7 @@ def lost(layer: nn.Module, small: nn.Module, x: Tensor) -> float:
 
 
 def model_and_small(x: Tensor, hessian: bool) -> tuple[nn.Sequential, nn.Sequential]:
-    """The weights of the large columns are small, as training makes them."""
+    """Build a float and a quantized model whose weights are small at the large columns, as after training."""
     torch.manual_seed(0)
     model, small = (nn.Sequential(nn.Linear(96, 80)) for _ in range(2))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the hardware says, on made-up hardware where it matters."""
+"""Device queries, on simulated hardware where results depend on it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def report(folder: Path, trust: bool) -> int:
 
 
 def serve(folder: Path, trust: bool) -> int:
-    """As a worker of the server opens it, and as the front looks at it."""
+    """Open the artifact as a server worker does, and inspect it as the front end does."""
     from infer.errors import InferError
     from infer.sanitize import plain
     from infer.serve import model_repository
@@ -85,7 +85,7 @@ def serve(folder: Path, trust: bool) -> int:
 
 
 def speak(folder: Path, trust: bool) -> int:
-    """As a language model is used: text, ids, a chat."""
+    """Use the artifact as a language model: text, ids, a chat."""
     from infer.errors import InferError, UsageError
     from infer.predict import Predictor
     from infer.sanitize import plain
@@ -107,7 +107,7 @@ def speak(folder: Path, trust: bool) -> int:
 
 
 def text(folder: Path, trust: bool) -> int:
-    """The files of a language model's text, without the model."""
+    """Open the text files of a language model without the model."""
     from infer.artifact import store
     from infer.errors import InferError
     from infer.llm.text.chat_template import ChatTemplate
@@ -178,7 +178,7 @@ def bases(folder: Path, *, speaker: bool = True) -> None:
 
 
 def _add_texts(made: Path) -> None:
-    """The files of a language model's text, in the manifest of an artifact that has no use for them."""
+    """Add a language model's text files to an artifact that does not use them, manifest included."""
     from tests.support.llm_artifacts import _bytes_as_tokens
 
     _bytes_as_tokens(made)
@@ -229,7 +229,7 @@ def _action(base: str, file: str, chance: random.Random) -> str:
 
 
 def mutate(case: Case, bases_in: Path, work: Path) -> Path:
-    """The mutated artifact: hard links to what is as it was, one new file, a manifest that agrees."""
+    """Build the mutated artifact: hard links to unchanged files, one new file, a consistent manifest."""
     base, made = bases_in / case.base, work / case.base
     shutil.rmtree(made, ignore_errors=True)
     shutil.copytree(base, made, copy_function=os.link)
@@ -248,7 +248,7 @@ def mutate(case: Case, bases_in: Path, work: Path) -> Path:
 
 
 def judge(code: int, said: str) -> str:
-    """The outcome in a word; one that begins with `!` is a failure."""
+    """Return the outcome as one word; one that begins with `!` is a failure."""
     if "Traceback" in said or "internal error" in said:
         return "! traceback"
     if "EP Error" in said or "onnxruntime:" in said:
@@ -356,7 +356,7 @@ def _lines(descriptor: int) -> Iterator[bytes | None]:
 def run(
     folder: Path, count: int, seconds: float, seed: int
 ) -> tuple[Counter[tuple[str, str]], list[tuple[Case, str, str]]]:
-    """Counts by (file, outcome), and the failures."""
+    """Run `count` cases; return counts by (file, outcome) and the failures."""
     counts: Counter[tuple[str, str]] = Counter()
     failures: list[tuple[Case, str, str]] = []
     todo = list(cases(folder, count, random.Random(seed)))

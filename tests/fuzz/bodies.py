@@ -88,7 +88,7 @@ TOKENS += [
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """A few bytes flipped, cut, doubled, or replaced by something that matters to a parser."""
+    """Flip, cut, double or replace a few bytes, preferring tokens that matter to a parser."""
     made = bytearray(data)
     for _ in range(1 + chance.randrange(6)):
         at = chance.randrange(len(made) + 1)
@@ -137,7 +137,7 @@ ENGINE: Any = SimpleNamespace(predictor=MODEL, layout=Layout(MODEL))
 
 
 def kserve_binary(data: bytes, chance: random.Random) -> None:
-    """A body and where its JSON is said to end."""
+    """Draw a KServe body and its declared JSON length."""
     body = data + chance.randbytes(chance.choice([0, 15, 16, 17]))
     split = chance.choice([len(data), len(data) - 1, len(body), 0, chance.randrange(len(body) + 2)])
     headers = {kserve_request.SPLIT: str(split).encode()}
@@ -156,7 +156,7 @@ def texts(data: bytes, chance: random.Random) -> None:
 
 
 def framing(data: bytes, chance: random.Random) -> None:
-    """The scanner of chunks ends where it ends, however the bytes are cut."""
+    """Check that the chunk scanner ends at the same byte however the input is cut."""
     whole = mutated(
         b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in data.split(b",") if p) + b"0\r\n\r\n", chance
     )
@@ -177,7 +177,7 @@ def framing(data: bytes, chance: random.Random) -> None:
 
 
 def inflating(data: bytes, chance: random.Random) -> None:
-    """A body that says it is packed."""
+    """Draw a body declared as compressed."""
     import zlib
 
     sent = mutated(zlib.compress(data), chance)
@@ -224,7 +224,7 @@ TARGETS: dict[str, Callable[[bytes, random.Random], None]] = {
 
 
 def run(seconds: float, seed: int = 0) -> Counter[str]:
-    """How often each target ran; raises whatever a target should not have raised."""
+    """Run all targets; return their counts and raise any unexpected exception."""
     chance, ran = random.Random(seed), Counter[str]()
     deadline = time.monotonic() + seconds
     corpus = list(SEEDS)

@@ -51,7 +51,7 @@ class Case:
 
 @dataclass
 class Ending:
-    """How a case ended: exit code 0 … 7, the sentence of a refusal, and what is wrong, if anything."""
+    """Outcome of a case: exit code 0 … 7, the message of a refusal, and the fault, if any."""
 
     code: int
     said: str = ""
@@ -59,7 +59,7 @@ class Ending:
 
 
 def case(seed: int, inductor: float = 0.01) -> Case:
-    """What a seed is tried with."""
+    """Derive a case from a seed."""
     draw = random.Random(seed * 7919 + 1)
     backend = "inductor" if draw.random() < inductor else draw.choice(("eager", "eager", "ort"))
     form = draw.choice(FORMS)
@@ -71,7 +71,7 @@ def case(seed: int, inductor: float = 0.01) -> Case:
 
 
 def plan_of(case: Case, folder: Path) -> Plan:
-    """The files of a case, and the plan that names them."""
+    """Write the files of a case and return the plan that names them."""
     recipe, model = generated.recipe(case.seed), generated.build(case.seed)
     torch.save(generated.rows(recipe, 24, case.seed + 1), folder / "data.pt")
     factory = folder / "factory.py"
@@ -104,7 +104,7 @@ def plan_of(case: Case, folder: Path) -> Plan:
 
 
 def exported(model: torch.nn.Module, recipe: generated.Recipe, folder: Path, form: str) -> str:
-    """A .pt2 or .onnx file of a model with a symbolic batch."""
+    """Export a model with a symbolic batch to .pt2 or .onnx."""
     values = generated.rows(recipe, 2, 0)
     shapes = {name: {0: torch.export.Dim("batch", min=1, max=64)} for name in values}
     path = folder / ("model.onnx" if form == "onnx" else "model.pt2")
@@ -164,7 +164,7 @@ EXPECTED_FAILURES = re.compile(r"No ONNX function|NOT_IMPLEMENTED|not supported 
 
 @torch.no_grad()
 def differs(case: Case, plan: Plan, output: Path) -> str:
-    """Why an artifact's outputs are not those of the float model, or an empty string."""
+    """Return why an artifact's outputs differ from the float model's, or an empty string."""
     recipe, model = generated.recipe(case.seed), generated.build(case.seed).float().eval()
     if recipe.oddity == "stateful" and case.form == "onnx":
         return ""  # torch's export has left the state out
@@ -205,7 +205,7 @@ def shapes_differ(expected: list[Tensor], got: list[Any]) -> str:
 
 
 def table(endings: Mapping[Case, Ending]) -> str:
-    """How many of each kind of block, form, backend and format ended how."""
+    """Count outcomes by block, form, backend and format."""
     lines: dict[str, Counter[str]] = {}
     for case, ending in endings.items():
         column = "wrong" if ending.wrong else str(ending.code)

@@ -103,7 +103,7 @@ def service(folder: Path, **options: Any) -> Iterator[tuple[Service, Bridge]]:
 def run(
     app: Any, examples: int, *, fixed: bool = True, stateful: bool = False, only: str | None = None
 ) -> tuple[list[str], Counter[str]]:
-    """What is wrong, and how many requests each operation had."""
+    """Test every operation; return the faults and the number of requests by operation."""
     import schemathesis
     from schemathesis.config import SchemathesisConfig
     from schemathesis.engine import events, from_schema
@@ -132,7 +132,7 @@ def run(
 
 
 def _meant(check: Any) -> bool:
-    """Accepted although the schema says no: unknown headers, and JSON that a header says is raw tensor bytes."""
+    """Return true for requests accepted on purpose: unknown headers, JSON declared as raw tensor bytes."""
     info = check.failure_info
     return check.name == "negative_data_rejection" and (
         ANY_HEADER in info.failure.message or "Inference-Header-Content-Length" in info.code_sample

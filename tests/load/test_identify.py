@@ -1,4 +1,4 @@
-"""What a source is, by its content: every kind, and every wrong thing by its name."""
+"""Identification of sources by content: every supported kind, and every unsupported one by name."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(original: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy with other contents, its hashes made right."""
+    """Return a maker of copies of an artifact with other contents and matching hashes."""
 
     def make(contents: dict[str, bytes] | None = None, **changes: object) -> Path:
         import shutil

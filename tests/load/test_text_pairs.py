@@ -24,7 +24,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT cross-encoder of one score with a WordPiece tokenizer."""
+    """Save a random BERT cross-encoder with one score and a WordPiece tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 

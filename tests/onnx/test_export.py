@@ -1,4 +1,4 @@
-"""What stands in an exported file: names, sizes, versions, nothing of the machine that wrote it."""
+"""Contents of an exported file: names, sizes, versions, and nothing about the machine that wrote it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_weight_used_twice_is_stored_once(tmp_path: Path) -> None:
 
 
 def returned(x: Tensor, y: Tensor) -> dict[str, Any]:
-    """Outputs of a model by case: `x` is its input, `y` is computed."""
+    """Return a model's outputs by case: `x` is its input, `y` is computed."""
     return {
         "an input": (x, y),
         "the only output": x,

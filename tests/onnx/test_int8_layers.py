@@ -78,7 +78,7 @@ def test_weight_only_linear_is_int8_in_the_file_and_close_to_the_reference(tmp_p
 
 
 def saturating(rows: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last two rows of the saturation table: products of one sign, sums far above 16 bits."""
+    """Build the last two rows of the saturation table: products of one sign, sums far above 16 bits."""
     x = torch.rand(16, 256) + (1.0 if rows == "same sign" else 0.0)
     weight = torch.rand(64, 256) + 0.5 if rows == "same sign" else torch.rand(64, 256) * 2 - 1
     return x, weight

@@ -43,7 +43,7 @@ ODDITIES = ("plain", "plain", "plain", "plain", "tuple", "list", "dict", "nested
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides one model."""
+    """Parameters that determine one generated model."""
 
     seed: int
     family: str  # vector, sequence, image or ids
@@ -58,7 +58,7 @@ class Recipe:
 
 
 def recipe(seed: int) -> Recipe:
-    """The recipe of a seed."""
+    """Draw the recipe of a seed."""
     draw = random.Random(seed)
     family = draw.choice(("vector", "sequence", "sequence", "image", "image", "ids"))
     known = {"vector": VECTOR, "image": IMAGE}.get(family, SEQUENCE)
@@ -311,13 +311,13 @@ class ImageBlock(nn.Module):
 
 
 def build(seed: int) -> Generated:
-    """The model of a seed, in the mode that it would be saved in."""
+    """Build the model of a seed, in the mode in which it would be saved."""
     made = Generated(recipe(seed))
     return made.train() if made.recipe.oddity == "training" else made.eval()
 
 
 def inputs(recipe: Recipe) -> tuple[str, ...]:
-    """What --input says."""
+    """Return the `--input` values of a recipe."""
     rows = {
         "vector": "x=float32[batch,24]",
         "sequence": f"x=float32[batch,{recipe.length},24]",

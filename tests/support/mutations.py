@@ -180,7 +180,7 @@ def zip_members(data: bytes, chance: random.Random) -> bytes:
 
 
 def mutation_for(name: str) -> Mutation:
-    """The mutation that knows most of a file, by its name."""
+    """Return the mutation specialised for a file, by its name."""
     if name.endswith(".json"):
         return lambda data, chance: (json_values if chance.random() < 0.7 else any_bytes)(data, chance)
     by_suffix: dict[str, Mutation] = {

@@ -76,14 +76,14 @@ class Lut(nn.Module):
 
 
 def graph(module: nn.Module, text: str, sample: Tensor, **more: Tensor) -> capture.Graph:
-    """`module` captured with inputs as `input=float32[batch,8]`, several of them joined by `;`."""
+    """Capture `module` with inputs as `input=float32[batch,8]`, several joined by `;`."""
     specs = tuple(TensorSpec.parse(part) for part in text.split(";"))
     samples = {specs[0].name: sample, **more}
     return capture.capture(module.eval(), specs, samples, sizes={"batch": (1, 64), "time": (1, 512)})
 
 
 def lowered(module: nn.Module, text: str, sample: Tensor, folder: Path) -> capture.Graph:
-    """The same, with the signature that runners read written into `folder`."""
+    """Capture and lower, with the signature for runners written into `folder`."""
     made = graph(module, text, sample)
     capture.save(made, folder)
     return made

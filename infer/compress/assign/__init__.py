@@ -1,4 +1,4 @@
-"""Mixed precision: which format each layer gets, by what it does to the output, to the size and to the time."""
+"""Mixed precision: assignment of formats to layers by their effect on output, size and time."""
 
 from __future__ import annotations
 

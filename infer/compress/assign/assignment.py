@@ -1,4 +1,4 @@
-"""The formats of all layers of one run, why each has its own, and what they are decided on."""
+"""Format assignment of one run: the decision for each layer, and the inputs of the decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = 8  # of a calibration batch
 
 
 class Say(Protocol):
-    """Where findings, steps and progress go."""
+    """Receiver of findings, steps and progress."""
 
     def found(self, findings: list[Finding]) -> None: ...
 
@@ -40,7 +40,7 @@ class Say(Protocol):
 
 @dataclass
 class Real:
-    """The float model and the real inputs that decisions are made on: never the rows that judge the result."""
+    """Float model and calibration rows for format decisions, disjoint from the rows that judge the result."""
 
     model: nn.Module | None  # None: not a torch model, or its weights are streamed from disk
     inputs: tuple[TensorSpec, ...]
@@ -52,7 +52,7 @@ class Real:
     head: nn.Module | None = None  # what computes its logits
 
     def batches(self) -> list[dict[str, Tensor]]:
-        """The calibration rows, in batches; raises `UsageError` when there are none."""
+        """Return the calibration rows in batches; raise `UsageError` when there are none."""
         if not self.calibration:
             held = len(next(iter(self.samples.values())))
             raise UsageError(
@@ -64,13 +64,13 @@ class Real:
         return [{n: v[i : i + ROWS] for n, v in self.calibration.items()} for i in range(0, count, ROWS)]
 
     def call(self, rows: int) -> dict[str, Tensor]:
-        """A call of so many rows."""
+        """Return the inputs of a call with so many rows."""
         return {s.name: s.with_rows(self.samples[s.name][:rows], rows) for s in self.inputs}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The format that a layer gets, who decided it, and why, for display."""
+    """Format of a layer, with its origin and reason for display."""
 
     format: str
     by: DecidedBy
@@ -79,7 +79,7 @@ class Decision:
 
 @dataclass
 class Mix:
-    """`decisions` holds every layer that was decided, by name; the others get `plan.quant`."""
+    """State of the assignment: `decisions` by layer name; undecided layers get `plan.quant`."""
 
     plan: Plan
     real: Real
@@ -105,7 +105,7 @@ class Mix:
 
     @property
     def formats(self) -> dict[str, str]:
-        """Layer name → format, of those that were decided."""
+        """Formats of the decided layers, by layer name."""
         return {name: decision.format for name, decision in self.decisions.items()}
 
     @property
@@ -119,7 +119,7 @@ class Mix:
 
     @cached_property
     def stats(self) -> Mapping[str, Stats] | None:
-        """What calibration saw of every layer: when a format can't do without, or when there are rows to see."""
+        """Calibration statistics of every layer; None when no format needs them and no rows are available."""
         used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
         needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
         way, why = self._calibration()
@@ -135,7 +135,7 @@ class Mix:
         return seen
 
     def _calibration(self) -> tuple[str, str]:
-        """How real inputs are used, and why."""
+        """Return the calibration method and the reason for it."""
         if self.plan.calibrate != "auto":
             if self.real.model is None and self.plan.calibrate != "none":
                 raise NotUsableError(
@@ -152,12 +152,12 @@ class Mix:
         return "gptq", "error feedback; --calibrate diagonal or none is faster and less faithful"
 
     def free(self) -> list[Weight]:
-        """The weights that were not decided."""
+        """List the undecided weights."""
         known = self.candidates.assigned(self.formats)
         return [weight for weight in self.candidates.weights if weight.name not in known]
 
     def now(self) -> dict[str, str]:
-        """First layer name of every weight → its format as things stand."""
+        """Return the current format of every weight, by first layer name."""
         known = self.candidates.assigned(self.formats)
         own = self.plan.quant
         return {
@@ -166,7 +166,7 @@ class Mix:
         }
 
     def options(self, weight: Weight, formats: Sequence[str]) -> list[str]:
-        """The formats that a weight accepts and that are not slower than float here."""
+        """List the formats that a weight accepts and that are not slower than float on this machine."""
         slow = self.slow.get(weight.name, {})
         return [f for f in self.candidates.accepted(weight) if f in formats and f not in slow]
 
@@ -179,8 +179,7 @@ class Mix:
         return DTYPES.get(self.plan.dtype, torch.float32).itemsize
 
     def measure(self, formats: Mapping[str, Sequence[str]]) -> sensitivity.Sensitivity:
-        """The effect of each format of each weight (by first layer name); kept, and measured again only when asked
-        for more."""
+        """Measure the effect of each format of each weight, by first layer name; the result is kept."""
         self.real.batches()
         self.say.step(
             "measure", f"the effect of {sum(map(len, formats.values()))} single changes on the output"
@@ -200,7 +199,7 @@ class Mix:
         return self.measured
 
     def effect_together(self, formats: Mapping[str, str]) -> float:
-        """The effect of a whole assignment, on as many rows as the single ones were measured on."""
+        """Measure the effect of a whole assignment, on as many rows as the single effects."""
         rows = self.measured.rows if self.measured else sensitivity.MOST_ROWS
         inputs = {name: value[:rows] for name, value in self.real.calibration.items()}
         layers = [site.layer for weight in self.candidates.weights for site in weight.sites]
@@ -211,7 +210,7 @@ class Mix:
 
     @torch.no_grad()
     def drop_together(self, formats: Mapping[str, str]) -> float:
-        """What --max-drop judges, of a whole assignment, on the calibration rows."""
+        """Measure the drop that --max-drop limits, of a whole assignment, on the calibration rows."""
         comparison = Comparison(self.real.task)
         for batch in self.real.batches():
             with library_errors.of_float_model():
@@ -224,18 +223,18 @@ class Mix:
         return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))
 
     def reasons(self, done: Quantized) -> dict[str, str]:
-        """Why layers stay float, by layer name: what was decided here, else what their format refused."""
+        """Return why layers stay float, by layer name: the decision made here, else the format's refusal."""
         kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
         return {**done.refused, **kept}
 
     def asked_float(self, pins: Mapping[str, str]) -> frozenset[str]:
-        """Layers that are float because the user pinned them, or gave a budget that chose float."""
+        """Return the layers that are float because of a pin or of the user's budget."""
         pinned = {name for name, format in pins.items() if format == FLOAT}
         chosen = {name for name, d in self.decisions.items() if d.by == "budget" and d.format == FLOAT}
         return frozenset(pinned | chosen)
 
     def choices(self, module: nn.Module, done: Quantized) -> tuple[LayerChoice, ...]:
-        """One row for each layer of the quantized `module` that a format could take, in order."""
+        """Return one row per layer of the quantized `module` that a format could take, in order."""
         errors = {layer.name: layer.weight_error for layer in done.layers}
         measured = self.measured.layers if self.measured else []
         effects = {name: layer.effect for layer in measured for name in layer.names}

@@ -1,4 +1,4 @@
-"""An assignment of formats for a budget of bits, or of fidelity: solved on measured effects, measured as a whole."""
+"""Assignment for a budget of bits or of fidelity: solved on measured effects, verified as a whole."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Assignment:
 
 
 def front(layers: Sequence[Layer]) -> Front:
-    """Every layer's formats as options: bytes against effect."""
+    """Build the knapsack front: every layer's formats as options of bytes against effect."""
     return Front(
         [[Option(f, layer.size[f], effect) for f, effect in layer.effect.items()] for layer in layers]
     )
 
 
 def for_bits(layers: Sequence[Layer], bits: float) -> Assignment:
-    """The least predicted effect within `bits` per weight on average, float ones counted in full.
+    """Return the assignment of least predicted effect within `bits` per weight on average; floats count in full.
 
     Raises `UsageError` when the smallest formats need more.
     """
@@ -51,7 +51,7 @@ def for_bits(layers: Sequence[Layer], bits: float) -> Assignment:
 def for_drop(
     layers: Sequence[Layer], allowed: float, drop: Drop, probes: int = PROBES
 ) -> tuple[Assignment, list[tuple[float, float]]]:
-    """The smallest assignment of the front whose measured drop is allowed; and (bits, drop) of each that was measured.
+    """Return the smallest assignment whose measured drop is within `allowed`, and (bits, drop) of each tried.
 
     Effects grow as sizes shrink, so the search halves the range of sizes; an assignment counts only as measured.
     When even the largest is not good enough, that one is given.
@@ -81,9 +81,10 @@ def assignment(layers: Sequence[Layer], chosen: Sequence[Option]) -> Assignment:
 
 
 def risen(layers: Sequence[Layer], now: dict[str, str], target: float, rungs: Sequence[str]) -> Assignment:
-    """The fewest bytes more that bring the sum of effects to `target`: layers keep their format or take a rung.
+    """Return the assignment of fewest added bytes that reaches the effect sum `target`.
 
-    Without such an assignment, the one of least effect.
+    Layers keep their format or take a larger one. Without such an assignment, the one of least effect is
+    returned.
     """
     items = []
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Before anything is quantized: what the user pinned, what is fast enough on this machine, what the budget allows."""
+"""Format decisions before quantization: pins, then measured speed, then the budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .slow_layers import drop_slow
 
 
 def decide(mix: Mix) -> None:
-    """Fill `mix.decisions`. A layer that the plan pins is never decided otherwise.
+    """Fill `mix.decisions`; pinned layers keep their pin.
 
     Raises `GateError` when no layer is faster than float in a format that was asked for, `UsageError` for a pin that
     names no layer and for a budget that can't be met.
@@ -55,14 +55,14 @@ def _budget(mix: Mix, free: Sequence[Weight]) -> None:
 
 
 def _together(mix: Mix, made: budget.Assignment) -> Finding:
-    """Effects add up only nearly: what all changes do together is measured, and stands beside the sum."""
+    """Measure the effect of all changes together, shown beside the predicted sum of single effects."""
     effect, unit = mix.effect_together(made.formats), mix.measured.unit if mix.measured else ""
     why = f"measured; the sum of single effects is {made.predicted:.4g}"
     return Finding(STAGE, "effect of all layers together", effect, unit, why)
 
 
 def _fixed(mix: Mix) -> list[Layer]:
-    """Layers that are decided already: they count in the mean of bits, with one option each."""
+    """Return decided layers with one option each: they count in the mean of bits."""
     known = mix.candidates.assigned(mix.formats)
     fixed = []
     for weight in (w for w in mix.candidates.weights if w.name in known):

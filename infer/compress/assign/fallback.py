@@ -1,4 +1,4 @@
-"""After the whole model failed its fidelity gate: the most sensitive layers rise to int8, or to float.
+"""Fallback after a failed fidelity gate: the most sensitive layers move to int8, or to float.
 
 How far the sum of effects has to fall follows from how far the gate was missed; the fewest bytes that bring it there
 are a knapsack again. Each round is measured anew by the gate. Rounds are bounded, and so is what may rise: when most of
@@ -24,7 +24,7 @@ MARGIN = 0.8  # of the effect that would just do
 
 
 def rise(mix: Mix, metrics: Sequence[Metric]) -> str | None:
-    """Change `mix.decisions` so that the gate may pass; else say why nothing can rise.
+    """Change `mix.decisions` so that the gate may pass; return the reason when no layer can move.
 
     `metrics` are those of the comparison that failed. Pinned layers stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Which formats a layer may have, from the smallest that was asked for to float."""
+"""Order of formats by size, from the smallest one requested to float."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ OTHER_FOUR_BITS = {"": 4.3, "4": 4.3, "16": 4.65}  # by the option that follows 
 
 
 def smallest(bits: float | None) -> str:
-    """The lowest rung of a budget that came without --quant: 3 bits; 2 where fewer are asked for."""
+    """Return the smallest format of a budget without --quant: 3 bits, or 2 for smaller budgets."""
     return "cluster:2" if bits is not None and bits < RUNGS["cluster:3"] else "cluster:3"
 
 
 def ladder(plan: Plan) -> list[str]:
-    """`plan.quant` and what is larger, in order of bits; float, always the last, is not in it."""
+    """List `plan.quant` and the larger formats in order of bits; float, always last, is not included."""
     if plan.quant_name in ("int8", "fp8"):
         return [plan.quant]
     bits = RUNGS[plan.quant] if plan.quant in RUNGS else OTHER_FOUR_BITS[plan.quant_option]
@@ -23,5 +23,5 @@ def ladder(plan: Plan) -> list[str]:
 
 
 def rungs(plan: Plan) -> list[str]:
-    """Where a layer goes that can't stay in `plan.quant`, before float."""
+    """List the formats before float for a layer that can't stay in `plan.quant`."""
     return [] if plan.quant_name in ("int8", "fp8") else ["int8"]

@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack: one option of each item, the least cost within a size.
+"""Multiple-choice knapsack: one option per item, least total cost within a size.
 
 Dynamic programming over discretised sizes (Dudzinski & Walukiewicz, EJOR 1987). Where all sizes are multiples of a unit
 and the whole range has at most `CELLS` of them, the answer is exact; else sizes are rounded up, so that an answer never
@@ -24,10 +24,10 @@ class Option:
 
 
 class Front:
-    """Every least cost by size, of one list of options an item. Solved once, asked for any size."""
+    """Least cost at every size, for one list of options per item; solved once by dynamic programming."""
 
     def __init__(self, items: Sequence[Sequence[Option]], *, cells: int = CELLS) -> None:
-        """Raises `ValueError` for an item without options."""
+        """Solve for all sizes; raise `ValueError` for an item without options."""
         self.items = [_useful(options) for options in items]
         self.smallest = sum(options[0].size for options in self.items)
         self.largest = sum(options[-1].size for options in self.items)
@@ -38,7 +38,7 @@ class Front:
         )
 
     def _solve(self, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-        """Option taken [items, capacity + 1] and the least cost within each number of units."""
+        """Return the option taken [items, capacity + 1] and the least cost per number of units."""
         best = np.zeros(capacity + 1)
         taken = np.zeros((len(self.items), capacity + 1), dtype=np.uint8)
         for row, options in enumerate(self.items):
@@ -56,7 +56,7 @@ class Front:
         return -(-(option.size - options[0].size) // self.unit)
 
     def at(self, size: int) -> list[Option] | None:
-        """The options of least total cost whose sizes sum up to at most `size`; None when nothing is so small."""
+        """Return the options of least total cost whose sizes sum to at most `size`; None when nothing is so small."""
         if size < self.smallest:
             return None
         left = min((size - self.smallest) // self.unit, len(self.costs) - 1)
@@ -68,7 +68,7 @@ class Front:
         return self._spend_rest(chosen[::-1], size)
 
     def _spend_rest(self, chosen: list[Option], size: int) -> list[Option]:
-        """Take the single change that gains most, while one fits: rounding can leave a little room."""
+        """Apply the single change of largest gain while one fits: rounding can leave a little room."""
         while True:
             room = size - sum(option.size for option in chosen)
             gains = [
@@ -83,14 +83,14 @@ class Front:
             chosen[row] = new
 
     def within(self, cost: float) -> list[Option]:
-        """The smallest options whose total cost is at most `cost`; the least costly of all when none is."""
+        """Return the smallest options whose total cost is at most `cost`; the least costly when none is."""
         reached = np.flatnonzero(self.costs <= cost * (1 + 1e-12))
         cell = int(reached[0]) if len(reached) else len(self.costs) - 1
         return self.at(self.smallest + cell * self.unit) or []
 
 
 def _useful(options: Sequence[Option]) -> list[Option]:
-    """By size, without those that another one beats in both."""
+    """Sort options by size, without dominated ones."""
     if not options:
         raise ValueError("an item without options")
     kept: list[Option] = []

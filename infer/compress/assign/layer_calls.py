@@ -1,4 +1,4 @@
-"""How often each Linear layer is called with how many rows: what a layer is timed for.
+"""Calls of each Linear layer by number of rows: the shapes that layers are timed for.
 
 Of a language model that runs as a step these are the rows of the declared workload (`infer.workload.WORKLOAD`): single
 tokens while it answers, pieces of prompts, and at the head only tokens whose logits are wanted. Of any other model they
@@ -25,7 +25,7 @@ Uses = dict[int, list[Use]]  # id(layer) → its use at each batch size of the p
 def inputs_seen(
     model: nn.Module, layers: Iterable[nn.Module], batches: Iterable[Mapping[str, Tensor]]
 ) -> Uses:
-    """What the Linears among `layers` get in one run of each batch."""
+    """Count the calls of the Linears among `layers` by input shape, in one run of each batch."""
     found: Uses = {}
     linears = [layer for layer in layers if is_linear(layer)]
     for batch in batches:
@@ -57,7 +57,10 @@ def steps_seen(
     head: nn.Module | None,
     batches: Sequence[int],
 ) -> Uses:
-    """The workload's rows of each Linear of a language model; `window` is one sequence, `head` computes the logits."""
+    """Count the calls of each Linear of a language model over the declared workload.
+
+    `window` is one sequence, `head` computes the logits.
+    """
     tokens = next(iter(window.values())).numel()
     seen = inputs_seen(model, layers, [window])
     return {
@@ -67,7 +70,7 @@ def steps_seen(
 
 
 def _of_workload(use: Use, tokens: int, batch: int, *, is_head: bool) -> Use:
-    """A layer that got `r` of the window's tokens gets the same share of each step's."""
+    """Scale a layer's calls to the workload: its share of the window's tokens holds for each step."""
     steps = WORKLOAD.logits(batch) if is_head else WORKLOAD.steps(batch)
     found: Use = {}
     for (rows, columns), calls in use.items():

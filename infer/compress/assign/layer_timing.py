@@ -1,4 +1,4 @@
-"""Measured dispatch: each distinct layer shape in each format is timed against float on the backend that will run it.
+"""Measured dispatch: each layer shape and format timed against float on the backend that will run it.
 
 One layer is captured, lowered and opened as a whole model would be, so what is timed is the operator that runs later:
 the packed native one where there is one. What was measured is kept in the user's cache, by processor and versions.
@@ -30,7 +30,7 @@ SECONDS = 0.4  # of timing for one shape, format and number of rows
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """Seconds of one layer in a format and in float, the ratio's 95 % interval."""
+    """Time in seconds of one layer in a format and in float, with the ratio's 95 % interval."""
 
     seconds: float
     float_seconds: float
@@ -43,13 +43,13 @@ class Timed(msgspec.Struct, frozen=True):
         return self.low > SLOWER
 
     def said(self, where: str) -> str:
-        """`1.60x of float at 1024 rows (3.200 against 2.000 ms)`."""
+        """Format as `1.60x of float at 1024 rows (3.200 against 2.000 ms)`."""
         took, against = (f"{1e3 * s:.3f}" for s in (self.seconds, self.float_seconds))
         return f"{self.ratio:.2f}x of float {where} ({took} against {against} ms)"
 
     @classmethod
     def total(cls, parts: Sequence[tuple[int, Timed]]) -> Timed:
-        """The sum over (calls, one call); each ratio counts by its share of the time in float."""
+        """Sum over (calls, one call); each ratio is weighted by its share of the float time."""
         seconds = sum(calls * t.seconds for calls, t in parts)
         float_seconds = sum(calls * t.float_seconds for calls, t in parts)
         if not float_seconds:
@@ -65,7 +65,7 @@ Time = Callable[[nn.Module, nn.Module, Tensor], Timed]
 
 
 class Clock:
-    """Times of (shape, format, input), measured once for this processor, backend and versions."""
+    """Cached times by (shape, format, input) for this processor, backend and versions."""
 
     def __init__(self, plan: Plan, time: Time | None = None, folder: Path | None = None) -> None:
         self.plan = plan
@@ -96,7 +96,7 @@ class Clock:
         return hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()[:24]
 
     def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> Timed:
-        """One format of one Linear on one input shape, from the cache or measured now."""
+        """Return the time of one format of one Linear on one input shape, cached or measured now."""
         layer = next(site.layer for site in weight.sites if is_linear(site.layer))
         stored = "" if isinstance(layer, nn.Linear) else f" {type(layer).__name__}"
         key = f"{format} {list(weight.tensor.shape)}{stored} on {list(x)}"
@@ -108,7 +108,7 @@ class Clock:
         return self._known[key]
 
     def save(self) -> None:
-        """Written beside and renamed: another process may be reading."""
+        """Write the cache file atomically (rename), since another process may read it."""
         if self.num_measured:
             beside = self.path.with_suffix(f".{id(self):x}.tmp")
             beside.write_bytes(msgspec.json.format(msgspec.json.encode(self._known), indent=1))
@@ -132,7 +132,7 @@ class Clock:
         return Timed(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
 
     def _runner(self, layer: nn.Module, x: Tensor, folder: Path) -> Any:
-        """The layer alone, as the backend would run it within a model."""
+        """Lower and open the layer alone, as the backend would run it within a model."""
         folder.mkdir()
         specs = (TensorSpec("x", DTYPE_NAMES[x.dtype], tuple(x.shape)),)
         graph = capture.capture(_Alone(layer).eval(), specs, {"x": x})
@@ -152,8 +152,11 @@ class _Alone(nn.Module):
 
 
 def _backend(plan: Plan) -> str:
-    """The backend that times layers. Compiled code calls the same operators as plain torch, which needs no compiling;
-    where the native kernels are missing and any backend may run, that is ONNX Runtime."""
+    """Choose the backend that times layers: that of the plan, eager for compiled code.
+
+    Compiled code calls the same operators as plain torch, which needs no compiling; where the native kernels
+    are missing and any backend may run, that is ONNX Runtime.
+    """
     if plan.backend not in ("auto", "inductor"):
         return plan.backend
     native_missing = plan.device == "cpu" and cpu.why_not() is not None
@@ -163,7 +166,7 @@ def _backend(plan: Plan) -> str:
 
 
 def _operators() -> str:
-    """A hash of the operators' sources: an upgrade of a kernel makes what was measured before void."""
+    """Return a hash of the operators' sources, so that a kernel upgrade invalidates cached times."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent / "kernels"
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".cpp", ".h")):

@@ -1,4 +1,4 @@
-"""Running a model again after one of its layers changed: what came before that layer is not computed again.
+"""Partial re-execution of a model after one layer changed: earlier blocks are not computed again.
 
 The outputs of blocks (children of a ModuleList or Sequential) are kept from one float run. Blocks that had finished
 before the changed layer began give what they gave; a run on half of the blocks takes half of the time.
@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 30  # of kept block outputs
 
 @dataclass
 class Block:
-    """One block of the float run: when it ended, and its output; called more than once it can't be replayed."""
+    """Block of the recorded float run: its end and its output; one called more than once can't be replayed."""
 
     module: nn.Module
     end: int = -1
@@ -32,7 +32,7 @@ class Block:
 
 
 class Replay:
-    """`model` (called by keyword with `inputs`) and its float outputs; `run` computes them after a change.
+    """Recorded run of `model`, called by keyword with `inputs`; `run` recomputes the outputs after a change.
 
     The model is deterministic and in eval mode. Whether a replay gives the float outputs to the bit is tried once;
     where it does not (a block with side effects), every run is a whole one.
@@ -53,7 +53,7 @@ class Replay:
         return all(torch.equal(a, b) for a, b in zip(again, self.outputs, strict=True))
 
     def run(self, changed: Sequence[nn.Module]) -> list[Tensor]:
-        """The outputs now that other layers stand in the places of `changed`, all of them among `layers`."""
+        """Compute the outputs after the layers at the places of `changed` were replaced."""
         starts = [self._first[id(layer)] for layer in changed if id(layer) in self._first]
         if not starts:  # no input reaches any of them
             return self.outputs
@@ -74,7 +74,7 @@ class Replay:
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost children of ModuleList and Sequential."""
+    """Yield the outermost children of ModuleList and Sequential."""
     for child in model.children():
         if isinstance(model, nn.ModuleList | nn.Sequential):
             yield child
@@ -96,7 +96,7 @@ def _size(blocks: Sequence[Block]) -> int:
 
 @contextmanager
 def _recording(blocks: Sequence[Block], layers: Sequence[nn.Module], first: dict[int, int]) -> Iterator[None]:
-    """Number what begins and ends during a run."""
+    """Record the order in which blocks end and layers first start during a run."""
     clock = iter(range(1 << 60))
 
     def ended(block: Block) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What each format of each layer does to the model's output: one layer packed at a time, on real inputs.
+"""Sensitivity: the effect of each format of each layer on the output, one layer packed at a time, on real inputs.
 
 The effect is the mean KL(float || changed) per row for logits, otherwise the squared relative error of the outputs.
 Both are second order in the weight error and independent errors add, so that the effects of an assignment sum up,
@@ -25,7 +25,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Layer:
-    """One weight and its formats; `name` is its first layer. `effect` and `size` (bytes) are by format."""
+    """Weight with its `effect` and `size` (bytes) by format; `name` is its first layer."""
 
     name: str
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass
 class Sensitivity:
-    """All layers, on how many rows they were measured, how long it took, and what could not be measured in time."""
+    """Measured layers, with the number of rows, the time taken, and what was estimated for lack of time."""
 
     layers: list[Layer]
     unit: str
@@ -73,7 +73,7 @@ def measure(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Sensitivity:
-    """Pack each weight in each of its `formats` (by first layer name, the reference format first) and run the model.
+    """Pack each weight in each of its `formats` (by first layer name, the reference first) and run the model.
 
     `samples` are batch-first; of them as many rows are used as `seconds` allow, at most `MOST_ROWS`. The first format
     of every layer is always measured; others are estimated once time is over. `names` are those of the outputs.
@@ -102,7 +102,7 @@ def measure(
 
 
 def _jobs(weights: Sequence[Weight], formats: Mapping[str, Sequence[str]]) -> list[tuple[Weight, str]]:
-    """The reference format of every layer, then the second of each, and so on."""
+    """Order the measurements: the reference format of every layer, then the second of each, and so on."""
     longest = max((len(formats[w.name]) for w in weights), default=0)
     return [(w, formats[w.name][i]) for i in range(longest) for w in weights if i < len(formats[w.name])]
 
@@ -114,7 +114,7 @@ def _layer(weight: Weight, float_bytes: int) -> Layer:
 
 
 def _estimate(layer: Layer, reference: str, format: str) -> float:
-    """Second order: the effect goes with the square of the weight error."""
+    """Estimate an effect to second order: it grows with the square of the weight error."""
     known = layer.weight_error[reference]
     if known == 0:
         return layer.effect[reference]
@@ -130,7 +130,7 @@ def _prepare(
     allowed: float,
     clock: Callable[[], float],
 ) -> tuple[Replay, Effect, int]:
-    """A replay on as many rows as take at most `allowed` seconds a run."""
+    """Build a replay with as many rows as take at most `allowed` seconds per run."""
     rows = min(len(next(iter(samples.values()))), MOST_ROWS)
     layers = [site.layer for weight in weights for site in weight.sites]
     while True:

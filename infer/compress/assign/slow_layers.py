@@ -1,4 +1,4 @@
-"""Layers that are slower than float here take a larger format or stay float.
+"""Layers slower than float on this machine: moved to a larger format, or kept float.
 
 A format that computes faster (int8) has to win in each layer. A weight-only format saves memory, so that it stays where
 all layers together are as fast as float; where they are not, those that lose most leave it, as few as will do.
@@ -24,14 +24,14 @@ from .layer_timing import Timed
 
 @dataclass
 class Timings:
-    """What `clock` measures of the layers of `mix`, each at its own rows."""
+    """Times of the layers of `mix`, each at its own numbers of rows."""
 
     mix: Mix
     clock: layer_timing.Clock
     uses: Uses
 
     def of(self, weight: Weight, format: str) -> list[Timed]:
-        """The Linears of a weight in a format, at each batch size; empty when it has none.
+        """Return the time of a weight's Linears in a format per batch size; empty when it has none.
 
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
         hand their int8 results on to the next, so that one alone, which converts at both ends, says little.
@@ -49,7 +49,7 @@ class Timings:
         ]
 
     def lost(self, weight: Weight, format: str) -> str | None:
-        """Where a format loses to float, the worst batch size in words; None when it loses at none."""
+        """Describe where a format is slower than float, at the worst batch size; None when nowhere."""
         found = [(t.ratio, i, t) for i, t in enumerate(self.of(weight, format)) if t.loses]
         if not found:
             return None
@@ -57,7 +57,7 @@ class Timings:
         return f"{format} takes {timed.said(self.where(weight, index))}"
 
     def where(self, weight: Weight, index: int) -> str:
-        """`at 64 rows`, or the workload of a language model."""
+        """Describe the timed rows: `at 64 rows`, or the workload of a language model."""
         batch = self.mix.plan.batches[index]
         if self.mix.real.steps:
             return f"over {WORKLOAD} at batch {batch}"
@@ -68,7 +68,7 @@ class Timings:
 
 
 def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
-    """Decide what leaves `plan.quant` for being slow; raises `GateError` when nothing of it is left."""
+    """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
     plan = mix.plan
     mix.say.step("dispatch", "each layer shape against float")
     timings = Timings(mix, layer_timing.Clock(plan, mix.time), _uses(mix, free))
@@ -97,7 +97,7 @@ def _uses(mix: Mix, free: Sequence[Weight]) -> Uses:
 
 
 def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
-    """Each weight that loses takes the next larger format that does not, else stays float; returns their names."""
+    """Move each slow weight to the next larger format that is not slow, else float; return their names."""
     mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
     wanted = dict.fromkeys([*ladder(plan), *rungs(plan)] if mix.budgeted else [plan.quant, *rungs(plan)])
     for done, weight in enumerate(free):
@@ -112,7 +112,7 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
 
 
 def _fast(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]:
-    """The formats that don't lose to float; the others are noted. Without a budget the first one is enough."""
+    """Filter the formats that are not slower than float, noting the others; the first suffices without a budget."""
     kept = []
     for format in formats:
         if reason := timings.lost(weight, format):
@@ -130,7 +130,7 @@ def _leave(mix: Mix, weight: Weight, kept: Sequence[str]) -> None:
 
 
 def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list[Finding]]:
-    """The weights that lose most leave the format until all layers together lose to float at no batch size.
+    """Move the slowest weights to other formats until all layers together are not slower than float.
 
     Returns the names of those that left it, and what the layers take together.
     """
@@ -158,7 +158,7 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
 
 
 def _losing(now: Mapping[str, Sequence[Timed]]) -> int | None:
-    """The batch size, by its place in the plan, at which all layers together lose most; None when they lose at none."""
+    """Return the plan's batch index at which all layers together are slowest; None when at none."""
     totals = _totals(now)
     index = max(range(len(totals)), key=lambda i: totals[i].ratio)
     return index if totals[index].loses else None
@@ -173,7 +173,7 @@ def _as_float(timed: Timed) -> Timed:
 
 
 def _summary(mix: Mix, now: Mapping[str, Sequence[Timed]]) -> list[Finding]:
-    """What all layers take together, and which are kept although each of them alone is slower."""
+    """Report the time of all layers together, and the layers kept although slower alone."""
     if not now:
         return []
     totals = zip(mix.plan.batches, _totals(now), strict=True)

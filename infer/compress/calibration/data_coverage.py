@@ -1,4 +1,4 @@
-"""What calibration has seen: how many rows and tokens, which layers they reached, how much a static step cuts off."""
+"""Coverage of the calibration data: rows and tokens, layers reached, values clipped by a static scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGE = "calibrate"
 def coverage(
     model: nn.Module, stats: Mapping[str, LayerStats], batches: Sequence[Mapping[str, Tensor]]
 ) -> list[Finding]:
-    """Rows, tokens, share of layers reached, and the share of values beyond the clip of int8:static."""
+    """Report rows, tokens, share of layers reached, and the share of values beyond the clip of int8:static."""
     first = [next(iter(batch.values())) for batch in batches]
     rows = sum(len(value) for value in first)
     layers = {n for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)}
@@ -34,7 +34,7 @@ def coverage(
 
 
 def saturation(seen: LayerStats) -> float:
-    """The share of a layer's inputs that an int8 grid over ±clip would clip."""
+    """Return the share of a layer's inputs that an int8 grid over ±clip would clip."""
     total = float(seen.histogram.sum())
     if total == 0 or seen.top == 0:
         return 0.0
@@ -43,7 +43,7 @@ def saturation(seen: LayerStats) -> float:
 
 
 def _tokens(batches: Sequence[Mapping[str, Tensor]]) -> int:
-    """Real tokens where there is a mask, else the values of the first input."""
+    """Count real tokens where there is a mask, else the values of the first input."""
     return sum(
         int(batch["attention_mask"].sum())
         if "attention_mask" in batch

@@ -1,4 +1,4 @@
-"""Error feedback: what rounding a column loses is put right in the columns that are not rounded yet.
+"""GPTQ error feedback (Frantar et al. 2022): a column's rounding error is compensated in later columns.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) for any table: columns in order, their errors spread by the Cholesky
 factor of the inverse Hessian `x.T @ x`, in groups whose scale is searched when their turn comes. Where the whole
@@ -24,7 +24,7 @@ HEADROOM = 1.05
 
 @dataclass(frozen=True)
 class Factor:
-    """The upper Cholesky factor of an inverse Hessian, float32 [stop - start, stop - start], of these columns."""
+    """Upper Cholesky factor of an inverse Hessian, float32 [stop - start, stop - start], of these columns."""
 
     start: int
     upper: Tensor
@@ -35,7 +35,7 @@ class Factor:
 
 
 def factor(start: int, hessian: Tensor) -> Factor:
-    """`hessian` float [W, W] is a sum of outer products; columns without input neither send nor receive errors."""
+    """Factor a Hessian, float [W, W] sum of outer products; columns without input take no part in feedback."""
     damped = hessian.double()
     diagonal = damped.diagonal()
     diagonal.add_(DAMPING * diagonal.mean())
@@ -73,7 +73,7 @@ def fit_with_feedback(
     factors: Sequence[Factor],
     group: int = GROUP,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_scales.fit`: codes uint8 [R, K], scale int8 [R, K/group], row_scale float32 [R]."""
+    """Fit as `group_scales.fit`, with feedback: codes uint8 [R, K], scale int8 [R, K/group], row_scale float32 [R]."""
     row_scale = fit(weight, table, importance, group)[2] * HEADROOM
     per_level = row_scale / LEVELS
     divisor = torch.where(per_level > 0, per_level, 1)
@@ -99,7 +99,7 @@ def fit_with_feedback(
 
 
 def round_with_feedback(weight: Tensor, scale: Tensor, factors: Sequence[Factor]) -> Tensor:
-    """int8 codes [R, K] of float32 [R, K] on the grid of each row's `scale` [R]."""
+    """Round float32 [R, K] with feedback on the grid of each row's `scale` [R] → int8 codes [R, K]."""
     codes = torch.empty(weight.shape, dtype=torch.int8)
 
     def rounded(column: int, values: Tensor) -> Tensor:

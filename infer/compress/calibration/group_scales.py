@@ -1,4 +1,4 @@
-"""Scales and codes of a table format: for each group of weights the signed scale of least squared error.
+"""Scales and codes of table formats: per group of weights the signed scale of least squared error.
 
 Taking the absolute maximum as scale is not the best: a smaller scale that clips one weight, or a negative one
 that turns an asymmetric table round, often fits the others better. Each of `FACTORS` with both signs gives codes;
@@ -26,7 +26,7 @@ PIECE = 1 << 16
 def fit(
     weight: Tensor, table: Tensor, importance: Tensor | None, group: int = GROUP
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 [R, K], tables [T, C] ascending in ±1 → codes uint8 [R, K], scale int8 [R, K/group], row_scale [R].
+    """Fit float32 [R, K] to tables [T, C] in ±1 → codes uint8 [R, K], scale int8 [R, K/group], row_scale [R].
 
     `importance` [K], the mean square of each input column, weighs the errors. Rows are independent; T is 1, or one
     table for each `TABLE_ROWS` rows.
@@ -38,7 +38,7 @@ def fit(
 
 
 def relative_importance(importance: Tensor | None, columns: int) -> Tensor:
-    """float32 [K] with mean 1, nowhere 0."""
+    """Normalize importance to float32 [K] with mean 1, nowhere 0."""
     if importance is None:
         return torch.ones(columns)
     mean = importance.float().mean().clamp_min(torch.finfo(torch.float32).tiny)
@@ -50,14 +50,14 @@ def inverse_shares() -> Tensor:
 
 
 def midpoints(table: Tensor) -> Tensor:
-    """[T, C] → [T, C - 1]: a value above the midpoint belongs to the higher entry."""
+    """Return the decision thresholds of tables [T, C] → [T, C - 1]; above one belongs to the higher entry."""
     return ((table[:, 1:] + table[:, :-1]) / 2).contiguous()
 
 
 def fit_slowly(
     weight: Tensor, table: Tensor, weights: Tensor, group: int = GROUP
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`fit` in plain torch; `weights` [K] are relative."""
+    """Fit in plain torch, as the reference of `fit`; `weights` [K] are relative."""
     rows = max(PIECE // weight.shape[1] // TABLE_ROWS, 1) * TABLE_ROWS
     parts = []
     for start in range(0, weight.shape[0], rows):
@@ -69,7 +69,7 @@ def fit_slowly(
 
 
 def _fit_piece(weight: Tensor, table: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`weights` [1, groups, size of a group]."""
+    """Fit one block of rows; `weights` is [1, groups, size of a group]."""
     grouped = weight.reshape(weight.shape[0], *weights.shape[1:])
     largest = grouped.abs().amax(-1)
     divisor = torch.where(largest > 0, largest, 1)
@@ -85,7 +85,7 @@ def _fit_piece(weight: Tensor, table: Tensor, weights: Tensor) -> tuple[Tensor, 
 
 
 def nearest_codes(values: Tensor, table: Tensor) -> Tensor:
-    """int64 index of the nearest entry: values [R, …] → [R, …]; of two equally near the lower one."""
+    """Return the int64 index of the nearest entry: values [R, …] → [R, …]; ties take the lower one."""
     bounds, flat = midpoints(table), values.reshape(values.shape[0], -1)
     if table.shape[0] == 1:
         return torch.bucketize(flat, bounds[0]).reshape(values.shape)
@@ -94,7 +94,7 @@ def nearest_codes(values: Tensor, table: Tensor) -> Tensor:
 
 
 def table_values(codes: Tensor, table: Tensor) -> Tensor:
-    """The entries that int64 codes [R, …] stand for."""
+    """Look up the table entries of int64 codes [R, …]."""
     if table.shape[0] == 1:
         return table[0][codes]
     tables = table.repeat_interleave(TABLE_ROWS, 0)[: len(codes)]
@@ -102,7 +102,7 @@ def table_values(codes: Tensor, table: Tensor) -> Tensor:
 
 
 def _best_share(unit: Tensor, table: Tensor, weights: Tensor) -> Tensor:
-    """The signed share of the largest magnitude that fits best, before int8: [R, G]."""
+    """Return the signed share of the largest magnitude that fits best, before int8: [R, G]."""
     inverses = inverse_shares()
     along = square = unit.new_zeros((*unit.shape[:2], len(inverses)))
     for i in range(unit.shape[-1]):
@@ -121,7 +121,7 @@ def _divide(unit: Tensor, scale: Tensor) -> Tensor:
 
 
 def _best_level(unit: Tensor, start: Tensor, level: Tensor, table: Tensor, weights: Tensor) -> Tensor:
-    """Of the int8 scales around `start`, the one with the smallest error: [R, G] float."""
+    """Return the best of the int8 scales around `start`: [R, G] float."""
     steps = torch.arange(native.STEPS) - native.STEPS // 2
     scales = (start[..., None] + steps).clamp(-LEVELS, LEVELS)
     sizes = scales * level[..., None]

@@ -1,4 +1,4 @@
-"""What the inputs of each layer look like on real data: largest value, mean square per column, a histogram.
+"""Calibration statistics of each layer's input: absolute maximum, mean square per column, histogram.
 
 Each layer keeps one vector and one histogram, so memory doesn't grow with the data; when products of columns are asked
 for (`hessian`), a square of numbers too, in blocks along its diagonal where all of it has no room.
@@ -33,7 +33,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass
 class LayerStats:
-    """`infer.compress.Stats`. The histogram counts |x| in `BINS` bins of `[0, top]`; `top` doubles as needed."""
+    """Implementation of `compress.Stats`: a histogram of |x| in `BINS` bins of `[0, top]`; `top` doubles as needed."""
 
     absmax: Tensor
     square_sum: Tensor  # float64 [columns]
@@ -57,12 +57,12 @@ class LayerStats:
         return (self.square_sum / max(self.num_rows, 1)).float()
 
     def importance(self, columns: int) -> Tensor | None:
-        """float32 [columns], for a weight of so many; None for a convolution in groups."""
+        """Return the importance float32 [columns] of a weight of so many; None for grouped convolutions."""
         taps, rest = divmod(columns, len(self.square_sum))
         return None if rest or not taps else self.square_mean.repeat_interleave(taps)
 
     def factors(self, columns: int) -> list[Factor]:
-        """For error feedback, of a weight of so many columns; empty when products were not asked for.
+        """Return the GPTQ factors of a weight of so many columns; empty when Hessians were not collected.
 
         They take the place of the Hessians.
         """
@@ -73,7 +73,7 @@ class LayerStats:
 
     @property
     def clip(self) -> Tensor:
-        """The bound whose int8 grid has the least squared error: uniform noise inside, the excess outside."""
+        """Clipping bound whose int8 grid has the least squared error: uniform noise inside, the excess outside."""
         if self.top == 0:
             return torch.zeros(())
         centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (self.top / BINS)
@@ -85,7 +85,7 @@ class LayerStats:
         return bounds[(noise + excess).argmin()].float()
 
     def add(self, rows: Tensor) -> None:
-        """rows float32 [count, columns]."""
+        """Add input rows float32 [count, columns] to the statistics."""
         if rows.numel() == 0:
             return
         magnitude = rows.abs()
@@ -98,13 +98,13 @@ class LayerStats:
             self.histogram += torch.histc(magnitude, BINS, 0.0, self.top).double()
 
     def keep(self, rows: Tensor) -> None:
-        """Some of rows float32 [count, columns], spread evenly, until there are `KEPT`."""
+        """Keep some of rows float32 [count, columns], spread evenly, until there are `KEPT`."""
         room = min(KEPT - sum(map(len, self.kept)), KEPT_OF_CALL)
         if room > 0 and len(rows):
             self.kept.append(rows[:: max(len(rows) // room, 1)][:room].clone())
 
     def balanced(self, weight: Tensor) -> Balance | None:
-        """How the input of a Linear is balanced against its weight float32 [rows, columns]; None when it gains nothing.
+        """Return the SmoothQuant balance for a Linear weight float32 [rows, columns]; None without gain.
 
         The first block of rows decides for all.
         """
@@ -114,7 +114,7 @@ class LayerStats:
         return self.balance
 
     def balanced_together(self) -> Balance | None:
-        """The same for dynamic int8: one balance for all layers that read this input."""
+        """Return one SmoothQuant balance of dynamic int8 for all layers that read this input, or None."""
         if self.shared == "unknown":
             rows = torch.cat(self.kept) if self.kept and self.readers else torch.empty(0, 0)
             feedback = bool(self.hessians or self.made)
@@ -123,7 +123,7 @@ class LayerStats:
         return self.shared
 
     def add_products(self, rows: Tensor, width: int) -> None:
-        """rows float32 [count, K]: add their products, in blocks of `width` columns."""
+        """Add the products of rows float32 [count, K], in diagonal blocks of `width` columns."""
         parts = rows.split(width, 1)
         if not self.hessians:
             self.hessians = [torch.zeros((p.shape[1], p.shape[1])) for p in parts]
@@ -143,7 +143,7 @@ class LayerStats:
 def calibrate(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, hessian: bool = False
 ) -> dict[str, LayerStats]:
-    """Run `model` on each batch (by keyword) and return what every layer with a product saw, by layer name.
+    """Run `model` on each batch (by keyword) and return the statistics of every layer with a product, by name.
 
     `hessian` adds what error feedback needs. Tokens that an input `attention_mask` hides don't count. A layer that no
     input reached is absent. Raises `UsageError` without batches, `SourceError` when a layer's input isn't finite.
@@ -175,7 +175,7 @@ def calibrate(
 
 
 def _find_readers(stats: Mapping[str, LayerStats], weights: Mapping[str, Tensor]) -> None:
-    """Layers that saw the same numbers read the same input."""
+    """Find the layers that read the same input, by equality of the values they saw."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in weights.keys() & stats.keys():
         seen = stats[name]
@@ -188,7 +188,7 @@ def _find_readers(stats: Mapping[str, LayerStats], weights: Mapping[str, Tensor]
 
 
 def hessian_width(layers: Iterable[nn.Module]) -> int:
-    """Columns of a diagonal block, the same for all layers: the largest power of two that has room."""
+    """Return the columns of a Hessian block, equal for all layers: the largest power of two that fits in memory."""
     columns = [_columns(layer) for layer in layers]
     width = WIDEST
     while width > NARROWEST and sum(k * min(k, width) * 4 for k in columns) > HESSIAN_BYTES:
@@ -239,7 +239,7 @@ def _see_result(
 
 
 def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """One column per input feature, or per input channel of a convolution."""
+    """Reshape an input to one column per input feature, or per input channel of a convolution."""
     if isinstance(layer, CONVOLUTIONS):
         channels = -2 if isinstance(layer, nn.Conv1d) else -3
         return x.movedim(channels, -1).reshape(-1, x.shape[channels])
@@ -251,7 +251,7 @@ def _rows(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """What each output of a convolution is a product of: [outputs, I * kh * kw]."""
+    """Unfold the input of a convolution to the rows of its product: [outputs, I * kh * kw]."""
     if isinstance(layer, nn.Conv1d):
         x = x.unsqueeze(-2)
     batch = x if x.dim() == 4 else x[None]

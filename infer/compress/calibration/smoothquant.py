@@ -1,4 +1,4 @@
-"""Balancing: what is hard to round in a layer's input moves into its weight, where each row has a scale of its own.
+"""SmoothQuant (Xiao et al. 2022): outlier columns of the input are scaled down, their weights up.
 
 SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): column j of the input is multiplied by `m[j]` and column j of the
 weight divided by it, `1 / m = max|x|^α / max|w|^(1 - α)`. Here α is searched for each layer on the error of its output
@@ -30,7 +30,7 @@ MOST_ROWS = 1024  # of the weights that are balanced together
 
 @dataclass(frozen=True)
 class Balance:
-    """`multiplier` float32 [K] of the input columns; `step` of the static int8 grid behind it, a scalar."""
+    """Column multipliers float32 [K] of the input, and the scalar `step` of the static int8 grid after them."""
 
     multiplier: Tensor
     step: Tensor | None = None
@@ -39,12 +39,12 @@ class Balance:
         return weight / self.multiplier
 
     def factors(self, factors: Sequence[Factor]) -> list[Factor]:
-        """Of the balanced input: with H → M H M the inverse's factor is U → U / M."""
+        """Return the GPTQ factors of the balanced input: H → M H M turns the inverse's factor U into U / M."""
         return [Factor(f.start, f.upper / self.multiplier[f.start : f.stop]) for f in factors]
 
 
 def balance(rows: Tensor, weight: Tensor, step: Tensor) -> Balance | None:
-    """The balance that loses least of `rows @ weight.T`, or None when rounding on the grid of `step` is as good.
+    """Return the balance of least error of `rows @ weight.T`, or None when the grid of `step` is as good.
 
     rows float32 [R, K] are inputs of the layer, weight float32 [N, K] (some of its rows suffice). One half of the rows
     says how large the columns are, the other how good that is.
@@ -65,9 +65,9 @@ def balance(rows: Tensor, weight: Tensor, step: Tensor) -> Balance | None:
 
 
 def balance_rows(rows: Tensor, weights: Sequence[Tensor], *, feedback: bool) -> Balance | None:
-    """The same for int8 by each row's own range, of all layers [N, K] that read `rows` [R, K].
+    """Return the balance of dynamic int8 for all layers with weights [N, K] that read `rows` [R, K], or None.
 
-    `feedback`: whether the weights will be rounded with it.
+    `feedback`: the weights will be rounded with GPTQ, which compensates part of their error.
     """
     if len(rows) < 2 or not weights or not all(weight.numel() for weight in weights):
         return None
@@ -83,7 +83,7 @@ def balance_rows(rows: Tensor, weights: Sequence[Tensor], *, feedback: bool) -> 
 
 
 def _multipliers(seen: Tensor, weight: Tensor) -> Iterator[Tensor]:
-    """One for each of `ALPHAS`, its geometric mean one; 1 where a column of the input or of the weight is zero."""
+    """Yield one multiplier for each of `ALPHAS`, of geometric mean one; 1 where a column is zero."""
     of_rows, of_weight = seen.abs().amax(0), weight.abs().amax(0)
     used = (of_rows > 0) & (of_weight > 0)
     for alpha in ALPHAS:
@@ -93,7 +93,7 @@ def _multipliers(seen: Tensor, weight: Tensor) -> Iterator[Tensor]:
 
 
 def _lost_by_rows(rows: Tensor, weight: Tensor, share: float) -> float:
-    """What the grids of `linear_int8` on native kernels lose of a product; `share` of what weights lose counts."""
+    """Return the error of a dynamic int8 product; `share` of the weights' error counts."""
     low, high = rows.amin(1, keepdim=True).clamp_max(0), rows.amax(1, keepdim=True).clamp_min(0)
     step = ((high - low) / (2 * LEVELS)).clamp_min(TINY)
     scale = (weight.abs().amax(1, keepdim=True) / LEVELS).clamp_min(TINY)
@@ -103,7 +103,7 @@ def _lost_by_rows(rows: Tensor, weight: Tensor, share: float) -> float:
 
 
 def _lost(rows: Tensor, weight: Tensor, step: Tensor, want: Tensor) -> float:
-    """The norm of what int8 rows and int8 weights lose of a product."""
+    """Return the norm of a product's error with int8 rows and int8 weights."""
     scale = (weight.abs().amax(1, keepdim=True) / LEVELS).clamp_min(TINY)
     rounded = (rows / step).round().clamp(-LEVELS, LEVELS) * step
     return float((rounded @ ((weight / scale).round() * scale).t() - want).norm())

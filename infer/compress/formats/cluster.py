@@ -45,7 +45,7 @@ def missing() -> str | None:
 
 
 def explain_option(option: str) -> NoReturn | None:
-    """Say why 8 bits are not offered; other unknown options get the list of known ones."""
+    """Explain that 8 bits are not offered; other unknown options list the known ones."""
     if option == "8":
         raise UsageError(
             "cluster:8 gains nothing over int8, which is faster at the same size", hint="Use --quant int8"
@@ -58,8 +58,11 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, …] of K values a row → codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64],
-    row_scale float32 [N]."""
+    """Quantize float [N, …] with K values per row to codes and codebooks.
+
+    Returns codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64], row_scale float32
+    [N].
+    """
     weight = weight.reshape(weight.shape[0], -1)
     bits = int(plan.quant_option or DEFAULT_BITS)
     rows = max(PIECE // weight.shape[1] // TABLE_ROWS, 1) * TABLE_ROWS
@@ -84,7 +87,7 @@ def _sums(index: Tensor, weights: Tensor, num_tables: int, width: int) -> Tensor
 
 
 def learn(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
-    """The optimal codebooks of weights divided by their group's largest, sign included: float32 [T, 2**bits].
+    """Learn the optimal codebooks of weights divided by their group's largest, sign included: float32 [T, 2**bits].
 
     weight float32 [R, K], importance [K]. The native routine and `learn_slowly` give equal bits.
     """
@@ -98,7 +101,7 @@ def _num_bins(bits: int) -> int:
 
 
 def learn_slowly(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
-    """`learn` in plain torch."""
+    """Learn in plain torch, as the reference of `learn`."""
     grouped = weight.reshape(weight.shape[0], -1, GROUP)
     scale = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))
     unit = grouped / torch.where(scale != 0, scale, 1)
@@ -111,7 +114,7 @@ def learn_slowly(weight: Tensor, bits: int, importance: Tensor) -> Tensor:
 
 
 def _relative_square(scale: Tensor, num_tables: int) -> Tensor:
-    """The squared scales [R, G, 1] relative to the largest that shares the codebook, so that none overflows."""
+    """Return squared scales [R, G, 1] relative to the largest of the codebook, so that none overflows."""
     table = torch.arange(scale.shape[0]) // TABLE_ROWS
     top = torch.zeros(num_tables).scatter_reduce_(0, table, scale.abs().amax((1, 2)), "amax")
     top = top.clamp_min(torch.finfo(torch.float32).tiny)
@@ -126,7 +129,7 @@ def _normalised(table: Tensor) -> Tensor:
 def conv2d(
     x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor:
-    """The weight is decoded at each call, as rows of an embedding: smaller, not faster."""
+    """Compute a convolution, decoding the weight at each call as rows of an embedding: smaller, not faster."""
     every = torch.arange(tensors["codes"].shape[0], device=x.device)
     weight = embedding(every, tensors).to(x.dtype).reshape(len(every), -1, *options["kernel_size"])
     last = (options["stride"], options["padding"], options["dilation"], options["groups"])

@@ -1,4 +1,4 @@
-"""fp8: weights as float8 e4m3 with one scale for each output row, 8 bits and 32/K per weight; activations as they come.
+"""fp8: weights as float8 e4m3 with one scale per output row, 8 bits and 32/K per weight; float activations.
 
 For GPUs with float8 units (compute capability 8.9 and above). Elsewhere `infer::linear_fp8` decodes to float32: right,
 but slow; `int8` is the format for CPUs.
@@ -44,7 +44,7 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, K] → codes float8_e4m3fn [N, K], scale float32 [N]."""
+    """Quantize float [N, K] → codes float8_e4m3fn [N, K], scale float32 [N]."""
     rows = weight.float()
     scale = (rows.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (rows / scale[:, None]).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""int8: one symmetric scale for each output channel, weights in ±127, a little over 8 bits per weight.
+"""int8: one symmetric scale per output channel, weights in ±127, a little over 8 bits per weight.
 
     --quant int8          activations to int8 as they come, one scale per token or sample (dynamic W8A8)
     --quant int8:static   activations by one scale for each layer, calibrated on real inputs
@@ -60,7 +60,9 @@ def _refuses_conv(layer: nn.Conv1d | nn.Conv2d) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, …] → codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []; of Conv y_scale too.
+    """Quantize float [N, …] to int8 per output channel.
+
+    Returns codes int8 [N, …], scale or weight_scale float32 [N], x_scale float32 []; of Conv y_scale too.
 
     An embedding has no activations to scale: without `stats` the static form is the dynamic one. The walk refuses
     other layers that calibration did not reach.
@@ -94,7 +96,7 @@ def _balance(rows: Tensor, stats: Stats, plan: Plan) -> Balance | None:
 
 
 def step(stats: Stats) -> Tensor:
-    """The activation step of int8:static, a float32 scalar; 1 where all inputs were zero."""
+    """Return the activation scale of int8:static, a float32 scalar; 1 where all inputs were zero."""
     clip = stats.clip.float()
     return torch.where(clip > 0, clip / LEVELS, torch.ones(())).reshape(())
 

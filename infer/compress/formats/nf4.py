@@ -47,7 +47,7 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    """Quantize float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
     return quantize_with(weight, TABLE, stats, plan)
 
 

@@ -1,4 +1,4 @@
-"""Weights on disk, one tensor at a time: the protocol that quantizing and loading read through."""
+"""Readers of weights on disk, one tensor at a time: the protocol that loading and quantizing use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .in_memory import DictReader
 
 
 class WeightReader(Protocol):
-    """Named tensors in a checkpoint. Nothing is resident until it is read, and nothing stays after."""
+    """Named tensors in a checkpoint; nothing is resident until it is read, and nothing stays after."""
 
     def names(self) -> list[str]: ...
 
@@ -25,25 +25,25 @@ class WeightReader(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor:
-        """The whole tensor in memory of its own."""
+        """Read the whole tensor into memory of its own."""
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `start:stop` of dimension 0, in memory of their own."""
+        """Read rows `start:stop` of dimension 0 into memory of their own."""
         ...
 
 
 @runtime_checkable
 class MappableReader(Protocol):
-    """A reader that also knows where each tensor lies, so that it can be mapped instead of read."""
+    """Reader that also knows the file extent of each tensor, so that it can be mapped."""
 
     def piece(self, name: str) -> Piece | None:
-        """File, byte offset, dtype and shape of a contiguous tensor; None when it can't be mapped."""
+        """Return the file extent of a contiguous tensor; None when it can't be mapped."""
         ...
 
 
 def non_finite(tensor: Tensor) -> int:
-    """How many NaN or infinite values; 0 for integers. One pass over memory when there are none."""
+    """Count NaN and infinite values; 0 for integers. One pass over memory when there are none."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0
     values = tensor if tensor.element_size() > 1 else tensor.float()
@@ -66,7 +66,7 @@ def check_finite(name: str, tensor: Tensor, where: str = "", *, row: int = 0) ->
 
 
 class FiniteReader:
-    """Another reader, refusing NaN and infinity in whatever is read."""
+    """Reader that raises `SourceError` for NaN and infinity in the data read from another one."""
 
     def __init__(self, reader: WeightReader, where: str = "") -> None:
         self.inner, self.where = reader, where
@@ -97,7 +97,7 @@ class FiniteReader:
 def num_bytes(
     reader: WeightReader, names: Iterable[str] | None = None, dtype: torch.dtype | None = None
 ) -> int:
-    """Bytes of these tensors (all by default) as stored, or with floats as `dtype`."""
+    """Sum the bytes of these tensors (default: all) as stored, or with floats as `dtype`."""
     total = 0
     for name in reader.names() if names is None else names:
         stored = reader.dtype(name)
@@ -107,7 +107,7 @@ def num_bytes(
 
 
 def stream(reader: WeightReader, name: str, limit: int = BLOCK_BYTES) -> Iterator[tuple[int, Tensor]]:
-    """`(first row, rows)` of a tensor in blocks of at most `limit` bytes; a scalar comes whole, at row 0."""
+    """Yield `(first row, rows)` of a tensor in blocks of at most `limit` bytes; a scalar whole, at row 0."""
     shape = reader.shape(name)
     if not shape:
         yield 0, reader.read(name)
@@ -117,7 +117,7 @@ def stream(reader: WeightReader, name: str, limit: int = BLOCK_BYTES) -> Iterato
 
 
 def read_as(reader: WeightReader, name: str, dtype: torch.dtype) -> Tensor:
-    """The tensor as `dtype`, read and cast block by block: one block above the result."""
+    """Read a tensor as `dtype`, cast block by block: peak memory is the result and one block."""
     out = torch.empty(reader.shape(name), dtype=dtype)
     for start, block in stream(reader, name):
         if out.ndim == 0:
@@ -127,7 +127,7 @@ def read_as(reader: WeightReader, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def open_reader(path: Path) -> WeightReader:
-    """A safetensors file, its index json, or a torch zip, by content; raises `SourceError` otherwise."""
+    """Open a safetensors file, its index JSON or a torch zip, by content; raise `SourceError` otherwise."""
     from .safetensors_reader import SafetensorsReader
     from .torch_reader import TorchReader
 

@@ -1,4 +1,4 @@
-"""What people save around a state dict: containers and prefixes, taken off and said."""
+"""Unwrapping of state dicts: containers around them and prefixes of names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_DEPTH = 3
 
 
 def unwrap(value: Any, where: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The mapping of names to tensors inside what was saved, and what was done to find it."""
+    """Find the state dict inside a saved object; return it and a note for each step taken."""
     said: list[str] = []
     for _ in range(MAX_DEPTH):
         if not isinstance(value, Mapping):
@@ -37,7 +37,7 @@ def unwrap(value: Any, where: str) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _container(value: Mapping[Any, Any]) -> str | None:
-    """The key of the one nested mapping that holds tensors; the usual names win."""
+    """Return the key of the one nested mapping that holds tensors; the usual names win."""
     holders = [key for key, item in value.items() if isinstance(key, str) and _holds_tensors(item)]
     for key in CONTAINERS:
         if key in holders:

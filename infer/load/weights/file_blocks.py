@@ -1,4 +1,4 @@
-"""Bytes of a file at an offset, into memory of their own by `pread`: what was read never stays mapped."""
+"""Positioned reads (`pread`) of a file into private memory, so that no read data stays mapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Piece:
-    """A contiguous tensor inside a file."""
+    """Extent of a contiguous tensor in a file."""
 
     path: Path
     offset: int
@@ -37,13 +37,13 @@ class Piece:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a dense tensor; shared with it when it is contiguous."""
+    """Return the bytes of a dense tensor; a contiguous one shares its memory."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(cast("Buffer", flat.numpy()))
 
 
 def row_blocks(shape: tuple[int, ...], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
-    """`(start, stop)` over dimension 0, each at most `limit` bytes but never less than one row."""
+    """Yield `(start, stop)` over dimension 0, each at most `limit` bytes but never less than one row."""
     row_bytes = max(torch.Size(shape[1:]).numel() * itemsize, 1)
     step = max(limit // row_bytes, 1)
     for start in range(0, shape[0], step):
@@ -51,7 +51,7 @@ def row_blocks(shape: tuple[int, ...], itemsize: int, limit: int = BLOCK_BYTES) 
 
 
 class FileBlocks:
-    """An open file that is read by offset; safe from several threads."""
+    """An open file that is read by offset; thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class FileBlocks:
         return self.path.stat().st_size
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill `view` from `offset`; raises `SourceError` when the file ends before."""
+        """Fill `view` from `offset`; raise `SourceError` when the file ends before."""
         done = 0
         while done < len(view):
             got = self._read_some(view[done : done + READ_BYTES], offset + done)
@@ -75,7 +75,7 @@ class FileBlocks:
             done += got
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
-        """The tensor stored row-major at `offset`, in memory of its own."""
+        """Read the tensor stored row-major at `offset` into memory of its own."""
         out = torch.empty(shape, dtype=dtype)
         if out.numel():
             self.read_into(raw_bytes(out), offset)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class DictReader:
-    """Tensors that are in memory already, by name. What is read is a copy, as from a file."""
+    """Reader of tensors in memory, by name; every read returns a copy, as from a file."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What a pickle would call if it were opened, found without opening it."""
+"""Static scan of a pickle for the globals it would call, without unpickling it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXTENSIONS = {"EXT1", "EXT2", "EXT4"}
 
 
 def globals_of(file: IO[bytes], where: str, pickles: int = 1) -> list[str]:
-    """Every `module.name` that the next `pickles` pickles in `file` refer to, in order, each once.
+    """List every `module.name` that the next `pickles` pickles in `file` refer to, in order, each once.
 
     Reads opcodes only. A name computed on the pickle's stack, which `torch.save` never does, is "(computed)".
     """
@@ -71,7 +71,7 @@ def _text(name: str, argument: object, memo: dict[int, str]) -> str | None:
 
 
 def code_among(names: Iterable[str]) -> list[str]:
-    """The globals that torch's weights-only loader does not allow: what makes a pickle code."""
+    """List the globals that torch's weights-only loader does not allow."""
     from torch import _weights_only_unpickler
 
     allowed = set(_weights_only_unpickler._get_allowed_globals())

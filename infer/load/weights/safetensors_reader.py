@@ -1,4 +1,4 @@
-"""Safetensors, read row by row after a strict check of the header.
+"""Safetensors reader, row by row, after a strict check of the header.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, little-endian; a JSON object
 `{name: {dtype, shape, data_offsets}}`; the data, without holes. Duplicate keys, which the format forbids and
@@ -42,7 +42,7 @@ DTYPES = {
 
 
 class SafetensorsReader:
-    """One file, several shards, or the `*.safetensors.index.json` that names them."""
+    """Reader of one file, several shards, or the `*.safetensors.index.json` that names them."""
 
     def __init__(self, paths: Path | Sequence[Path]) -> None:
         given = [paths] if isinstance(paths, Path) else list(paths)
@@ -119,7 +119,7 @@ def _check_index(index: Path, pieces: dict[str, Piece]) -> None:
 
 
 def read_header(path: Path) -> tuple[dict[str, Piece], dict[str, str]]:
-    """Where each tensor lies, and the `__metadata__`; raises `SourceError` on anything the format forbids."""
+    """Read each tensor's extent and the `__metadata__`; raise `SourceError` for any violation of the format."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         first = file.read(8)
@@ -190,7 +190,7 @@ def _naturals(values: Any) -> bool:
 def _check_coverage(
     spans: list[tuple[str, torch.dtype, tuple[int, ...], int, int]], have: int, path: Path
 ) -> None:
-    """The tensors must tile the data: no hole, no overlap, nothing after."""
+    """Raise `SourceError` unless the tensors tile the data without hole, overlap or remainder."""
     at = 0
     for name, _, _, start, stop in sorted(spans, key=lambda span: (span[3], span[4])):
         if start != at:

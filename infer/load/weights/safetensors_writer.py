@@ -1,4 +1,4 @@
-"""Safetensors written one tensor at a time: the file is never in memory, nor are two copies of a tensor."""
+"""Safetensors writer, one tensor at a time: neither the file nor two copies of a tensor are in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_safetensors(
     give: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the tensors `metas` describes, asking `give(name)` for each in turn, then rename into place.
+    """Write the tensors that `metas` describes, calling `give(name)` for each, then rename into place.
 
     Raises `ResourceError` when the disk is full; nothing is left at `path` then.
     """

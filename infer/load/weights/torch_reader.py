@@ -1,4 +1,4 @@
-"""A `torch.save` zip holding a state dict: metadata through torch's weights-only loader, rows by offset.
+"""Reader of a `torch.save` zip with a state dict: metadata by the weights-only loader, rows by offset.
 
 Nothing is unpickled but by `torch.load(weights_only=True)` under fake tensors, so no data is read for it.
 """
@@ -25,7 +25,7 @@ MAX_RANK = 16
 
 
 class Stored:
-    """Where one tensor's elements lie: a storage in the file, and the strides over it, in elements."""
+    """Location of one tensor's elements: a storage in the file, and strides over it, in elements."""
 
     def __init__(self, storage: Piece, stride: tuple[int, ...], first: int, contiguous: bool) -> None:
         self.storage, self.stride, self.first, self.contiguous = storage, stride, first, contiguous
@@ -36,7 +36,7 @@ class Stored:
 
 
 class TorchReader:
-    """The tensors of a state dict in a `.pt` zip. `said` tells what was unwrapped, stripped or left out."""
+    """Reader of the state dict in a `.pt` zip; `said` lists what was unwrapped, stripped or left out."""
 
     def __init__(self, path: Path, *, verify: bool = False) -> None:
         self.path, self.said = path, list[str]()
@@ -82,7 +82,7 @@ class TorchReader:
         return self._strided(stored, part, stored.first + start * stored.stride[0])
 
     def _strided(self, stored: Stored, shape: tuple[int, ...], first: int) -> Tensor:
-        """Read the span the strides cover (for a transposed weight: all of it), then pick."""
+        """Read the span that the strides cover (for a transposed weight: all of it), then select."""
         if 0 in shape:
             return torch.empty(shape, dtype=stored.storage.dtype)
         span = 1 + sum((size - 1) * step for size, step in zip(shape, stored.stride, strict=True))
@@ -92,7 +92,7 @@ class TorchReader:
 
 
 def load_safely(path: Path, where: str = "") -> Any:
-    """`torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
+    """Call `torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -1,4 +1,4 @@
-"""Zip files as `torch.save` writes them: stored, every name once; checked before torch opens them."""
+"""Zip files as `torch.save` writes them: stored, unique names; checked before torch opens them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCAL_HEADER = 30
 
 @dataclass(frozen=True)
 class Member:
-    """One stored file: where its bytes begin in the zip, how many, and their CRC-32."""
+    """Stored file of a zip: offset of its bytes, their number, and CRC-32."""
 
     name: str
     offset: int
@@ -25,7 +25,7 @@ class Member:
 
 
 class TorchZip:
-    """The checked table of contents; `root` is the one folder that holds everything.
+    """Checked table of contents; `root` is the one folder that holds every member.
 
     Members that begin with one of `allow_compressed` (below the root) may be compressed, as source code is.
     """
@@ -53,15 +53,15 @@ class TorchZip:
         return any(name.startswith(f"{self.root}/{folder}/") for name in self._infos)
 
     def names(self) -> list[str]:
-        """Every member with its folder."""
+        """List every member with its folder."""
         return list(self._infos)
 
     def bare(self, name: str) -> bool:
-        """Whether a member of exactly this name lies outside any folder."""
+        """Return true if a member of exactly this name lies outside any folder."""
         return name in self._infos
 
     def read(self, name: str, limit: int) -> bytes:
-        """A small member whole; raises `SourceError` when it is larger than `limit` bytes."""
+        """Read a whole member; raise `SourceError` when it is larger than `limit` bytes."""
         member = self.members.get(name)
         if member is None:
             raise SourceError(f"the zip holds no {name!r}", where=str(self.path))
@@ -74,7 +74,7 @@ class TorchZip:
         return bytes(data)
 
     def verify(self) -> None:
-        """Every stored member against its CRC-32, streamed; raises `SourceError` naming the damaged one.
+        """Check every stored member against its CRC-32, streamed; raise `SourceError` naming a damaged one.
 
         Nothing else in the format notices a flipped bit: torch.load returns wrong numbers in silence.
         """
@@ -109,7 +109,7 @@ class TorchZip:
 
 
 def zip_names(path: Path) -> list[str]:
-    """Names of all members, compressed or not; raises `SourceError` for a zip that is cut off."""
+    """List all members, compressed or not; raise `SourceError` for a truncated zip."""
     return [info.filename for info in _contents(path)]
 
 
