@@ -1,15 +1,16 @@
 """Demonstration (`make demo`): a real sentence encoder is quantized, compared with itself, and answers a question.
 
-    python models/demo.py ["How do I read a file line by line?"]
+    python models/demo.py ["What does a generator function return?"]
 
 all-MiniLM-L6-v2 is optimized to int8 exactly as `infer optimize` does it; the artifact then finds, among paragraphs of
-the Python documentation, the one that answers the question.
+the Python documentation, the one that answers the question. The artifact stays in the current folder, to be tried out.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
-import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -22,8 +23,7 @@ from infer import Predictor  # noqa: E402
 from infer.cli import main as infer  # noqa: E402
 
 QUESTION = "How do I handle an exception and still run the cleanup code?"
-
-
+ARTIFACT = "minilm.infer"
 TOPICS = (
     "try",
     "with",
@@ -61,41 +61,54 @@ def answer(predictor: Predictor, question: str, texts: list[str]) -> tuple[str, 
     return texts[best], float(scores[best])
 
 
+def script(name: str) -> str:
+    """Return the path of a program of this environment, as short as it can be typed here."""
+    path = Path(sys.executable).with_name(name)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def closing(question: str, text: str, facts: str) -> str:
+    """Return the last screen: question, answer, what it took, and what to try next."""
+    wrapped = textwrap.fill(text, 88, initial_indent="Answer:   ", subsequent_indent=" " * 10, max_lines=6)
+    infer, python = script("infer"), script(Path(sys.executable).name)
+    return f"""
+Question: {question}
+{wrapped}
+{textwrap.indent(facts, " " * 10)}
+
+Try next:
+  {infer} serve {ARTIFACT}
+      serve it over HTTP; http://127.0.0.1:8000 then shows requests, latency and example calls
+  {python} models/demo.py "What does a generator function return?"
+      ask another question
+  {infer} optimize YOUR_MODEL --quant int8
+      do the same with a model of yours: .pt, .safetensors, .onnx or a Hugging Face folder
+"""
+
+
 def main() -> int:
+    """Optimize the encoder, answer the question with it, and return the exit code."""
     import minilm
 
     if reason := minilm.available():
         print(reason, file=sys.stderr)
         return 5
     question = sys.argv[1] if len(sys.argv) > 1 else QUESTION
-    with tempfile.TemporaryDirectory() as folder:
-        artifact = Path(folder) / "minilm.infer"
-        data = f"{HERE / 'minilm.py'}:sentences"
-        command = [
-            "optimize",
-            str(minilm.checkpoint_folder()),
-            "--quant",
-            "int8",
-            "--backend",
-            "ort",
-            "--data",
-            data,
-        ]
-        print(f"$ infer {' '.join(command)}\n", flush=True)
-        code = infer([*command, "--output", str(artifact)])
-        if code:
-            return code
+    options = ["--quant", "int8", "--backend", "ort", "--data", f"{HERE / 'minilm.py'}:sentences"]
+    command = ["optimize", str(minilm.checkpoint_folder()), *options, "--output", ARTIFACT, "--force"]
+    print(f"$ infer {shlex.join(command)}\n", flush=True)
+    if code := infer(command):
+        return code
+    start = time.perf_counter()
+    with Predictor.load(ARTIFACT) as predictor:
+        opened = time.perf_counter() - start
+        texts = passages()
         start = time.perf_counter()
-        with Predictor.load(artifact) as predictor:
-            opened = time.perf_counter() - start
-            texts = passages()
-            start = time.perf_counter()
-            text, score = answer(predictor, question, texts)
-            seconds = time.perf_counter() - start
-    print(f"\nopened, verified and self-tested in {opened:.2f} s")
-    print(
-        f"Q: {question}\nA: {text}\n   (cosine {score:.2f}, best of {len(texts)} passages in {seconds:.2f} s)"
-    )
+        text, score = answer(predictor, question, texts)
+        seconds = time.perf_counter() - start
+    facts = f"(the best of {len(texts)} passages by cosine, {score:.2f}; found in {seconds:.2f} s,\n"
+    facts += f"after opening, verifying and self-testing the artifact in {opened:.2f} s)"
+    print(closing(question, text, facts))
     return 0
 
 

@@ -88,7 +88,7 @@ def _speed(report: Report) -> str:
         f"{what}{row.batch} {formatting.seconds(row.ours.p50)} ({formatting.speed(row.pair)})"
         for row in report.latency
     ]
-    return f"{', '.join(parts)}; against {report.baseline}"
+    return ", ".join(parts)
 
 
 def _fidelity(report: Report, width: int) -> str:
