@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "sanitize", "silence_logs", "spec", "results", "old_formats", "options", "option_values", "plan",
+    "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "old_formats", "options", "option_values",
+    "plan",
     "workload", "thresholds", "paths", "regular_files", "library_errors",
     "plugins", "device", "latency", "load", "kernels", "attention", "graph", "fidelity", "compress", "onnx",
     "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",

@@ -1,6 +1,6 @@
 """Language model step as `infer optimize` makes it, and timed calls of it.
 
-Random weights can't pass the fidelity gate and have no float form worth compiling, so the street is walked by its
+Random weights can't pass the fidelity gate and have no float form worth compiling, so the pipeline is run by its
 own functions up to the lowered step; the bench compares its logits with transformers' itself.
 """
 
@@ -30,7 +30,9 @@ from infer.llm.engine.block_manager import new_cache
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence import arrange
 from infer.pipeline import stages
+from infer.pipeline.llm_mode import find_mode
 from infer.plan import Plan
+from infer.reporter import Reporter
 
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
 # Code that decides on the compiled form; the native kernels are found when it is opened.
@@ -74,26 +76,28 @@ def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
 def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", **options: Any) -> None:
     """Load, assign formats, quantize, capture and lower into `place`; `options` are those of the plan."""
     plan = Plan(source=source, backend=backend, device="cpu", threads=threads, **options)
-    street = stages.Street(plan, stages.Watch())
-    stages.resolve(street)
-    stages.prepare_kernels(street)
-    loaded = stages.load(street)
-    original = capture.Graph(
+    reporter = Reporter()
+    run = stages.resolve(plan)
+    stages.prepare_kernels(run.plan, reporter)
+    loaded, run = stages.load(run)
+    mode = find_mode(run.plan, loaded, reporter)
+    graph = capture.Graph(
         loaded.inputs,
         loaded.inputs,
         loaded.samples,
         loaded.sizes,
-        module=stages.module_of(loaded),
+        module=loaded.module,
         task=loaded.task,
     )
-    mix = stages.layer_mix(street, loaded, original)
+    original = stages.Original(loaded, graph, mode)
+    mix = stages.layer_mix(run.plan, original)
     assign.decide(mix)
-    shrunk = stages.shrink(street, loaded, original, mix)
-    if shrunk.shape is None:
-        raise SystemExit(f"{source} has no step: {[f for f in street.findings if f.what == 'generation']}")
-    capture.save(shrunk.graph, place)
-    plugins.get("backends", backend).lower(shrunk.graph, street.plan, place)
-    (place / "shape.json").write_bytes(msgspec.json.encode(shrunk.shape))
+    small = stages.compress_model(run.plan, original, mix)
+    if small.shape is None:
+        raise SystemExit(f"{source} has no step: {small.scores_only}")
+    capture.save(small.graph, place)
+    plugins.get("backends", backend).lower(small.graph, run.plan, place)
+    (place / "shape.json").write_bytes(msgspec.json.encode(small.shape))
 
 
 class Ours:

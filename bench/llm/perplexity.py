@@ -88,9 +88,7 @@ def prepare() -> None:
 def windows() -> Tensor:
     """Return int64 [rows, 128]: those of the samples that `infer optimize` judges by."""
     plan = Plan(source=str(SOURCE), quant="nf4", backend="eager", device="cpu")
-    street = stages.Street(plan, stages.Watch())
-    stages.resolve(street)
-    return stages.load(street).samples["input_ids"]
+    return stages.load(stages.resolve(plan))[0].samples["input_ids"]
 
 
 def gguf(format: str) -> Path:

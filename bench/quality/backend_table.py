@@ -2,7 +2,7 @@
 
     python -m bench.quality.backend_table [--only 'minilm,*,int8*;digits,ort,*'] [--resume | --render]
 
-Every cell goes down the street of `infer optimize --allow-slower` and is judged by the same gate. The float form of
+Every cell is made by the stages of `infer optimize --allow-slower` and is judged by the same gate. The float form of
 each backend is lowered once and timed, interleaved, against each quantized form. All samples judge; other real text,
 or what the model brings, calibrates. Cells are merged one by one into
 bench/results/table-DATE-CPU.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that
@@ -34,10 +34,10 @@ from infer.graph import capture
 from infer.load import data_split
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
-from infer.pipeline.select import Shrunk, try_backends
-from infer.pipeline.stages import Street, Watch
+from infer.pipeline.select import Compressed, try_backends
 from infer.pipeline.trial import Trial
 from infer.plan import Plan
+from infer.reporter import Reporter
 from infer.results import Metric
 
 QUANTS = (
@@ -101,49 +101,45 @@ def plans() -> dict[str, tuple[Plan, str]]:
 def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[Cell]:
     """Yield the wanted cells of one model, format by format: a quantized model is made once for all backends."""
     with tempfile.TemporaryDirectory() as work:
-        street = Street(plan.with_(allow_slower=True), Watch())
-        stages.resolve(street)
-        loaded = stages.load(street)
+        loaded, run = stages.load(stages.resolve(plan.with_(allow_slower=True)))
         if model in CALIBRATION:
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
             loaded.calibration = data_split.without(rows, loaded.samples)
-        original = stages.float_graph(loaded, street.plan)
-        kept: list[Shrunk] = []
-        floats = FloatForms(original, Path(work) / "float", lambda: stages.float_step(loaded, kept[-1]))
+        original = stages.capture_original(run.plan, loaded, Reporter())
+        floats = FloatForms(original.graph, Path(work) / "float", lambda: original.step)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):
-            street.plan = street.plan.with_(quant=quant, backend="auto")
             folder = Path(work) / quant.replace(":", "-")
             folder.mkdir()
+            small, problem = None, ""
             try:
-                kept.append(stages.shrink(street, loaded, original))
-                capture.save(kept[-1].graph, folder)
-                problem = ""
+                small = stages.compress_model(run.plan.with_(quant=quant, backend="auto"), original)
+                capture.save(small.graph, folder)
             except InferError as error:
                 problem = str(error)
             for backend in [b for _, b, q in wanted if q == quant]:
                 print(f"{model}  {backend}  {quant}", file=sys.stderr, flush=True)
                 cell = Cell(model=model, backend=backend, quant=quant, outcome="refused", metric=metric)
-                street.plan = street.plan.with_(backend=backend)
                 why = plugins.why_not("backends", backend) or problem
+                asked = run.plan.with_(quant=quant, backend=backend)
                 yield (
                     msgspec.structs.replace(cell, why=why)
-                    if why
-                    else _tried(cell, street, original, kept[-1], folder, floats)
+                    if why or small is None
+                    else _tried(cell, asked, original.graph, small, folder, floats)
                 )
             shutil.rmtree(folder)
 
 
 def _tried(
-    cell: Cell, street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
+    cell: Cell, plan: Plan, original: capture.Graph, small: Compressed, folder: Path, floats: FloatForms
 ) -> Cell:
     try:
-        (trial,) = try_backends(street, original, shrunk, folder, floats)
+        (trial,) = try_backends(plan, original, small, folder, floats).trials
     except InferError as error:
         return msgspec.structs.replace(cell, why=str(error))
     except Exception as error:  # noqa: BLE001  a broken cell is the finding, the others go on
         traceback.print_exc()
         return msgspec.structs.replace(cell, outcome="broken", why=f"{type(error).__name__}: {error}")
-    return _judged(cell, trial, street.plan)
+    return _judged(cell, trial, plan)
 
 
 def _judged(cell: Cell, trial: Trial, plan: Plan) -> Cell:

@@ -31,6 +31,7 @@ from infer.compress.assign import budget, format_order, sensitivity
 from infer.graph.capture import flatten
 from infer.pipeline import stages
 from infer.plan import Plan
+from infer.reporter import Reporter
 
 KL = ("logits.kl", "KL, nats")
 SHOWN = {
@@ -85,14 +86,12 @@ class Bench:
 
     def __init__(self, name: str, plan: Plan, seconds: float, say: Say) -> None:
         self.name, self.say = name, say
-        street = stages.Street(plan, stages.Watch())
-        stages.resolve(street)
-        loaded = stages.load(street)
-        graph = stages.float_graph(loaded, street.plan)
-        self.mix = stages.layer_mix(street, loaded, graph)
-        self.formats = uniform_formats(street.plan)
+        loaded, run = stages.load(stages.resolve(plan))
+        original = stages.capture_original(run.plan, loaded, Reporter())
+        self.mix = stages.layer_mix(run.plan, original)
+        self.formats = uniform_formats(run.plan)
         self.mix.candidates = self._candidates()
-        rungs = format_order.ladder(street.plan)
+        rungs = format_order.ladder(run.plan)
         accepted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
         wanted = {layer: [f for f in formats if f in rungs] for layer, formats in accepted.items()}
         wanted = {layer: formats for layer, formats in wanted.items() if formats}

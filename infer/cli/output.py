@@ -15,18 +15,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..pipeline.stages import Watch
 from ..report import document, formatting, screen, terminal
+from ..reporter import Reporter
 from ..sanitize import plain
 from ..spec import Finding
 
 MAX_FACT = 1 << 16  # characters
 
 
-class Plain(Watch):
+class Plain(Reporter):
     """Progress for logs and pipes: one line for each stage; with `verbose` for each step and finding."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        super().__init__()
         self._console, self._verbose, self._start = console, verbose, time.perf_counter()
         self._stages: set[str] = set()
 
@@ -37,7 +38,7 @@ class Plain(Watch):
         seconds = time.perf_counter() - self._start
         self._print(f"{seconds:7.1f} s  {name}  {detail}")
 
-    def found(self, finding: Finding) -> None:
+    def show(self, finding: Finding) -> None:
         if self._verbose:
             self._print(f"           {sentence(finding)}")
 
@@ -45,10 +46,11 @@ class Plain(Watch):
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class Bars(Watch):
+class Bars(Reporter):
     """Progress on a terminal: a spinner for the current step, a bar for what can be counted; removed at the end."""
 
     def __init__(self, progress: Progress, *, verbose: bool = False) -> None:
+        super().__init__()
         self._progress, self._verbose = progress, verbose
         self._task = progress.add_task("starting", total=None)
 
@@ -60,7 +62,7 @@ class Bars(Watch):
     def progress(self, done: int, total: int, what: str) -> None:
         self._progress.update(self._task, completed=done, total=total)
 
-    def found(self, finding: Finding) -> None:
+    def show(self, finding: Finding) -> None:
         if self._verbose:
             self._progress.console.print(sentence(finding), markup=False, highlight=False)
 
@@ -72,11 +74,11 @@ def sentence(finding: Finding) -> str:
 
 
 @contextmanager
-def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Watch]:
+def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Reporter]:
     """Yield the progress display that fits stderr: none, plain lines or bars."""
     console = Console(stderr=True)
     if quiet:
-        yield Watch()
+        yield Reporter()
     elif not console.is_terminal:
         yield Plain(console, verbose=verbose)
     else:

@@ -33,7 +33,7 @@ def fold_batch_norms(
     if not pairs:
         return []
     return [
-        Finding("shrink", "batch norms folded", len(pairs), "layers", "into the convolutions before them")
+        Finding("compress", "batch norms folded", len(pairs), "layers", "into the convolutions before them")
     ]
 
 

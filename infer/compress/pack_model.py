@@ -27,7 +27,7 @@ from .layer_kinds import NAMES, by_rows, is_looked_up, is_stored_by_columns
 from .layers import Packed, replacement
 from .sites import Site, Weight
 
-STAGE = "shrink"
+STAGE = "compress"
 # Weights in float at a time.
 BLOCK = 1 << 22
 Progress = Callable[[int, int, str], None]

@@ -19,7 +19,7 @@ from ..spec import Finding
 from .layer_kinds import name_of
 from .layers import Packed, PackedLayer
 
-STAGE = "shrink"
+STAGE = "compress"
 LEAST = 0.1  # of the weights; below it an artifact may not be named after its format unasked
 MOST_NAMED = 4  # kinds of layers in a refusal
 

@@ -37,7 +37,7 @@ def fold_weight_norms(model: nn.Module, into: nn.Module | None = None) -> list[F
                 if value is not None:  # an object of its own: `Module.to` writes into parameters
                     setattr(other, attribute, nn.Parameter(value.detach(), requires_grad=False))
     why = "weights that normalization computed at each call"
-    return [Finding("shrink", "weight norms folded", len(names), "layers", why)] if names else []
+    return [Finding("compress", "weight norms folded", len(names), "layers", why)] if names else []
 
 
 def normalized(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -3,11 +3,13 @@
 identify(path)      what a file or folder is, without running anything in it
 load(plan)          a model whose weights are still on disk, its inputs, and real samples
 fill(loaded)        gives the weights their values, by one of `STRATEGIES`
+another(loaded)     the model once more, without opening the source again
 read_data(spec, …)  what `--data` names, as samples
 """
 
 from __future__ import annotations
 
+from .copies import another
 from .data import read_data
 from .fill_weights import STRATEGIES, fill, resolve_strategy
 from .identify import Identified, identify
@@ -18,6 +20,7 @@ __all__ = [
     "STRATEGIES",
     "Identified",
     "LoadedModel",
+    "another",
     "fill",
     "identify",
     "load",

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..errors import NotUsableError, SourceError, UsageError
 from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from .copies import copy_structure, own_parameters
 from .input_specs import resolve_inputs
 from .layer_recovery import restore_layers
 from .loaded_model import LoadedModel
@@ -49,11 +50,15 @@ class Named(nn.Module):
 def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
     """Load `file.py:factory` as the source; the module brings its own weights."""
     recipe = Recipe(plan.source)
-    with users_code(recipe.text):
-        module = recipe.build()
-    if not isinstance(module, nn.Module):
-        raise SourceError(f"expected {recipe.text} to return an nn.Module, got {type(module).__name__}")
-    return _in_memory("module", module.eval(), recipe), recipe
+
+    def build() -> nn.Module:
+        with users_code(recipe.text):
+            module = recipe.build()
+        if not isinstance(module, nn.Module):
+            raise SourceError(f"expected {recipe.text} to return an nn.Module, got {type(module).__name__}")
+        return module.eval()
+
+    return _in_memory("module", build(), build, recipe), recipe
 
 
 def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
@@ -73,7 +78,9 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
             where=plan.source,
             hint="Save the state dict in it on its own and give --model file.py:factory",
         )
-    return _in_memory("module", found.float().eval(), recipe)
+    module = found.float().eval()
+    untouched = copy_structure(module)
+    return _in_memory("module", module, lambda: copy_structure(untouched), recipe)
 
 
 def load_exported(plan: Plan) -> LoadedModel:
@@ -88,7 +95,7 @@ def load_exported(plan: Plan) -> LoadedModel:
         text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise SourceError(f"torch.export can't read it: {text}", where=plan.source) from error
     inputs, sizes = _signature(program, plan)
-    loaded = _in_memory("exported", as_module(program, inputs), None)
+    loaded = _in_memory("exported", as_module(program, inputs), lambda: as_module(program, inputs), None)
     loaded.inputs, loaded.sizes = inputs, sizes
     return loaded
 
@@ -115,8 +122,13 @@ def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
         )
     order = tuple(by_name[name] for name in names if name in by_name)
     program = _convert(script, tuple(_stand_in(spec) for spec in order), plan.source)
-    module = Named(_unguarded(program), tuple(spec.name for spec in order))
-    loaded = _in_memory("torchscript", module, recipe)
+    takes = tuple(spec.name for spec in order)
+    loaded = _in_memory(
+        "torchscript",
+        Named(_unguarded(program), takes),
+        lambda: Named(_unguarded(program), takes),
+        recipe,
+    )
     loaded.inputs = order
     why = "TorchScript is deprecated: read and converted, never written"
     loaded.findings.append(Finding("load", "converted", "torch.export", why=why))
@@ -183,6 +195,7 @@ def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
     # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
     known = "check_guards" in inspect.signature(program.module).parameters
     module = program.module(check_guards=False) if known else program.module()
+    own_parameters(module)
     restore_layers(module)
     return module
 
@@ -230,8 +243,11 @@ def _finite(bound: Any) -> bool:
     return str(bound).lstrip("-").isdigit()
 
 
-def _in_memory(kind: str, module: nn.Module, recipe: Recipe | None) -> LoadedModel:
+def _in_memory(
+    kind: str, module: nn.Module, rebuild: Callable[[], nn.Module], recipe: Recipe | None
+) -> LoadedModel:
     return LoadedModel(
+        rebuild=rebuild,
         kind=kind,
         module=module,
         reader=None,

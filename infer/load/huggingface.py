@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Mapping
@@ -56,7 +57,12 @@ def load_huggingface(plan: Plan) -> LoadedModel:
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
     reader = SafetensorsReader(_weight_files(folder))
-    model, findings = build_skeleton(lambda: _from_config(folder, task), _architecture(config))
+    settings = _settings(folder)
+
+    def build() -> tuple[nn.Module, list[Finding]]:
+        return build_skeleton(lambda: _from_config(settings, task), _architecture(config))
+
+    model, findings = build()
     if task != "text-generation":
         _refuse_other_modalities(model, config, folder)
     pooling = read_pooling(folder) if task == "embedding" else None
@@ -79,6 +85,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         meta=_meta(plan, config, folder, pooling),
         weight_bytes=num_bytes(reader),
         findings=findings,
+        rebuild=lambda: _wrap(build()[0], task, pooling),
     )
 
 
@@ -150,12 +157,19 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _from_config(folder: Path, task: str) -> nn.Module:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+def _settings(folder: Path) -> Any:
+    """The configuration object of transformers."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _from_config(settings: Any, task: str) -> nn.Module:
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    model = kinds.get(task, AutoModel).from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    own = copy.deepcopy(settings)  # a model writes into its configuration
+    model = kinds.get(task, AutoModel).from_config(own, attn_implementation="sdpa", dtype=torch.float32)
     model.tie_weights()
     return model
 

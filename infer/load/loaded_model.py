@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,3 +36,6 @@ class LoadedModel:
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     findings: list[Finding] = field(default_factory=list)
+    rebuild: Callable[[], nn.Module] | None = (
+        None  # the module anew, before `fill`, without opening the source
+    )

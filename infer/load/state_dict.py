@@ -44,6 +44,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
         renames=fit.renames,
         weight_bytes=num_bytes(reader),
         findings=findings,
+        rebuild=lambda: build_skeleton(recipe.build, recipe.text)[0],
     )
     return loaded, recipe
 

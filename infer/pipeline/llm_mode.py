@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .. import llm, load, plugins
 from ..errors import NotUsableError, UsageError
 from ..llm.step.paged_step import StepShape
 from ..load.hf_wrappers import Decoder
 from ..option_values import parse_adapters
 from ..plan import Plan
+from ..reporter import Reporter
 from ..results import ScoresOnly
 from ..spec import Finding
-from .run import Street
 
 _ANOTHER = "Without --task generate the artifact is made and scores text only"
 
@@ -27,28 +29,34 @@ def refuse_backend(plan: Plan) -> None:
         )
 
 
-def find_step(street: Street, loaded: load.LoadedModel) -> None:
-    """Set `street.step_shape`, or `street.scores_only` to the reason why there is none.
+@dataclass(frozen=True)
+class LlmMode:
+    """How a model runs: as a step of that `shape` which generates, or whole; of a language model then why."""
 
-    With `--task generate` that reason is a `NotUsableError`, before anything is quantized or compiled.
+    shape: StepShape | None = None
+    scores_only: ScoresOnly | None = None
+
+
+def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
+    """Decide whether a language model will be a step that generates, or scores whole windows of text.
+
+    With `--task generate` the reason why it can't is a `NotUsableError`, before anything is quantized or compiled.
     """
-    plan, module = street.plan, loaded.module
     if loaded.task != "text-generation":
         if plan.task != "auto":
             raise UsageError(
                 f"--task {plan.task} is for language models, the task of this one is {loaded.task}"
             )
-        return
+        return LlmMode()
     try:
-        street.step_shape = _probed(plan, loaded)
-        if plan.task == "generate" and isinstance(module, Decoder):
-            street.watch.step("capture", "the step of the float original")
-            llm.capture_step(module.model, street.step_shape)
+        shape = _probed(plan, loaded)
+        if plan.task == "generate" and isinstance(loaded.module, Decoder):
+            reporter.step("capture", "the step of the float original")
+            llm.capture_step(loaded.module.model, shape)
     except NotUsableError as error:
-        no_step(street, str(error))
-    else:
-        adapters = street.step_shape.adapters
-        street.found([street.step_shape.finding(), *(adapters.findings() if adapters is not None else ())])
+        return LlmMode(scores_only=no_step(plan, str(error), reporter))
+    reporter.found([shape.finding(), *(shape.adapters.findings() if shape.adapters is not None else ())])
+    return LlmMode(shape)
 
 
 def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
@@ -65,9 +73,9 @@ def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
     )
 
 
-def no_step(street: Street, reason: str) -> None:
+def no_step(plan: Plan, reason: str, reporter: Reporter) -> ScoresOnly:
     """Note that the artifact will score text only; raise instead where it must generate."""
-    if street.plan.task == "generate":
+    if plan.task == "generate":
         raise NotUsableError(f"this model can't generate: {reason}", hint=_ANOTHER)
-    street.step_shape, street.scores_only = None, ScoresOnly(reason, by_model=True)
-    street.found([Finding("capture", "generation", False, why=reason)])
+    reporter.found([Finding("capture", "generation", False, why=reason)])
+    return ScoresOnly(reason, by_model=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from safetensors.torch import save_file
 
-from .. import __version__, load, plugins
+from .. import __version__, plugins
 from .. import device as hardware
 from ..artifact import golden, store
-from ..compress import assign
 from ..graph import capture
 from ..report import document, html, memory, roofline
-from .run import Street
-from .trial import Trial
+from ..reporter import Reporter
+from ..spec import Finding
+from .original import Original
+from .run import Resolved
+from .select import Compressed, Selected
 
 
 @dataclass
@@ -29,17 +32,18 @@ class Outcome:
 
 
 def publish(
-    street: Street,
-    loaded: load.LoadedModel,
-    original: capture.Graph,
-    best: Trial,
-    mix: assign.Mix,
+    run: Resolved,
+    original: Original,
+    small: Compressed,
+    selected: Selected,
     ceiling: roofline.Ceiling,
     folder: Path,
     output: Path,
+    reporter: Reporter,
 ) -> Outcome:
     """Complete the staged `folder` and put it at `output`."""
-    street.watch.step("publish", str(output))
+    loaded, best = original.loaded, selected.trial
+    reporter.step("publish", str(output))
     shutil.move(best.folder / "compiled", folder / "compiled") if (
         best.folder / "compiled"
     ).exists() else None
@@ -47,7 +51,7 @@ def publish(
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():
         save_file(tensors, folder / "golden" / f"{name}.safetensors")
-    street.found([golden.finding(street.plan, best.golden, loaded.samples_from)])
+    reporter.found([golden.finding(run.plan, best.golden, loaded.samples_from)])
     for name, path in loaded.files.items():
         shutil.copyfile(path, folder / name)
     best.close()
@@ -55,15 +59,15 @@ def publish(
     if plugins.get("backends", best.backend).PORTABLE:
         shutil.rmtree(folder / "weights", ignore_errors=True)
         (folder / capture.PROGRAM).unlink(missing_ok=True)
-    measured = memory.probe(best.backend, folder, street.plan.device, shape=best.shape)
-    street.found(measured.findings())
-    manifest = _manifest(street, loaded, original, best, mix, output)
+    measured = memory.probe(best.backend, folder, run.plan.device, shape=best.shape)
+    reporter.found(measured.findings())
+    manifest = _manifest(run, original, small, selected, reporter.findings, output)
     results = document.Results(
         fidelity=best.fidelity,
         latency=best.latency,
         size=store.size(folder),
         baseline=best.baseline,
-        backends=street.backends,
+        backends=selected.backends,
         original_size=loaded.weight_bytes,
         ceiling=ceiling,
         memory=measured,
@@ -89,37 +93,39 @@ def _adopt(chosen: Path, folder: Path) -> None:
 
 
 def _manifest(
-    street: Street,
-    loaded: load.LoadedModel,
-    original: capture.Graph,
-    best: Trial,
-    mix: assign.Mix,
+    run: Resolved,
+    original: Original,
+    small: Compressed,
+    selected: Selected,
+    findings: Sequence[Finding],
     output: Path,
 ) -> store.Manifest:
     """The plan in it pins the format of every layer, so that it makes the same artifact again."""
-    pins = {layer.name: layer.format for layer in mix.layers}
+    best, graph, loaded = selected.trial, original.graph, original.loaded
+    pins = {layer.name: layer.format for layer in small.layers}
+    plan = run.plan.with_(backend=best.backend, layers=pins)
     backend = plugins.get("backends", best.backend)
-    share = best.quantized or mix.quantized
+    share = best.quantized or small.quantized
     meta = dict(loaded.meta)
     if best.shape is not None:
         meta["generation"] = msgspec.to_builtins(best.shape)
     return store.Manifest(
         name=output.name.removesuffix(".infer"),
         made_with=f"infer {__version__}",
-        plan=street.plan.with_(layers=pins),
-        choices=tuple(street.choices),
+        plan=plan,
+        choices=(*run.choices, selected.choice),
         backend=best.backend,
-        device=street.plan.device,
-        task=original.task,
-        inputs=original.inputs,
-        outputs=original.outputs,
-        sizes=dict(original.sizes),
-        target=backend.target(street.plan.device),
+        device=plan.device,
+        task=graph.task,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        sizes=dict(graph.sizes),
+        target=backend.target(plan.device),
         versions=hardware.versions(),
         meta=meta,
-        verdict=(*best.verdicts(street.plan), *([share] if share else [])),
-        findings=tuple(street.findings),
-        layers=mix.layers,
+        verdict=(*best.verdicts(plan), *([share] if share else [])),
+        findings=tuple(findings),
+        layers=small.layers,
         samples_from=loaded.samples_from,
         scores_only=best.scores_only,
     )

@@ -1,18 +1,17 @@
-"""One run down the street: what was asked, what was decided and found so far, and who watches."""
+"""The plan of one run: what excludes each other is refused, every "auto" becomes a value and a reason, once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from .. import compress, plugins
 from .. import device as hardware
 from ..compress import assign
 from ..errors import NotUsableError, UsageError, unknown
-from ..llm.step.paged_step import StepShape
 from ..option_values import TASKS
 from ..plan import Plan
-from ..results import BackendResult, ScoresOnly
-from ..spec import Choice, Finding
+from ..reporter import Reporter
+from ..spec import Choice
 from ..thresholds import default_kv_dtype
 
 _WHY_KV = {
@@ -22,57 +21,21 @@ _WHY_KV = {
 }
 
 
-class Watch:
-    """What a person sees while it runs; the command line overrides it, the Python API stays silent."""
-
-    def step(self, name: str, detail: str = "") -> None: ...
-
-    def progress(self, done: int, total: int, what: str) -> None: ...
-
-    def found(self, finding: Finding) -> None: ...
-
-
-@dataclass
-class Street:
-    """The state of one run: everything found so far, in order."""
+@dataclass(frozen=True)
+class Resolved:
+    """A plan without "auto" but the backend, which the trials decide, and the reasons of what was chosen."""
 
     plan: Plan
-    watch: Watch
-    asked: str = "auto"  # the backend
-    choices: list[Choice] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    backends: list[BackendResult] = field(default_factory=list)
-    step_shape: StepShape | None = None  # of a language model that will generate
-    scores_only: ScoresOnly | None = None  # of one that will not
+    choices: tuple[Choice, ...] = ()
 
-    def found(self, findings: list[Finding]) -> None:
-        for finding in findings:
-            self.findings.append(finding)
-            self.watch.found(finding)
-
-    def tried(self, result: BackendResult) -> None:
-        self.backends.append(result)
-        self.found([result.finding()])
-
-    def step(self, name: str, detail: str = "") -> None:
-        self.watch.step(name, detail)
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        self.watch.progress(done, total, what)
-
-    def again(self) -> None:
-        """What a round found that another one will find anew."""
-        self.findings = [
-            f
-            for f in self.findings
-            if f.stage not in ("shrink", "layer", "lower", "backend", "compare", "time")
-        ]
-        self.backends.clear()
-        self.choices = [c for c in self.choices if c.what != "backend"]
+    def choose(self, field: str, value: str, reason: str) -> Resolved:
+        """Give a field of the plan another value than the one asked for."""
+        choice = Choice(field, str(getattr(self.plan, field)), value, reason)
+        return replace(self, plan=self.plan.with_(**{field: value}), choices=(*self.choices, choice))
 
 
-def resolve_plan_names(plan: Plan) -> Plan:
-    """Unknown names, and options that exclude each other, fail before anything is loaded."""
+def check_plan(plan: Plan) -> Plan:
+    """Refuse unknown names, and options that exclude each other, before anything is loaded."""
     if plan.bits is not None and plan.max_drop is not None:
         raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
     if plan.task not in TASKS:
@@ -89,37 +52,47 @@ def resolve_plan_names(plan: Plan) -> Plan:
     return plan
 
 
-def resolve(street: Street) -> None:
-    """Turn every "auto" into a value and a reason, once."""
-    plan = street.plan
-    device = hardware.resolve(plan.device)
-    street.choices.append(device)
+def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
+    """Check the plan and turn every "auto" that needs no model into a value and a reason.
+
+    Raises `UsageError` for a wrong plan, `NotUsableError` for a backend that this machine can't run.
+    """
+    device = hardware.resolve(check_plan(plan).device)
+    run = Resolved(plan.with_(device=device.value), (device,))
     if plan.dtype == "auto":
         dtype = "float32" if device.value == "cpu" else "bfloat16"
         why = "CPUs without half-precision units are slower in it" if dtype == "float32" else "tensor cores"
-        street.choices.append(Choice("dtype", "auto", dtype, why))
-    else:
-        dtype = plan.dtype
-    hardware.use_tf32(dtype, device.value)
-    street.plan = plan = plan.with_(device=device.value, dtype=dtype)
-    street.asked = plan.backend
+        run = run.choose("dtype", dtype, why)
+    hardware.use_tf32(run.plan.dtype, device.value)
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
         least = assign.smallest(plan.bits)
-        street.choices.append(Choice("quant", "none", least, "the smallest format that the budget may use"))
-        street.plan = plan = plan.with_(quant=least)
-    if plan.kv_dtype == "auto":
-        kv = default_kv_dtype(plan)
-        street.choices.append(Choice("kv_dtype", "auto", kv, _WHY_KV[kv]))
-        street.plan = plan = plan.with_(kv_dtype=kv)
-    if plan.backend == "trt" and plan.quant == "int8":
-        why = "TensorRT computes int8 only with calibrated scales"
-        street.choices.append(Choice("quant", "int8", "int8:static", why))
-        street.plan = plan = plan.with_(quant="int8:static")
+        run = run.choose("quant", least, "the smallest format that the budget may use")
+    if run.plan.backend == "trt" and run.plan.quant == "int8":
+        run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"
         raise NotUsableError(
             f"backend {plan.backend} is not usable on this machine: {reason}",
             hint=f"Use --backend {other}, or run 'infer doctor'",
         )
-    if (limited := hardware.fit_threads(plan.threads)) is not None:
-        street.found([limited])
+    if (limited := hardware.fit_threads(plan.threads)) is not None and reporter is not None:
+        reporter.found([limited])
+    return run
+
+
+def resolve_cache(run: Resolved, task: str) -> Resolved:
+    """Choose the dtype of the KV cache of a language model; of other models nothing may be asked of one.
+
+    Raises `UsageError` when something was.
+    """
+    plan = run.plan
+    if task != "text-generation":
+        if plan.kv_dtype != "auto" or plan.chat_template is not None:
+            raise UsageError(
+                f"--kv-dtype and --chat-template are for language models, the task of this one is {task}"
+            )
+        return run
+    if plan.kv_dtype != "auto":
+        return run
+    dtype = default_kv_dtype(plan)
+    return run.choose("kv_dtype", dtype, _WHY_KV[dtype])

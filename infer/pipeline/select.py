@@ -7,45 +7,63 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
 from .. import fidelity, latency, library_errors, plugins
-from ..errors import GateError, InferError, NotUsableError, ResourceError
+from ..errors import GateError, NotUsableError, ResourceError
 from ..graph import capture
 from ..llm.step.paged_step import StepShape
 from ..plan import Plan
+from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
-from ..spec import Choice, Finding
+from ..spec import Choice, Finding, LayerChoice
 from ..thresholds import coarser_cache
 from .float_reference import EAGER, FloatForms
-from .run import Street
 from .trial import Trial, run_trial
 from .trial_timing import time_trials
 
 
-@dataclass
-class Shrunk:
-    """What is lowered. Of a language model that can generate `graph` is its step, of that `shape`; `windows` captures
-    the whole-window form, for backends that have no paged attention."""
+@dataclass(frozen=True)
+class Compressed:
+    """The smaller model as it is lowered. Of a language model that can generate `graph` is its step, of that `shape`;
+    `windows` captures the whole-window form, for backends that have no paged attention."""
 
     graph: capture.Graph
     module: nn.Module | None
     shape: StepShape | None = None
     windows: Callable[[], capture.Graph] | None = None
+    scores_only: ScoresOnly | None = None
+    layers: tuple[LayerChoice, ...] = ()
+    quantized: str = ""  # the share of the weights, as the verdict says it
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The trial to publish, why it is this one, and how every backend fared."""
+
+    trial: Trial
+    choice: Choice
+    backends: tuple[BackendResult, ...]
 
 
 def try_backends(
-    street: Street, original: capture.Graph, shrunk: Shrunk, folder: Path, floats: FloatForms
-) -> list[Trial]:
+    plan: Plan,
+    original: capture.Graph,
+    small: Compressed,
+    folder: Path,
+    floats: FloatForms,
+    reporter: Reporter | None = None,
+    *,
+    only: str = "auto",
+) -> Trials:
     """Lower, compare and time on every backend that may run the graph. Plain torch is tried too when no other can, or
-    when each of them is slower than it in float.
+    when each of them is slower than it in float. `only`: the backend that an earlier attempt chose.
 
     Raises `NotUsableError` when none can run it, `ResourceError` when memory or disk was what stopped one.
     """
-    tried = _Tried(street, original, shrunk, folder, floats)
-    names = candidates(street.plan, steps=shrunk.shape is not None)
+    tried = Trials(plan, original, small, folder, floats, reporter or Reporter())
+    names = candidates(plan, steps=small.shape is not None) if only == "auto" else [only]
     for name in names:
         if name != "eager" or not tried.trials:
             tried.run(name)
@@ -56,69 +74,67 @@ def try_backends(
     if not tried.trials and tried.full is not None:
         raise tried.full
     if not tried.trials:
-        why = "; ".join(tried.errors)
+        why = "; ".join(f"{result.name}: {result.why}" for result in tried.refused)
         raise NotUsableError(f"no backend can run this model: {why}", hint="Run 'infer doctor'")
-    return tried.trials
+    return tried
 
 
 @dataclass
-class _Tried:
-    """The trials of one graph so far, and why others failed."""
+class Trials:
+    """The trials of one compressed model so far, and the backends that refused it."""
 
-    street: Street
+    plan: Plan
     original: capture.Graph
-    shrunk: Shrunk
+    small: Compressed
     folder: Path
     floats: FloatForms
+    reporter: Reporter
     trials: list[Trial] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    refused: list[BackendResult] = field(default_factory=list)
     full: ResourceError | None = None
 
     def run(self, name: str) -> None:
         """Lower on one backend and compare; a refusal is noted."""
-        street, plan = self.street, self.street.plan.with_(backend=name)
-        small, shape, place, why = self._form(name)
-        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(
-            small, street.plan
-        )
+        plan = self.plan.with_(backend=name)
+        small, shape, place, scores_only = self._form(name)
+        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(small, self.plan)
         if reason:
-            street.tried(BackendResult(name, "refused", None, reason))
-            self.errors.append(f"{name}: {reason}")
+            self._refuse(name, reason)
             return
-        at = _Steps(street)
+        at = _Steps(self.reporter)
         at.step("lower", name)
         work = self.folder / "trials" / name
         try:
             trial = run_trial(plan, self.original, small, place, work, at.step, self.floats, shape)
-            trial.scores_only = why
+            trial.scores_only = scores_only
             self.trials.append(trial)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
-            refusal = _refused(street, name, at.name, error, _others(name, small, plan))
-            self.full = refusal if isinstance(refusal, ResourceError) else self.full
-            self.errors.append(f"{name}: {refusal}")
+            self._failed(name, at.name, error, _others(name, small, plan))
 
     def _form(self, name: str) -> tuple[capture.Graph, StepShape | None, Path, ScoresOnly | None]:
         """The graph for a backend, its shape as a step, its folder, and why it only scores text."""
-        shrunk = self.shrunk
-        if shrunk.shape is None or plugins.get("backends", name).STEPS or shrunk.windows is None:
-            return shrunk.graph, shrunk.shape, self.folder, self.street.scores_only
+        small = self.small
+        if small.shape is None or plugins.get("backends", name).STEPS or small.windows is None:
+            return small.graph, small.shape, self.folder, small.scores_only
         why = ScoresOnly(f"{name} has no attention over a paged KV cache", by_model=False)
-        self.street.found([Finding("lower", "generation", False, why=why.reason)])
-        small, place = shrunk.windows(), self.folder / "trials" / f"windows-{name}"
-        shutil.rmtree(place, ignore_errors=True)  # of a round before layers rose
+        self.reporter.found([Finding("lower", "generation", False, why=why.reason)])
+        graph, place = small.windows(), self.folder / "trials" / f"windows-{name}"
+        shutil.rmtree(place, ignore_errors=True)  # of an attempt before layers rose
         place.mkdir(parents=True)
-        capture.save(small, place)
-        return small, None, place, why
+        capture.save(graph, place)
+        return graph, None, place, why
 
     def time(self) -> None:
         """Time what was not timed yet; a trial that can't run at the batch sizes of the plan leaves."""
 
         def failed(trial: Trial, error: Exception) -> None:
             self.trials.remove(trial)
-            self.errors.append(f"{trial.backend}: {_refused(street, trial.backend, 'time', error, [])}")
+            self._failed(trial.backend, "time", error, [])
 
-        street, new = self.street, [t for t in self.trials if not t.latency]
-        street.found(time_trials(street.plan, self.original, new, self.floats, street.watch.step, failed))
+        new = [trial for trial in self.trials if not trial.latency]
+        self.reporter.found(
+            time_trials(self.plan, self.original, new, self.floats, self.reporter.step, failed)
+        )
 
     def lost_to_plain_torch(self) -> bool:
         """True when every trial that was timed is slower than torch eager at a batch size, and that was not tried."""
@@ -126,26 +142,35 @@ class _Tried:
         absent = all(t.backend != "eager" for t in self.trials)
         return bool(timed) and absent and all(t.loses_to(EAGER) for t in timed)
 
+    def _failed(self, name: str, stage: str, error: Exception, others: list[str]) -> None:
+        """Note a refusal where other backends may still do; raise it where this one was asked for."""
+        refusal = library_errors.of_backend(name, stage, error, others)
+        if self.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
+            raise refusal from (None if refusal is error else error)
+        self.full = refusal if isinstance(refusal, ResourceError) else self.full
+        self._refuse(name, str(refusal))
 
-def _refused(street: Street, name: str, stage: str, error: Exception, others: list[str]) -> InferError:
-    """A refusal that is noted where other backends may still do; raised where this one was asked for."""
-    refusal = library_errors.of_backend(name, stage, error, others)
-    if street.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
-        raise refusal from (None if refusal is error else error)
-    street.tried(BackendResult(name, "refused", None, str(refusal)))
-    return refusal
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused.append(BackendResult(name, "refused", None, why))
+        self.reporter.found([self.refused[-1].finding()])
+
+    def close(self) -> None:
+        """Forget the trials and what they wrote: layers rose."""
+        for trial in self.trials:
+            trial.close()
+            shutil.rmtree(trial.folder.parent)
 
 
 @dataclass
 class _Steps:
     """Which step of a trial was begun last."""
 
-    street: Street
+    reporter: Reporter
     name: str = ""
 
     def step(self, name: str, detail: str) -> None:
         self.name = name
-        self.street.watch.step(name, detail)
+        self.reporter.step(name, detail)
 
 
 def _others(name: str, graph: capture.Graph, plan: Plan) -> list[str]:
@@ -170,26 +195,27 @@ def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
     return sorted(names, key=lambda name: name == "eager")
 
 
-def choose(street: Street, trials: list[Trial]) -> Trial:
-    """The trial to publish of those that pass their gates; when none passes, of all (a gate then speaks).
+def choose(tried: Trials) -> Selected:
+    """Choose the trial to publish of those that pass their gates; when none passes, of all (a gate then speaks).
 
     It is the one whose worst batch size is nearest to the fastest trial at that size, so that a gain at a large batch
     doesn't hide a loss at a small one; within the 3 % of the speed gate the least total time decides.
     """
-    passing = [t for t in trials if t.failure(street.plan) is None]
-    pool = passing or trials
+    plan, trials = tried.plan, tried.trials
+    pool = [t for t in trials if t.failure(plan) is None] or trials
     ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst(t, pool)), t.seconds))
     best = ranked[0]
-    asked = street.asked
-    why = _why(best, ranked) if asked == "auto" else "asked for"
-    street.choices.append(Choice("backend", asked, best.backend, why))
-    for trial in trials:
-        outcome: Literal["chosen", "tried"] = "chosen" if trial is best else "tried"
-        seconds = trial.seconds if trial.latency else None
-        street.tried(BackendResult(trial.backend, outcome, seconds, trial.verdict))
-    street.plan = street.plan.with_(backend=best.backend)
-    street.found([*best.findings, *(metric.finding() for metric in best.fidelity)])
-    return best
+    why = _why(best, ranked) if plan.backend == "auto" else "asked for"
+    results = [_result(trial, chosen=trial is best) for trial in trials]
+    tried.reporter.found([*(result.finding() for result in results), *best.findings])
+    tried.reporter.found(metric.finding() for metric in best.fidelity)
+    choice = Choice("backend", plan.backend, best.backend, why)
+    return Selected(best, choice, (*tried.refused, *results))
+
+
+def _result(trial: Trial, *, chosen: bool) -> BackendResult:
+    seconds = trial.seconds if trial.latency else None
+    return BackendResult(trial.backend, "chosen" if chosen else "tried", seconds, trial.verdict)
 
 
 def _worst(trial: Trial, pool: Sequence[Trial]) -> float:
@@ -213,31 +239,32 @@ def _why(best: Trial, ranked: Sequence[Trial]) -> str:
 
 
 def enforce(
-    street: Street,
+    plan: Plan,
     best: Trial,
-    original: nn.Module | None,
-    module: nn.Module | None,
-    graph: capture.Graph,
+    original: capture.Graph,
+    float_module: nn.Module | None,
+    small_module: nn.Module | None,
     stuck: str = "",
 ) -> None:
-    """The two gates. The fidelity gate names the worst layers, and why none rises; both say the way out."""
-    reason = best.unfaithful(street.plan)
+    """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises; both say the way
+    out."""
+    reason = best.unfaithful(plan)
     if reason:
         worst = ""
-        if original is not None and module is not None and street.plan.quant != "none":
-            rows = {name: value[:4] for name, value in graph.samples.items()}
-            layers = fidelity.worst_layers(original, module, rows)
+        if float_module is not None and small_module is not None and plan.quant != "none":
+            rows = {name: value[:4] for name, value in original.samples.items()}
+            layers = fidelity.worst_layers(float_module, small_module, rows)
             worst = "; worst layers: " + ", ".join(f"{layer.name} {_error(layer.error)}" for layer in layers)
         worst += f"; {stuck}" if stuck else ""
         milder = "Choose a milder --quant"
-        if coarser_cache(street.plan) and best.shape is not None:
-            worst += f"; the KV cache is {street.plan.kv_dtype}, coarser than the weights"
+        if coarser_cache(plan) and best.shape is not None:
+            worst += f"; the KV cache is {plan.kv_dtype}, coarser than the weights"
             milder = "Keep keys and values exact with --kv-dtype fp32"
         raise GateError(
             f"refused, not faithful enough: {reason}{worst}",
             hint=f"Nothing was published. {milder}, or allow more with --max-error",
         )
-    if best.slower and not street.plan.allow_slower:
+    if best.slower and not plan.allow_slower:
         raise GateError(
             f"refused, slower: {best.verdict}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",

@@ -1,278 +1,223 @@
-"""optimize(): the one-way street from a source to a published artifact.
+"""optimize(): from a source to a published artifact.
 
-    source ─ load ─▶ model ─ shrink ─▶ smaller model ─ capture ─▶ graph ─ lower ─▶ runner ─ compare, time ─▶ artifact
+    load ─▶ capture ─▶ compress ─▶ candidates ─▶ select ─▶ fidelity ─▶ publish
 
-The float reference travels beside it. Each step returns findings; a gate that fails raises and nothing is published.
+Each stage takes typed values and returns typed values; what people read goes to the reporter. The float original
+travels beside the compressed model, and a gate that fails raises: then nothing is published.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
+from dataclasses import replace
 from pathlib import Path
-
-from torch import nn
 
 from .. import compress, llm, plugins
 from .. import load as sources
 from ..artifact import store
 from ..compress import assign
-from ..errors import NotUsableError, UsageError
+from ..errors import NotUsableError
 from ..graph import capture
 from ..kernels import cpu
 from ..llm.step.schedule_consistency import require_float_step
 from ..llm.text import chat_template
-from ..load.hf_wrappers import Decoder
 from ..plan import Plan
 from ..report import roofline
-from ..spec import DTYPES, Finding
+from ..reporter import Reporter
+from ..spec import DTYPES, Finding, TensorSpec
 from .float_reference import FloatForms
-from .llm_mode import find_step, no_step, refuse_backend
+from .llm_mode import no_step, refuse_backend
+from .original import Original, capture_original, captured, decoder_of, float_graph, module_of
 from .publish import Outcome, publish
-from .run import Street, Watch, resolve, resolve_plan_names
-from .select import Shrunk, choose, enforce, try_backends
-from .trial import Trial
+from .run import Resolved, resolve, resolve_cache
+from .select import Compressed, Selected, choose, enforce, try_backends
 
-__all__ = ["Outcome", "Street", "Watch", "float_graph", "float_step", "load", "optimize", "resolve", "shrink"]
+__all__ = [
+    "Original",
+    "Outcome",
+    "Reporter",
+    "capture_original",
+    "compress_model",
+    "float_graph",
+    "optimize",
+    "resolve",
+]
 
 
-def optimize(plan: Plan, output: Path, *, watch: Watch | None = None, replace: bool = False) -> Outcome:
-    """Optimize the model of `plan.source`, check it against the original and publish the artifact `output`.
+def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, replace: bool = False) -> Outcome:
+    """Make the artifact `output` of `plan.source`. Raises an `InferError`, and then leaves nothing behind.
 
-    `watch` is told of progress and findings; `replace` overwrites an artifact. Nothing is published when this raises:
-
-    - `UsageError`: an option is wrong, or options exclude each other.
-    - `SourceError`, `UnsafeSourceError`: the model file is damaged, or holds code and `plan.trust_code` is not set.
-    - `GateError`: less faithful than the limits of the precision class, or slower than the fastest float form.
-    - `NotUsableError`: this machine or this model can't run with the backend, format or device asked for.
-    - `BusyError`: the output exists, or another process writes it.
-    - `ResourceError`: out of memory or disk.
+    `GateError`: less faithful than the limits of its precision class, or slower than the fastest float form.
     """
-    street = Street(resolve_plan_names(plan), watch or Watch())
-    resolve(street)
-    refuse_backend(street.plan)
-    prepare_kernels(street)
+    reporter = reporter or Reporter()
+    run = resolve(plan, reporter)
+    refuse_backend(run.plan)
+    prepare_kernels(run.plan, reporter)
     with store.stage(output, replace=replace) as folder:
-        street.watch.step("load", plan.source)
-        loaded = load(street)
-        find_step(street, loaded)
-        street.watch.step("capture", "the float original")
-        original = float_graph(loaded, street.plan)
-        if original.program is not None and street.plan.quant != "none":
-            compress.fold_batch_norms(module_of(loaded), original.program)
-            compress.fold_weight_norms(module_of(loaded))
-            split_recurrent(loaded)
-        mix = layer_mix(street, loaded, original)
+        loaded, run = load(run, reporter)
+        original = capture_original(run.plan, loaded, reporter)
+        mix = layer_mix(run.plan, original, reporter)
         assign.decide(mix)
-        original, best = build(street, loaded, original, mix, folder)
-        ceiling = roofline.probe(original, best.reads, street.plan, shape=best.shape)
-        street.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
-        return publish(street, loaded, original, best, mix, ceiling, folder, output)
+        small, selected = search(run.plan, original, mix, folder, reporter)
+        best = selected.trial
+        ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
+        reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
+        return publish(run, original, small, selected, ceiling, folder, output, reporter)
 
 
-def prepare_kernels(street: Street) -> None:
+def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
     """Compile the native kernels where that was not done yet, so that nobody waits for it unknowing."""
-    if street.plan.quant != "none" and street.plan.device == "cpu" and not cpu.built():
-        street.step("prepare", "compiling the native kernels, once for this machine")
-        cpu.why_not(street.progress)
+    if plan.quant != "none" and plan.device == "cpu" and not cpu.built():
+        reporter.step("prepare", "compiling the native kernels, once for this machine")
+        cpu.why_not(reporter.progress)
 
 
-def load(street: Street) -> sources.LoadedModel:
-    loaded = sources.load(street.plan)
+def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.LoadedModel, Resolved]:
+    """Open the source, once, and give the model its weights; choose what depends on its task."""
+    reporter = reporter or Reporter()
+    reporter.step("load", run.plan.source)
+    loaded = sources.load(run.plan)
+    run = resolve_cache(run, loaded.task)
     if loaded.task == "text-generation":
-        loaded.files, found = chat_template.carry(street.plan.chat_template, loaded.files)
-        street.found(found)
-    else:
-        _without_cache(street, loaded.task)
-    street.found(loaded.findings)
-    street.found([Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)])
+        loaded.files, found = chat_template.carry(run.plan.chat_template, loaded.files)
+        reporter.found(found)
+    origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
+    reporter.found([*loaded.findings, *origin])
     if loaded.module is not None:
-        street.found(sources.fill(loaded))
-    return loaded
+        reporter.found(sources.fill(loaded))
+    return loaded, run
 
 
-def _without_cache(street: Street, task: str) -> None:
-    """Only language models have a KV cache; what was asked of one is refused, what "auto" became forgotten."""
-    asked = street.plan.kv_dtype != "auto" and "kv_dtype" not in {c.what for c in street.choices}
-    if asked or street.plan.chat_template is not None:
-        raise UsageError(
-            f"--kv-dtype and --chat-template are for language models, the task of this one is {task}"
-        )
-    street.choices = [c for c in street.choices if c.what != "kv_dtype"]
-    street.plan = street.plan.with_(kv_dtype="auto")
-
-
-def split_recurrent(loaded: sources.LoadedModel) -> None:
-    """Make the weight matrices of recurrent layers quantizable, under names of their own."""
-    held = loaded.renames
-    split = compress.split_recurrent(module_of(loaded))
-    loaded.renames = {**held, **{new: held.get(old, old) for new, old in split.items()}}
-
-
-def float_graph(loaded: sources.LoadedModel, plan: Plan) -> capture.Graph:
-    """The float original as a graph; nothing about it was changed."""
-    if loaded.onnx is not None:
-        outputs = tuple(loaded.meta.get("outputs", ()))
-        return capture.Graph(
-            loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task
-        )
-    if loaded.load == "offload":
-        module = module_of(loaded).eval()
-        return capture.Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
-    return _captured(loaded, module_of(loaded))
-
-
-def module_of(loaded: sources.LoadedModel) -> nn.Module:
-    if loaded.module is None:
-        raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
-    return loaded.module
-
-
-def _captured(loaded: sources.LoadedModel, module: nn.Module) -> capture.Graph:
-    return capture.capture(
-        module.eval(),
-        loaded.inputs,
-        loaded.samples,
-        sizes=loaded.sizes,
-        outputs=loaded.outputs,
-        task=loaded.task,
-    )
-
-
-def layer_mix(street: Street, loaded: sources.LoadedModel, original: capture.Graph) -> assign.Mix:
+def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Mix:
     """What formats are decided on: the float model, its calibration rows, a call of it."""
-    in_memory = original.onnx is None and loaded.load != "offload"
-    decoder = loaded.module.model if in_memory and isinstance(loaded.module, Decoder) else None
+    loaded = original.loaded
+    decoder = decoder_of(loaded) if original.is_in_memory else None
+    steps = plan.backend == "auto" or plugins.get("backends", plan.backend).STEPS
     real = assign.Real(
-        loaded.module if in_memory else None,
+        loaded.module if original.is_in_memory else None,
         loaded.inputs,
-        tuple(spec.name for spec in original.outputs),
+        tuple(spec.name for spec in original.graph.outputs),
         loaded.task,
         loaded.samples,
         loaded.calibration,
-        steps=decoder is not None and _runs_as_step(street),
+        steps=decoder is not None and original.mode.shape is not None and steps,
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
     )
-    return assign.Mix(street.plan, real, street)
+    return assign.Mix(plan, real, reporter or Reporter())
 
 
-def _runs_as_step(street: Street) -> bool:
-    """True for a decoder that will be lowered as a step; else whole windows of tokens are what runs."""
-    name = street.plan.backend
-    return street.step_shape is not None and (name == "auto" or plugins.get("backends", name).STEPS)
+def search(
+    plan: Plan, original: Original, mix: assign.Mix, folder: Path, reporter: Reporter
+) -> tuple[Compressed, Selected]:
+    """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
 
-
-def build(
-    street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: assign.Mix, folder: Path
-) -> tuple[capture.Graph, Trial]:
-    """Shrink, lower, compare and time; sensitive layers rise as long as the fidelity gate fails and they can.
-
-    Returns the float original, its outputs named, and the trial that was chosen.
+    Raises `GateError` for what is chosen in the end and still fails a gate.
     """
-    kept: list[Shrunk] = []
-    module = loaded.module if original.program is not None else None
-    floats = FloatForms(original, folder / "trials" / "float", lambda: float_step(loaded, kept[-1]), module)
+    is_torch = original.graph.program is not None
+    floats = FloatForms(
+        original.graph,
+        folder / "trials" / "float",
+        lambda: original.step,
+        original.loaded.module if is_torch else None,
+    )
+    judged, backend = False, plan.backend
     while True:
-        street.watch.step("shrink", street.plan.quant)
-        shrunk = shrink(street, loaded, original, mix)
-        if shrunk.shape is not None:
-            if not kept:
-                judge_float_step(street, loaded, shrunk.shape, original)
-            kept.append(shrunk)
-        if original.module is not None:
-            outputs = shrunk.graph.outputs if shrunk.shape is None else llm.window_outputs(shrunk.shape)
-            original = dataclasses.replace(original, outputs=outputs)
-        capture.save(shrunk.graph, folder)
-        trials = try_backends(street, original, shrunk, folder, floats)
-        best = choose(street, trials)
-        stuck = assign.rise(mix, best.fidelity) if best.unfaithful(street.plan) else ""
+        attempt = reporter.attempt()
+        attempt.step("compress", plan.quant)
+        small = compress_model(plan, original, mix, attempt)
+        if small.shape is not None and not judged:
+            judge_float_step(original, small.shape, reporter)
+            judged = True
+        if original.graph.module is not None:
+            original.graph = replace(original.graph, outputs=_outputs(small))
+        capture.save(small.graph, folder)
+        tried = try_backends(plan, original.graph, small, folder, floats, attempt, only=backend)
+        selected = choose(tried)
+        best = selected.trial
+        stuck = assign.rise(mix, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:
-            enforce(street, best, loaded.module, shrunk.module, original, stuck)
-            return original, best
-        for trial in trials:
-            trial.close()
-            shutil.rmtree(trial.folder.parent)
+            reporter.keep(attempt)
+            enforce(plan, best, original.graph, original.loaded.module, small.module, stuck)
+            return small, selected
+        backend = best.backend
+        tried.close()
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
-        street.again()
 
 
-def judge_float_step(
-    street: Street, loaded: sources.LoadedModel, shape: llm.StepShape, original: capture.Graph
-) -> None:
+def judge_float_step(original: Original, shape: llm.StepShape, reporter: Reporter) -> None:
     """Refuse a language model that answers otherwise when its tokens come in several steps, before it is lowered."""
-    if original.module is not None:
+    if original.graph.module is not None:
         why = "its weights are streamed: only the lowered form is judged"
-        street.found([Finding("capture", "float step", None, why=why)])
+        reporter.found([Finding("capture", "float step", None, why=why)])
         return
-    street.watch.step("compare", "the float model in steps")
-    model = module_of(loaded).model
-    street.found(require_float_step(model, shape, original.samples["input_ids"]))  # type: ignore[arg-type]
+    reporter.step("compare", "the float model in steps")
+    ids = original.graph.samples["input_ids"]
+    reporter.found(require_float_step(original.module.model, shape, ids))  # type: ignore[arg-type]
 
 
-def float_step(loaded: sources.LoadedModel, shrunk: Shrunk) -> capture.Graph:
-    """The float original as a step like `shrunk`; the same where nothing was changed."""
-    if shrunk.module is loaded.module or shrunk.shape is None:
-        return shrunk.graph
-    return llm.capture_step(module_of(loaded).model, shrunk.shape)  # type: ignore[arg-type]
-
-
-def shrink(
-    street: Street, loaded: sources.LoadedModel, original: capture.Graph, mix: assign.Mix | None = None
-) -> Shrunk:
-    """A second copy of the model with its layers quantized and its dtype lowered, captured like the first; a language
-    model as a step."""
-    plan = street.plan
+def compress_model(
+    plan: Plan, original: Original, mix: assign.Mix | None = None, reporter: Reporter | None = None
+) -> Compressed:
+    """A copy of the model with its layers quantized and its dtype lowered, captured like the original; a language model
+    as a step."""
+    reporter, graph = reporter or Reporter(), original.graph
+    if graph.onnx is not None:
+        return Compressed(graph, None)
     unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
-    if original.onnx is not None or (unchanged and original.module is None):
-        return _form(street, loaded, original)
-    copy = sources.load(plan)
-    if plan.quant != "none":
-        mix = mix or layer_mix(street, loaded, original)
-        module = module_of(copy)
-        if original.program is not None:
-            street.found(compress.fold_batch_norms(module_of(loaded), original.program, into=module))
-            street.found(compress.fold_weight_norms(module_of(loaded), into=module))
-        split_recurrent(copy)
-        pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
-        done = compress.quantize_model(
-            module,
-            plan,
-            reader=copy.reader,
-            renames=copy.renames,
-            stats=mix.stats,
-            progress=street.watch.progress,
-            formats=pins | mix.formats,
-            shelf=mix.shelf,
-        )
-        street.found(done.findings())
-        mix.layers = mix.choices(module, done)
-        covered = compress.cover(module, mix.reasons(done), mix.asked_float(pins))
-        street.found(covered.findings())
-        compress.enforce(covered, plan)
-        mix.quantized = covered.verdict()
+    if unchanged and graph.module is None:
+        return _form(plan, original, original.loaded, reporter)
+    copy = sources.another(original.loaded)
+    if plan.quant == "none":
+        sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
+        return _form(plan, original, copy, reporter)
+    mix, module = mix or layer_mix(plan, original, reporter), module_of(copy)
+    if graph.program is not None:
+        reporter.found(compress.fold_batch_norms(original.module, graph.program, into=module))
+        reporter.found(compress.fold_weight_norms(original.module, into=module))
+    split = compress.split_recurrent(module)
+    copy.renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
+    pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
+    done = compress.quantize_model(
+        module,
+        plan,
+        reader=copy.reader,
+        renames=copy.renames,
+        stats=mix.stats,
+        progress=reporter.progress,
+        formats=pins | mix.formats,
+        shelf=mix.shelf,
+    )
+    covered = compress.cover(module, mix.reasons(done), mix.asked_float(pins))
+    reporter.found([*done.findings(), *covered.findings()])
+    compress.enforce(covered, plan)
+    layers = mix.choices(module, done)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
-    return _form(street, copy)
+    small = _form(plan, original, copy, reporter)
+    return replace(small, layers=layers, quantized=covered.verdict())
 
 
-def _form(street: Street, loaded: sources.LoadedModel, captured: capture.Graph | None = None) -> Shrunk:
-    """The graph of a model in the plan's dtype: the step of a language model where it can be one, else `captured`."""
-    plan, module = street.plan, loaded.module
-    low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and captured is None else None
+def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter: Reporter) -> Compressed:
+    """The graph of a model in the plan's dtype: the step of a language model where it can be one, else the whole."""
+    module, shape = module_of(loaded), original.mode.shape
+    is_original = loaded is original.loaded
+    low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and not is_original else None
 
     def whole() -> capture.Graph:
-        if captured is not None and captured.program is not None:
-            return captured
-        return _captured(
-            loaded, capture.in_dtype(module_of(loaded), loaded.inputs, low) if low else module_of(loaded)
-        )
+        if is_original and original.graph.program is not None:
+            return original.graph
+        return captured(loaded, capture.in_dtype(module, loaded.inputs, low) if low else module)
 
-    if captured is not None and captured.onnx is not None:
-        return Shrunk(captured, module)
-    if street.step_shape is not None and isinstance(module, Decoder):
+    decoder, scores_only = decoder_of(loaded), original.mode.scores_only
+    if shape is not None and decoder is not None:
         try:
-            graph = llm.capture_step(module.model.to(low) if low else module.model, street.step_shape)
+            lowered = decoder.to(low) if low else decoder
+            step = original.step if is_original else llm.capture_step(lowered, shape)
         except NotUsableError as error:
-            no_step(street, str(error))
+            scores_only = no_step(plan, str(error), reporter)
         else:
-            return Shrunk(graph, module, street.step_shape, whole)
-    return Shrunk(whole(), module)
+            return Compressed(step, module, shape, whole)
+    return Compressed(whole(), module, scores_only=scores_only)
+
+
+def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:
+    return small.graph.outputs if small.shape is None else llm.window_outputs(small.shape)

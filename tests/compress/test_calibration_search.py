@@ -16,8 +16,8 @@ from infer.compress.calibration.input_statistics import calibrate, hessian_width
 from infer.compress.formats import cluster, fp4, int4
 from infer.errors import NotUsableError, UsageError
 from infer.kernels import cpu
-from infer.pipeline.run import Street, Watch
 from infer.plan import Plan
+from infer.reporter import Reporter
 from infer.spec import Finding, TensorSpec
 
 FORMATS = ["nf4", "nf4:16", "int4", "fp4", "cluster:3", "cluster", "int8:weight"]
@@ -201,7 +201,7 @@ def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | Non
     spec = (TensorSpec("input", "float32", ("batch", 64)),)
     model = asked.pop("model", nn.Sequential(nn.Linear(64, 64)))
     plan = Plan(source="m.pt", calibrate=calibrate, **{"quant": "nf4", **asked})
-    said = Street(plan, Watch())
+    said = Reporter()
     stats = Mix(plan, Real(model, spec, ("y",), "tensors", held, kept), said).stats
     return dict(stats or {}), next((f for f in said.findings if f.what == "method"), None)
 

@@ -16,8 +16,8 @@ from infer.compress.assign.format_order import ladder
 from infer.compress.assign.sensitivity import Layer
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
-from infer.pipeline.run import Street, Watch
 from infer.plan import Plan
+from infer.reporter import Reporter
 from infer.results import Metric
 from infer.spec import Finding, TensorSpec
 from infer.thresholds import LIMITS, Limits
@@ -39,7 +39,7 @@ class Net(nn.Module):
         return self.small(self.third(self.second(self.first(x).relu()).relu()))
 
 
-class Said(Street):
+class Said(Reporter):
     def of(self, what: str) -> Finding:
         return next(f for f in self.findings if f.what == what)
 
@@ -61,7 +61,7 @@ def mix(
         ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
         return layer_timing.Timed(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Mix(plan, real, Said(plan, Watch()), time=time)
+    return assign.Mix(plan, real, Said(), time=time)
 
 
 def decided(made: assign.Mix) -> dict[str, str]:
@@ -92,15 +92,15 @@ def test_a_layer_that_loses_takes_int8_and_one_that_loses_there_too_stays_float(
         {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
     )
     assert decided(made) == {"first": "int8", "second": "float", "third": "nf4"}
-    assert made.say.of("first").value == "int8"
-    assert "nf4 takes 1.80x of float at" in made.say.of("first").why
-    assert "int8 takes 1.20x" in made.say.of("second").why
+    assert made.reporter.of("first").value == "int8"
+    assert "nf4 takes 1.80x of float at" in made.reporter.of("first").why
+    assert "int8 takes 1.20x" in made.reporter.of("second").why
 
 
 def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None:
     made = mix({("nf4", "first"): 1.6})
     assert set(decided(made).values()) == {"nf4"}
-    said = made.say.of("layers together").why
+    said = made.reporter.of("layers together").why
     assert "0.87x of float at batch 1, 0.87x of float at batch 4" in said
     assert "slower alone, kept for the memory: first" in said
 
@@ -135,7 +135,7 @@ def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
     decided(mix({("nf4", "second"): 3.5}))
     second = mix({("nf4", "second"): 0.1})
     assert decided(second)["second"] == "int8", "what was measured before counts"
-    assert "0 timed now" in second.say.of("layer timings").why
+    assert "0 timed now" in second.reporter.of("layer timings").why
 
 
 def test_a_damaged_cache_of_timings_is_measured_again() -> None:
@@ -143,7 +143,7 @@ def test_a_damaged_cache_of_timings_is_measured_again() -> None:
     path = layer_timing.Clock(made.plan).path
     path.write_text("{half")
     assert decided(made)["second"] == "nf4"
-    assert "0 known from before" in made.say.of("layer timings").why
+    assert "0 known from before" in made.reporter.of("layer timings").why
 
 
 def bits(made: assign.Mix) -> float:
@@ -163,7 +163,7 @@ def test_a_budget_of_bits_holds_as_stored_and_more_bits_never_cost_more(asked: f
     made = mix(bits=asked, quant="cluster:3")
     decided(made)
     assert bits(made) <= asked
-    assert made.say.of("mean bits").value == pytest.approx(bits(made), abs=1e-4)
+    assert made.reporter.of("mean bits").value == pytest.approx(bits(made), abs=1e-4)
 
 
 def test_more_bits_never_have_more_effect() -> None:
@@ -248,7 +248,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
         assert assign.rise(made, compared(made)) is None
         rounds += 1
     assert 1 <= rounds <= 4
-    rose = [f for f in made.say.findings if f.what.startswith("rises ")]
+    rose = [f for f in made.reporter.findings if f.what.startswith("rises ")]
     assert rose
     assert all(f.value in ("int8", "float") and "→" in f.why for f in rose)
     assert "cluster:3" in made.now().values()
@@ -354,7 +354,7 @@ def decoder(times: dict[str, dict[int, float]], quant: str = "int8:weight", **as
         ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
         return layer_timing.Timed(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Mix(plan, real, Said(plan, Watch()), time=time)
+    return assign.Mix(plan, real, Said(), time=time)
 
 
 def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:

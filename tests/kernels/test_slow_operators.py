@@ -172,8 +172,7 @@ def test_attention_of_a_language_model_has_no_grouped_heads_flag() -> None:
     pytest.importorskip("transformers")
     from infer.pipeline import stages
 
-    street = stages.Street(Plan(source=str(ROOT / "models/pydoc_lm"), backend="eager"), stages.Watch())
-    stages.resolve(street)
-    program = stages.float_graph(stages.load(street), street.plan).exported
+    run = stages.resolve(Plan(source=str(ROOT / "models/pydoc_lm"), backend="eager"))
+    program = stages.float_graph(stages.load(run)[0]).exported
     assert any("scaled_dot_product" in str(node.target) for node in program.graph.nodes)
     assert forbidden(program) == []

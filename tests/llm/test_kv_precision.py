@@ -8,7 +8,7 @@ import pytest
 
 from infer.errors import GateError
 from infer.llm.step.paged_step import StepShape
-from infer.pipeline.run import Street, Watch, resolve
+from infer.pipeline.run import Resolved, resolve, resolve_cache
 from infer.pipeline.select import enforce
 from infer.pipeline.trial import Trial
 from infer.plan import Plan
@@ -18,10 +18,9 @@ from infer.thresholds import coarser_cache, precision
 SHAPE = StepShape(layers=1, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64)
 
 
-def resolved(**options: object) -> Street:
-    street = Street(Plan(source="model", device="cpu", **options), Watch())  # type: ignore[arg-type]
-    resolve(street)
-    return street
+def resolved(**options: object) -> Resolved:
+    plan = Plan(source="model", device="cpu", **options)  # type: ignore[arg-type]
+    return resolve_cache(resolve(plan), "text-generation")
 
 
 @pytest.mark.parametrize(
@@ -41,9 +40,9 @@ def resolved(**options: object) -> Street:
 def test_a_float_plan_keeps_exact_keys_and_values(
     options: dict[str, object], kv_dtype: str, judged_by: str
 ) -> None:
-    street = resolved(**options)
-    assert (street.plan.kv_dtype, precision(street.plan)) == (kv_dtype, judged_by)
-    asked = [c.asked for c in street.choices if c.what == "kv_dtype"]
+    run = resolved(**options)
+    assert (run.plan.kv_dtype, precision(run.plan)) == (kv_dtype, judged_by)
+    asked = [c.asked for c in run.choices if c.what == "kv_dtype"]
     assert asked == ([] if "kv_dtype" in options else ["auto"])
 
 
@@ -53,9 +52,8 @@ def refusal(plan: Plan, shape: StepShape | None) -> GateError:
     trial = Trial(
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape
     )
-    street = Street(plan, Watch())
     with pytest.raises(GateError) as raised:
-        enforce(street, trial, None, None, None)  # type: ignore[arg-type]
+        enforce(plan, trial, None, None, None)  # type: ignore[arg-type]
     return raised.value
 
 

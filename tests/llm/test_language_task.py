@@ -8,8 +8,8 @@ import pytest
 
 from infer import Plan, Predictor, optimize
 from infer.errors import NotUsableError, UsageError
-from infer.pipeline.stages import Watch
 from infer.pipeline.stages import optimize as run
+from infer.reporter import Reporter
 from tests.support.tiny_decoders import build
 from tests.support.tiny_hybrids import HYBRIDS
 
@@ -17,8 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the export
 HYBRID = "layer model.layers.1.conv (Lfm2ShortConv) mixes tokens"
 
 
-class Steps(Watch):
+class Steps(Reporter):
     def __init__(self) -> None:
+        super().__init__()
         self.names: list[str] = []
 
     def step(self, name: str, detail: str = "") -> None:
@@ -49,7 +50,7 @@ def test_a_hybrid_says_first_that_it_scores_text_only_and_why(hybrid: str, tmp_p
 def test_a_hybrid_asked_to_generate_is_refused_before_it_is_captured(hybrid: str, tmp_path: Path) -> None:
     steps = Steps()
     with pytest.raises(NotUsableError) as refused:
-        run(plan(hybrid, task="generate"), tmp_path / "a.infer", watch=steps)
+        run(plan(hybrid, task="generate"), tmp_path / "a.infer", reporter=steps)
     assert str(refused.value).startswith(f"this model can't generate: {HYBRID}")
     assert refused.value.exit_code == 5
     assert steps.names == ["load"]

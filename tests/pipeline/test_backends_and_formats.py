@@ -14,8 +14,8 @@ from infer.errors import BusyError, GateError, InferError, NotUsableError, Usage
 from infer.graph import capture
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
-from infer.pipeline.stages import Street, Watch
 from infer.pipeline.trial import run_trial
+from infer.reporter import Reporter
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 DIGITS = Plan(
@@ -48,10 +48,10 @@ class Original:
     """digits loaded and captured once, with its float forms, for every cell of the table."""
 
     def __init__(self, work: Path) -> None:
-        self.work, self.street = work, Street(DIGITS, Watch())
-        stages.resolve(self.street)
-        self.loaded = stages.load(self.street)
-        self.graph = stages.float_graph(self.loaded, self.street.plan)
+        self.work = work
+        loaded, run = stages.load(stages.resolve(DIGITS))
+        self.plan, self.model = run.plan, stages.capture_original(run.plan, loaded, Reporter())
+        self.graph = self.model.graph
         self.floats = FloatForms(self.graph, work)
 
 
@@ -69,19 +69,16 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
         pytest.skip(f"compiled to the calls of {COMPILED_AS[quant]}, with other numbers in the same tables")
     if reason := plugins.why_not("backends", backend):
         pytest.skip(f"{backend}: {reason}")
-    street = original.street
-    street.plan = street.plan.with_(quant=quant, backend=backend, batches=())
-    small = stages.shrink(street, original.loaded, original.graph).graph
-    if reason := plugins.get("backends", backend).refuses(small, street.plan):
+    plan = original.plan.with_(quant=quant, backend=backend, batches=())
+    small = stages.compress_model(plan, original.model).graph
+    if reason := plugins.get("backends", backend).refuses(small, plan):
         assert len(reason) > 20
         pytest.skip(f"refused: {reason}")
     place = original.work / f"{backend}-{quant.replace(':', '-')}"
     (place / "graph").mkdir(parents=True)
     capture.save(small, place / "graph")
-    trial = run_trial(
-        street.plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats
-    )
-    reason = trial.unfaithful(street.plan)
+    trial = run_trial(plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats)
+    reason = trial.unfaithful(plan)
     image = original.graph.samples["image"]
     whole = trial.runner.run({"image": image})["logits"]
     for rows in (1, 3, 63):  # whatever it was compiled with
@@ -171,10 +168,9 @@ def test_trt_without_a_device_says_what_to_use(tmp_path: Path) -> None:
 
 def test_int8_for_trt_is_calibrated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins.get("backends", "trt"), "missing", lambda: None)
-    street = Street(DIGITS.with_(backend="trt", quant="int8"), Watch())
-    stages.resolve(street)
-    assert street.plan.quant == "int8:static"
-    assert any(c.what == "quant" and "calibrated" in c.reason for c in street.choices)
+    run = stages.resolve(DIGITS.with_(backend="trt", quant="int8"))
+    assert run.plan.quant == "int8:static"
+    assert any(c.what == "quant" and "calibrated" in c.reason for c in run.choices)
 
 
 def test_an_existing_artifact_is_not_overwritten(int8: stages.Outcome) -> None:
@@ -195,13 +191,13 @@ def test_auto_takes_a_backend_and_says_why(tmp_path: Path) -> None:
 
 
 def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
-    class Interrupting(Watch):
+    class Interrupting(Reporter):
         def step(self, name: str, detail: str = "") -> None:
             if name == "compare":
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stages.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer", watch=Interrupting())
+        stages.optimize(DIGITS.with_(backend="eager"), tmp_path / "d.infer", reporter=Interrupting())
     assert list(tmp_path.iterdir()) == []
 
 

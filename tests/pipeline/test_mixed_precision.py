@@ -15,8 +15,8 @@ from infer.artifact.store import Manifest
 from infer.cli import main, optimize
 from infer.errors import GateError, UsageError
 from infer.pipeline import stages
-from infer.pipeline.stages import Street, Watch
 from infer.report import document, html, layers
+from infer.reporter import Reporter
 from infer.spec import Finding, LayerChoice
 from infer.thresholds import limits, precision
 
@@ -35,7 +35,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> stages.Outcome:
 
 
 def bits(manifest: Manifest) -> float:
-    found = {f.what: f.value for f in manifest.findings if f.stage == "shrink"}
+    found = {f.what: f.value for f in manifest.findings if f.stage == "compress"}
     return found["bits per quantized weight"]
 
 
@@ -92,11 +92,10 @@ def test_what_calibrated_is_in_the_manifest_and_did_not_judge(mixed: stages.Outc
 
 
 def test_calibration_says_which_layers_it_reached_and_what_a_static_step_clips(tmp_path: Path) -> None:
-    street = Street(DIGITS.with_(quant="int8:static"), Watch())
-    stages.resolve(street)
-    loaded = stages.load(street)
-    stages.shrink(street, loaded, stages.float_graph(loaded, street.plan))
-    found = {f.what: f for f in street.findings if f.stage == "calibrate"}
+    reporter = Reporter()
+    loaded, run = stages.load(stages.resolve(DIGITS.with_(quant="int8:static")))
+    stages.compress_model(run.plan, stages.capture_original(run.plan, loaded, reporter), reporter=reporter)
+    found = {f.what: f for f in reporter.findings if f.stage == "calibrate"}
     assert found["rows"].value == 256
     assert found["layers reached"].value == 17
     assert found["layers reached"].why == "of 17"
@@ -113,13 +112,11 @@ def test_pinned_layers_do_not_rise_and_the_gate_speaks(tmp_path: Path) -> None:
 
 def error_of(plan: Plan) -> float:
     """Relative error of the logits on the rows that judge."""
-    street = Street(plan, Watch())
-    stages.resolve(street)
-    loaded = stages.load(street)
-    graph = stages.float_graph(loaded, street.plan)
-    small = stages.shrink(street, loaded, graph).graph
+    loaded, run = stages.load(stages.resolve(plan))
+    original = stages.capture_original(run.plan, loaded, Reporter())
+    small = stages.compress_model(run.plan, original).graph
     with torch.no_grad():
-        want, got = (g.run(loaded.samples)["logits"] for g in (graph, small))
+        want, got = (g.run(loaded.samples)["logits"] for g in (original.graph, small))
     return float((got - want).norm() / want.norm())
 
 

@@ -11,10 +11,10 @@ import pytest
 from infer.latency import Paired, in_turns, summarize, verdict
 from infer.pipeline import select
 from infer.pipeline.float_reference import EAGER, FloatForms
-from infer.pipeline.run import Street, Watch
-from infer.pipeline.select import Shrunk, choose, try_backends
+from infer.pipeline.select import Compressed, Trials, choose, try_backends
 from infer.pipeline.trial import Timing, Trial
 from infer.plan import Plan
+from infer.reporter import Reporter
 
 PLAN = Plan(source="x", backend="auto", quant="none", dtype="float32", device="cpu", batches=(1, 8))
 BATCHES = (1, 8)
@@ -43,9 +43,12 @@ def trial(
 
 
 def chosen(*trials: Trial) -> tuple[str, str]:
-    street = Street(PLAN, Watch())
-    best = choose(street, list(trials))
-    return best.backend, street.choices[-1].reason
+    graph: Any = None
+    tried = Trials(
+        PLAN, graph, Compressed(graph, None), Path(), FloatForms(graph, Path()), Reporter(), list(trials)
+    )
+    best = choose(tried)
+    return best.trial.backend, best.choice.reason
 
 
 def test_a_trial_timed_while_the_machine_was_slow_is_not_ranked_by_it() -> None:
@@ -101,7 +104,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
         graph: Any = None
         floats = FloatForms(graph, tmp_path)
-        return order, try_backends(Street(plan, Watch()), graph, Shrunk(graph, None), tmp_path, floats)
+        return order, try_backends(plan, graph, Compressed(graph, None), tmp_path, floats).trials
 
     return run
 
@@ -144,9 +147,9 @@ def test_a_whole_window_graph_is_written_again_after_layers_rose(
     monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
     graph: Any = None
     shape: Any = object()
-    shrunk = Shrunk(graph, None, shape, windows=lambda: graph)
+    small = Compressed(graph, None, shape, windows=lambda: graph)
     for _ in range(2):
-        attempt = select._Tried(Street(PLAN, Watch()), graph, shrunk, tmp_path, FloatForms(graph, tmp_path))
+        attempt = Trials(PLAN, graph, small, tmp_path, FloatForms(graph, tmp_path), Reporter())
         assert attempt._form("ort")[1:3] == (None, saved[-1])
     assert len(saved) == 2
 

@@ -44,7 +44,7 @@ def pair(ours: float, theirs: float, verdict: str) -> Paired:
 
 FINDINGS = (
     Finding("load", "kind", "huggingface", why="config.json names BertModel"),
-    Finding("shrink", "layers", 36, why="int8, per output channel; pooler kept: 384 columns, used once"),
+    Finding("compress", "layers", 36, why="int8, per output channel; pooler kept: 384 columns, used once"),
 )  # fmt: skip
 
 MEMORY = Memory(
@@ -316,7 +316,7 @@ def test_names_are_escaped_everywhere() -> None:
         verdict=(evil,),
         versions={evil: evil},
         findings=(
-            Finding("shrink", f"refused {evil}", None, why=evil),
+            Finding("compress", f"refused {evil}", None, why=evil),
             Finding("load", evil, evil, why=evil),
         ),
     )

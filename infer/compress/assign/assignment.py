@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from ...errors import NotUsableError, UsageError
 from ...fidelity import Comparison, Effect, drop
 from ...graph.capture import flatten
 from ...plan import Plan
+from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from .. import Candidates, Quantized, Shelf, Stats, Weight
 from . import sensitivity
@@ -26,16 +26,6 @@ from .replay import Replay
 STAGE = "layers"
 FLOAT = "float"
 ROWS = 8  # of a calibration batch
-
-
-class Say(Protocol):
-    """Receiver of findings, steps and progress."""
-
-    def found(self, findings: list[Finding]) -> None: ...
-
-    def step(self, name: str, detail: str = "") -> None: ...
-
-    def progress(self, done: int, total: int, what: str) -> None: ...
 
 
 @dataclass
@@ -83,7 +73,7 @@ class Mix:
 
     plan: Plan
     real: Real
-    say: Say
+    reporter: Reporter
     decisions: dict[str, Decision] = field(default_factory=dict)
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
     shelf: Shelf = field(default_factory=Shelf)
@@ -91,8 +81,6 @@ class Mix:
     risen: set[str] = field(default_factory=set)
     num_rises: int = 0
     time: Time | None = None  # how dispatch times a layer; None: on the backend of the plan
-    layers: tuple[LayerChoice, ...] = ()  # as they came out, after the last `shrink`
-    quantized: str = ""  # the share of the weights, as the verdict says it
 
     @property
     def model(self) -> nn.Module:
@@ -124,14 +112,14 @@ class Mix:
         needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
         way, why = self._calibration()
         if not used or self.real.model is None or (way == "none" and not needed):
-            self.say.found([Finding("calibrate", "method", "none", why=why)] if used else [])
+            self.reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
             return None
         batches = self.real.batches()
         begin = time.perf_counter()
         seen = compress.calibrate(self.real.model, batches, hessian=way == "gptq")
         why = f"{why}; {time.perf_counter() - begin:.1f} s"
-        self.say.found([Finding("calibrate", "method", way, why=why)])
-        self.say.found(compress.coverage(self.real.model, seen, batches))
+        self.reporter.found([Finding("calibrate", "method", way, why=why)])
+        self.reporter.found(compress.coverage(self.real.model, seen, batches))
         return seen
 
     def _calibration(self) -> tuple[str, str]:
@@ -181,7 +169,7 @@ class Mix:
     def measure(self, formats: Mapping[str, Sequence[str]]) -> sensitivity.Sensitivity:
         """Measure the effect of each format of each weight, by first layer name; the result is kept."""
         self.real.batches()
-        self.say.step(
+        self.reporter.step(
             "measure", f"the effect of {sum(map(len, formats.values()))} single changes on the output"
         )
         self.measured = sensitivity.measure(
@@ -192,10 +180,10 @@ class Mix:
             names=self.real.outputs,
             task=self.real.task,
             float_bytes=self.float_bytes,
-            progress=self.say.progress,
+            progress=self.reporter.progress,
         )
         said = self.measured.said()
-        self.say.found([Finding(STAGE, "sensitivity", self.measured.num_measured, "runs", said)])
+        self.reporter.found([Finding(STAGE, "sensitivity", self.measured.num_measured, "runs", said)])
         return self.measured
 
     def effect_together(self, formats: Mapping[str, str]) -> float:

@@ -51,7 +51,7 @@ def _budget(mix: Mix, free: Sequence[Weight]) -> None:
     for weight in free:
         if weight.name in options:
             mix.set(weight, made.formats[weight.name], "budget", by)
-    mix.say.found([Finding(STAGE, "mean bits", round(made.bits, 4), "bits", said), _together(mix, made)])
+    mix.reporter.found([Finding(STAGE, "mean bits", round(made.bits, 4), "bits", said), _together(mix, made)])
 
 
 def _together(mix: Mix, made: budget.Assignment) -> Finding:

@@ -64,7 +64,7 @@ def rise(mix: Mix, metrics: Sequence[Metric]) -> str | None:
         old, new, effect = now[weight.name], made.formats[weight.name], known[weight.name].effect
         why = f"{old} → {new}: alone it costs {effect[old]:.3g} → {effect[new]:.3g} {unit}"
         mix.set(weight, new, "sensitivity", f"rose {why}")
-        mix.say.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
+        mix.reporter.found([Finding(STAGE, f"rises {weight.name}", new, why=why)])
     return None
 
 

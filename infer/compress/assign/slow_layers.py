@@ -70,7 +70,7 @@ class Timings:
 def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
     """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
     plan = mix.plan
-    mix.say.step("dispatch", "each layer shape against float")
+    mix.reporter.step("dispatch", "each layer shape against float")
     timings = Timings(mix, layer_timing.Clock(plan, mix.time), _uses(mix, free))
     whole = not mix.budgeted and saves_memory(plan.quant)
     lost, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
@@ -80,7 +80,7 @@ def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
     why = f"{clock.said()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
     left = {name: mix.decisions[name] for name in lost}
     each = [Finding("dispatch", name, decision.format, why=decision.why) for name, decision in left.items()]
-    mix.say.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each])
+    mix.reporter.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each])
     if lost and set(mix.now().values()) <= {FLOAT}:
         raise GateError(
             f"refused, slower: no layer of this model is faster than float on this machine: {lost[0]}: "
@@ -101,7 +101,7 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
     mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
     wanted = dict.fromkeys([*ladder(plan), *rungs(plan)] if mix.budgeted else [plan.quant, *rungs(plan)])
     for done, weight in enumerate(free):
-        mix.say.progress(done, len(free), weight.name)
+        mix.reporter.progress(done, len(free), weight.name)
         if not mix.budgeted and plan.quant not in mix.candidates.accepted(weight):
             continue
         kept = _fast(timings, weight, [f for f in mix.candidates.accepted(weight) if f in wanted])
@@ -138,7 +138,7 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
     now: dict[str, list[Timed]] = {}
     weights = {w.name: w for w in free if plan.quant in mix.candidates.accepted(w)}
     for done, (name, weight) in enumerate(weights.items()):
-        mix.say.progress(done, len(weights), name)
+        mix.reporter.progress(done, len(weights), name)
         if timed := timings.of(weight, plan.quant):
             now[name] = timed
     staying = list(now)

@@ -1,0 +1,45 @@
+"""Copies of a module that share the values of its weights, and not its layers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from ..errors import NotUsableError
+from .loaded_model import LoadedModel
+
+
+def another(loaded: LoadedModel) -> LoadedModel:
+    """The model once more, as it was before `fill`. The source is not opened again: readers, samples and tokens are
+    those of `loaded`."""
+    if loaded.rebuild is None:
+        raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
+    return replace(loaded, module=loaded.rebuild(), findings=[])
+
+
+def copy_structure(module: nn.Module) -> nn.Module:
+    """A deep copy of all but the values of parameters, which both share; buffers are copied, since code may write
+    into them."""
+    memo: dict[int, object] = {id(p): _own(p) for p in module.parameters()}
+    memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
+    for (
+        layer
+    ) in module.modules():  # computed weights, as of weight normalization: no leaves, which can't be copied
+        computed = (value for value in vars(layer).values() if isinstance(value, Tensor))
+        memo |= {id(value): value.detach() for value in computed if id(value) not in memo}
+    return copy.deepcopy(module, memo)
+
+
+def own_parameters(module: nn.Module) -> None:
+    """Give `module` parameter objects of its own, in place, with the same values: `Module.to` writes into them."""
+    made: dict[int, nn.Parameter] = {}
+    for layer in module.modules():
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                layer._parameters[name] = made.setdefault(id(parameter), _own(parameter))
+
+
+def _own(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
