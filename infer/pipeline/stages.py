@@ -45,9 +45,16 @@ __all__ = [
 
 
 def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, replace: bool = False) -> Outcome:
-    """Make the artifact `output` of `plan.source`. Raises an `InferError`, and then leaves nothing behind.
+    """Optimize the model of `plan.source`, check it against the original and publish the artifact `output`.
 
-    `GateError`: less faithful than the limits of its precision class, or slower than the fastest float form.
+    `reporter` is told of progress and findings; `replace` overwrites an artifact. Nothing is published when this raises:
+
+    - `UsageError`: an option is wrong, or options exclude each other.
+    - `SourceError`, `UnsafeSourceError`: the model file is damaged, or holds code and `plan.trust_code` is not set.
+    - `GateError`: less faithful than the limits of the precision class, or slower than the fastest float form.
+    - `NotUsableError`: this machine or this model can't run with the backend, format or device asked for.
+    - `BusyError`: the output exists, or another process writes it.
+    - `ResourceError`: out of memory or disk.
     """
     reporter = reporter or Reporter()
     run = resolve(plan, reporter)
