@@ -186,9 +186,9 @@ def role_model(artifact: str) -> int:
     """
     predictor = load(artifact)
     predictor.warmup()
-    from infer.serve.batching.collate import Layout
+    from infer.serve.batching.collate import Collator
 
-    requests, layout = samples(artifact, 64), Layout(predictor)
+    requests, layout = samples(artifact, 64), Collator(predictor)
     print("model at http://127.0.0.1:0", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -80,7 +80,7 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     speaker = Speaker(Path(tempfile.mkdtemp()))
     speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
     service = Service([speaker])
-    config = uvicorn.Config(build(service), **http_protocol.options(service.limits, service.refused))
+    config = uvicorn.Config(build(service), **http_protocol.uvicorn_options(service.limits, service.refused))
     config.load()
     service.start()
     body = json.dumps({"model": "speaker", "stream": True, **PATHS[path]}).encode()

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from ..errors import BusyError, NotFoundError, NotReadyError, ResourceError
-from .batching.tensor_engine import Engine
+from .batching.tensor_engine import TensorEngine
 from .llm.llm_engine import Generator
 from .model_repository import Found, Repository, named
 from .observability.memory import cache_bytes
@@ -129,12 +129,12 @@ class Admin:
         finally:
             del self._changing[name]
 
-    def _later(self, old: Engine | Generator) -> None:
+    def _later(self, old: TensorEngine | Generator) -> None:
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _retire(self, old: Engine | Generator) -> None:
+    async def _retire(self, old: TensorEngine | Generator) -> None:
         """It answers what it was asked, and is asked by nobody who looks it up now."""
         until = time.monotonic() + self.service.limits.drain_seconds
         await asyncio.sleep(self._linger)

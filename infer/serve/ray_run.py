@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import InferError, NotUsableError, UsageError
 from . import ray_app
-from .http.api_keys import read_file
+from .http.api_keys import read_key_file
 from .limits import LOOPBACK
 from .options import ServeOptions
 from .ray_app import NAME, application, replica_args
@@ -41,7 +41,7 @@ def check(options: ServeOptions) -> None:
 def on_every_node(options: ServeOptions) -> ServeOptions:
     """The options as every node of a cluster understands them: paths made absolute, keys read from their file."""
     paths = tuple(os.path.abspath(path) for path in options.artifacts)
-    keys = read_file(options.api_key_file) if options.api_key_file else []
+    keys = read_key_file(options.api_key_file) if options.api_key_file else []
     own = {"artifacts": paths, "api_key": (*options.api_key, *keys), "api_key_file": None}
     return msgspec.structs.replace(options, **own)
 

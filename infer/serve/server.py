@@ -21,11 +21,11 @@ from ..errors import UsageError
 from ..options import from_values
 from .fast_path.coalescer import Coalescer
 from .http import fd_limit, http_protocol
-from .http.api_keys import read_file
+from .http.api_keys import read_key_file
 from .http.app import build
-from .http.host_check import Hosts, guard
-from .http.listener import greeting, listen, port_errors
-from .http.tls import context as tls_context
+from .http.host_check import AllowedHosts, allowed_hosts
+from .http.listener import listen, port_errors, startup_line
+from .http.tls import tls_context as tls_context
 from .limits import LOOPBACK
 from .model_admin import Admin, check_all
 from .model_repository import Repository
@@ -72,7 +72,7 @@ def start(options: ServeOptions, *, say: Say | None = None) -> int:
             for phase, seconds in phases.items():
                 service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
         timings = model_loading.times(opened, server=began, opening=age() - began)
-        hosts = guard(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
+        hosts = allowed_hosts(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
         notes = [timings] if options.timings else []
         return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
     return 0
@@ -81,7 +81,7 @@ def start(options: ServeOptions, *, say: Say | None = None) -> int:
 def api_keys(options: ServeOptions) -> list[str] | None:
     """The keys that were given and those of the key file; None without any."""
     named = list(options.api_key)
-    return [*named, *(read_file(options.api_key_file) if options.api_key_file else [])] or None
+    return [*named, *(read_key_file(options.api_key_file) if options.api_key_file else [])] or None
 
 
 def _tls(options: ServeOptions) -> ssl.SSLContext | None:
@@ -99,7 +99,9 @@ def _open(
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
         raise UsageError(f"adapters belong to one model, and {len(chosen)} are served", where="--lora")
-    bounds, said = fd_limit.fit(options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1))
+    bounds, said = fd_limit.fit_connections(
+        options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
+    )
     if said is not None:
         log.warning("%s", said)
     caches = check_all(chosen, replicas, options.memory, options.kv_memory)
@@ -129,7 +131,7 @@ def serve(
     listener: socket.socket,
     *,
     tls: ssl.SSLContext | None = None,
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
     say: Say | None = None,
     notes: Sequence[str] = (),
 ) -> int:
@@ -153,7 +155,7 @@ def serve(
     config = uvicorn.Config(
         app,
         timeout_graceful_shutdown=2,
-        **http_protocol.options(service.limits, service.refused, tls, hosts, Coalescer(app)),
+        **http_protocol.uvicorn_options(service.limits, service.refused, tls, hosts, Coalescer(app)),
     )
     host, port = listener.getsockname()[:2]
     with port_errors(host, port):
@@ -190,7 +192,7 @@ async def _live(
         await asyncio.sleep(0.001)
     if proofs := [model.proof for model in service.generators.values()]:
         await asyncio.wait(proofs, timeout=PROOF)
-    for line in (greeting(service, listener, secure=server.secure), *notes):
+    for line in (startup_line(service, listener, secure=server.secure), *notes):
         say(line)
     try:
         while not signals.first.is_set() and not service.died and not serving.done():

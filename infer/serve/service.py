@@ -10,8 +10,8 @@ from typing import Any
 
 from .. import __version__
 from ..errors import NotFoundError, NotReadyError, UsageError
-from .batching.tensor_engine import Engine
-from .http.api_keys import Keys
+from .batching.tensor_engine import TensorEngine
+from .http.api_keys import ApiKeys
 from .http.routing import Observer, Route
 from .limits import ServeLimits, check_model_name
 from .llm.llm_engine import Generator
@@ -33,7 +33,7 @@ class Service:
         share_prefix_cache: bool = False,
     ) -> None:
         self.limits = limits or ServeLimits()
-        self.keys = Keys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
+        self.keys = ApiKeys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
         self.share_prefix_cache = share_prefix_cache  # among clients of different keys
         self.metrics = Metrics(__version__)
         self.version = __version__
@@ -42,8 +42,8 @@ class Service:
         self.active = 0  # requests being answered
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
         self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # which wait
-        self.models: dict[str, Engine | Generator] = {}  # of every kind
-        self.engines: dict[str, Engine] = {}  # those that take tensors
+        self.models: dict[str, TensorEngine | Generator] = {}  # of every kind
+        self.engines: dict[str, TensorEngine] = {}  # those that take tensors
         self.generators: dict[str, Generator] = {}  # those that make text
         self.adapters: dict[str, str] = {}  # name → name of the model it belongs to
         self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
@@ -51,7 +51,7 @@ class Service:
         for collector in (self.collector, self.memory):
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # the table, once the app is built
-        self.retiring: list[Engine | Generator] = []  # replaced, and not yet done
+        self.retiring: list[TensorEngine | Generator] = []  # replaced, and not yet done
         self.admin: Any = None  # see `admin`; None: models neither come nor go
         self._home: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # of every request, when it is over
@@ -77,10 +77,10 @@ class Service:
         age = "engine_heartbeat_age_seconds"
         watch(age, "Since the engine last looked", name, version, lambda: model.clock() - model.beat)
 
-    def _engine(self, predictor: Any) -> Engine:
+    def _engine(self, predictor: Any) -> TensorEngine:
         name, version = predictor.name, predictor.version
         fair = self.keys is not None and len(self.keys) > 1
-        engine = Engine(predictor, self.limits, self.metrics.model(name, version), fair=fair)
+        engine = TensorEngine(predictor, self.limits, self.metrics.model(name, version), fair=fair)
         self.engines[name] = engine
         return engine
 
@@ -107,7 +107,7 @@ class Service:
             model.start(self._home)
         self.state = "ready"
 
-    def install(self, predictor: Any) -> Engine | Generator | None:
+    def install(self, predictor: Any) -> TensorEngine | Generator | None:
         """Serve it from now on, on the event loop; the model of its name that was served till now, which still answers
         what it is asked, and is to be handed to `forget`."""
         check_model_name(predictor.name)
@@ -115,7 +115,7 @@ class Service:
         self._add(predictor)
         return old
 
-    def remove(self, name: str) -> Engine | Generator:
+    def remove(self, name: str) -> TensorEngine | Generator:
         """Nobody finds it any more; it still answers what it is asked."""
         old = self.models.pop(name)
         self.engines.pop(name, None)
@@ -124,7 +124,7 @@ class Service:
         self.retiring.append(old)
         return old
 
-    def forget(self, old: Engine | Generator) -> None:
+    def forget(self, old: TensorEngine | Generator) -> None:
         """It ended: it counts no more."""
         self.retiring.remove(old)
         labels = old.predictor.name, old.predictor.version
@@ -135,7 +135,7 @@ class Service:
             self.memory.forget(labels)
 
     @property
-    def _all(self) -> list[Engine | Generator]:
+    def _all(self) -> list[TensorEngine | Generator]:
         return [*self.models.values(), *self.retiring]
 
     @property
@@ -143,7 +143,7 @@ class Service:
         return self.state == "ready" and all(model.ready for model in self.models.values())
 
     @property
-    def unready_because(self) -> str:
+    def unready_reason(self) -> str:
         """Why `ready` is false."""
         if self.state != "ready":
             return f"the server is {self.state}"
@@ -163,7 +163,7 @@ class Service:
         """An engine ended for a reason of its own; the process is of no more use."""
         return any(model.failure is not None for model in self.models.values())
 
-    def engine(self, name: str, version: str | None = None) -> Engine:
+    def engine(self, name: str, version: str | None = None) -> TensorEngine:
         """Raises `NotFoundError` for a name or version that is not served."""
         engine = self.engines.get(name)
         if engine is None and name in self.generators:

@@ -24,10 +24,10 @@ from infer.serve.api import kserve_request
 from infer.serve.api.kserve_tensors import texts_from_binary
 from infer.serve.api.kserve_types import InferRequest
 from infer.serve.api.openai_types import ChatRequest, CompletionRequest
-from infer.serve.batching.collate import Layout
+from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
-from infer.serve.http.body import Bodies, Share, read_body
-from infer.serve.http.message_framing import Chunked, FramingError, Seam
+from infer.serve.http.body import BodyMemory, BodyReservation, read_body
+from infer.serve.http.message_framing import ChunkedBody, FramingError, HeadScanner
 from infer.serve.limits import ServeLimits
 from tests.support.fake_predictors import double
 from tests.support.raw_http import BODY
@@ -133,7 +133,7 @@ def openai_json(data: bytes, chance: random.Random) -> None:
 
 
 MODEL = double()
-ENGINE: Any = SimpleNamespace(predictor=MODEL, layout=Layout(MODEL))
+ENGINE: Any = SimpleNamespace(predictor=MODEL, layout=Collator(MODEL))
 
 
 def kserve_binary(data: bytes, chance: random.Random) -> None:
@@ -162,7 +162,7 @@ def framing(data: bytes, chance: random.Random) -> None:
     )
     ends = []
     for size in (len(whole) or 1, 1 + chance.randrange(7)):
-        body, seam, seen = Chunked(LIMITS), Seam(), 0
+        body, seam, seen = ChunkedBody(LIMITS), HeadScanner(), 0
         try:
             for at in range(0, len(whole), size):
                 piece = whole[at : at + size]
@@ -186,8 +186,8 @@ def inflating(data: bytes, chance: random.Random) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": sent, "more_body": False}
 
-    bodies = Bodies(LIMITS.max_bodies_bytes)
-    share = Share(bodies)
+    bodies = BodyMemory(LIMITS.max_bodies_bytes)
+    share = BodyReservation(bodies)
     try:
         asyncio.run(read_body(receive, headers, LIMITS, share))
     finally:

@@ -236,7 +236,7 @@ def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: 
         for read in (
             lambda: read_plan(path, {"source": "x"}),
             lambda: carry(str(path), {}),
-            lambda: api_keys.read_file(path),
+            lambda: api_keys.read_key_file(path),
         ):
             with pytest.raises(UsageError):
                 read()

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from infer.errors import InferError, OverloadedError
-from infer.serve.batching.latency_model import Foretold, Rate, Speed
-from infer.serve.batching.results import Ticket
-from infer.serve.batching.tensor_engine import Engine
-from infer.serve.http.routing import Call
+from infer.serve.batching.latency_model import LatencyModel, ThroughputModel, WaitErrorModel
+from infer.serve.batching.results import PendingResult
+from infer.serve.batching.tensor_engine import TensorEngine
+from infer.serve.http.routing import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from tests.support.fake_predictors import Live, double, live
@@ -60,7 +60,7 @@ def test_a_request_that_would_be_done_after_its_deadline_is_refused_on_arrival()
 def test_its_own_batch_counts_with_its_own_size() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.01, 0.01)
-    desk.batcher.finished = desk.clock.now
+    desk.queue.finished = desk.clock.now
     refused(desk, 8, timeout=0.08)
     desk.put(1, timeout=0.08)
 
@@ -83,11 +83,11 @@ def test_work_that_can_share_no_batch_is_expected_to_take_one_each() -> None:
 def test_uncertain_times_are_counted_with_their_spread_where_a_deadline_is_at_stake() -> None:
     steady, shaky = Desk(max_batch=4), Desk(max_batch=4)
     for number in range(64):
-        steady.speed.observe(16, 0.1)
-        shaky.speed.observe(16, 0.06 if number % 2 else 0.14)
+        steady.latency.observe(16, 0.1)
+        shaky.latency.observe(16, 0.06 if number % 2 else 0.14)
     for desk in (steady, shaky):
-        desk.batcher.finished = desk.clock.now
-    assert shaky.speed.seconds(16) == pytest.approx(0.1, rel=0.1)
+        desk.queue.finished = desk.clock.now
+    assert shaky.latency.seconds(16) == pytest.approx(0.1, rel=0.1)
     steady.put(4, timeout=0.12)
     refused(shaky, 4, timeout=0.12)
     shaky.put(4, timeout=0.3)
@@ -97,7 +97,7 @@ def test_the_running_batch_counts_and_one_that_is_late_is_expected_to_go_on_as_l
     desk = Desk(max_batch=1)
     desk.measured(1.0, 0.0)
     desk.put()
-    desk.batcher.take()
+    desk.queue.take()
     assert desk.wait() == pytest.approx(1.0)
     desk.clock.now += 0.75
     assert desk.wait() == pytest.approx(0.25)
@@ -106,14 +106,14 @@ def test_the_running_batch_counts_and_one_that_is_late_is_expected_to_go_on_as_l
 
 
 def test_the_first_lane_that_is_free_is_waited_for_and_all_share_the_queue() -> None:
-    desk = Desk(max_batch=1, lanes=2, max_wait_seconds=9)
+    desk = Desk(max_batch=1, num_executors=2, max_wait_seconds=9)
     desk.measured(1.0, 0.0)
     desk.put()
-    desk.batcher.take(0)
+    desk.queue.take(0)
     assert desk.wait() == 0
     desk.put()
     desk.clock.now += 0.5
-    desk.batcher.take(1)
+    desk.queue.take(1)
     assert desk.wait() == pytest.approx(0.5)
     desk.put()
     desk.put()
@@ -140,10 +140,10 @@ def crowd(desk: Desk, fixed: float, each: float) -> None:
     """Far more come than can be run; a batch takes `fixed` seconds and `each` for a row."""
     desk.measured(fixed, each)
     for _ in range(60):
-        seconds = fixed + each * sum(entry.rows for entry in desk.batcher.take().entries)
+        seconds = fixed + each * sum(item.rows for item in desk.queue.take().items)
         desk.clock.now += seconds
-        desk.batcher.finish(seconds)
-        for _ in range(4 * desk.batcher.max_batch):
+        desk.queue.finish(seconds)
+        for _ in range(4 * desk.queue.max_batch):
             with contextlib.suppress(OverloadedError):
                 desk.put()
 
@@ -154,48 +154,48 @@ def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry
     while desk.wait() <= 1:
         desk.put()
     refused(desk)
-    assert not desk.door.crowded, "one is not many"
+    assert not desk.admission.overloaded, "one is not many"
     crowd(desk, 0.16, 0.01)
-    assert desk.door.crowded
-    assert 8 <= desk.batcher.rows <= 9
+    assert desk.admission.overloaded
+    assert 8 <= desk.queue.rows <= 9
     for _ in range(15):
         while desk.run(0.2):
             pass
         for _ in range(6):
             desk.put()
-    assert not desk.door.crowded
+    assert not desk.admission.overloaded
     for _ in range(8):
         desk.put()
-    assert desk.batcher.rows == 14
+    assert desk.queue.rows == 14
 
 
 def test_in_a_crowd_what_runs_does_not_take_the_place_of_two_batches_that_wait() -> None:
     desk = Desk(max_batch=9)
     crowd(desk, 0.018, 0.02)
-    useful = desk.speed.seconds(9 * 4)
-    assert len(desk.batcher.take().entries) == 9
+    useful = desk.latency.seconds(9 * 4)
+    assert len(desk.queue.take().items) == 9
     desk.clock.now += useful / 2
     with contextlib.suppress(OverloadedError):
         for _ in range(100):
             desk.put()
-    assert 18 <= desk.batcher.rows < 40
+    assert 18 <= desk.queue.rows < 40
 
 
 def test_where_batches_make_nothing_cheaper_a_tenth_of_a_second_keeps_the_model_busy() -> None:
     desk = Desk(max_batch=32)
     crowd(desk, 0.0, 0.01)
-    assert 10 <= desk.batcher.rows <= 12
+    assert 10 <= desk.queue.rows <= 12
 
 
 def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
     patient, impatient = Desk(max_batch=4), Desk(max_batch=4)
     for desk, timeout in ((patient, 0.9), (impatient, 0.01)):
-        entry = desk.put(timeout=timeout)
+        item = desk.put(timeout=timeout)
         desk.measured(0.16, 0.01)
         for _ in range(5):
-            desk.door.late(entry)
-    assert patient.door.crowded
-    assert not impatient.door.crowded
+            desk.admission.late(item)
+    assert patient.admission.overloaded
+    assert not impatient.admission.overloaded
 
 
 def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() -> None:
@@ -205,14 +205,14 @@ def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() 
         desk.put()
         for _ in range(number):
             refused(desk, timeout=0.1)
-    assert not desk.door.crowded
+    assert not desk.admission.overloaded
 
 
 def test_what_fits_into_the_next_batch_may_wait_for_the_one_that_runs() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.0, 1.0)
     desk.put(4)
-    desk.batcher.take()
+    desk.queue.take()
     for _ in range(5):
         desk.put()
     refused(desk)
@@ -253,22 +253,22 @@ def test_cancelled_work_is_waited_for_by_nobody() -> None:
     desk.measured(1.0, 0.0)
     gone = [desk.put(), desk.put()]
     refused(desk)
-    for entry in gone:
-        desk.batcher.cancel(entry)
+    for item in gone:
+        desk.queue.cancel(item)
     assert desk.wait() == 0
-    assert desk.batcher.ahead() == (0, 0)
+    assert desk.queue.ahead() == (0, 0)
     desk.put()
 
 
 def test_a_batch_is_cut_where_its_first_request_would_be_late() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.01)
-    entries = [desk.put(timeout=0.5 + number) for number in range(8)]
+    items = [desk.put(timeout=0.5 + number) for number in range(8)]
     desk.clock.now += 0.455
-    taken = desk.batcher.take()
-    assert (taken.entries, taken.reason) == (entries[:4], "deadline")
-    desk.batcher.finish(0.04)
-    assert desk.batcher.take().entries == entries[4:]
+    taken = desk.queue.take()
+    assert (taken.items, taken.reason) == (items[:4], "deadline")
+    desk.queue.finish(0.04)
+    assert desk.queue.take().items == items[4:]
 
 
 def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() -> None:
@@ -278,12 +278,12 @@ def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() ->
     for _ in range(7):
         desk.put(timeout=0.6)
     desk.clock.now += 0.45
-    taken = desk.batcher.take().entries
+    taken = desk.queue.take().items
     assert taken[0] is first
     assert len(taken) <= 5
-    desk.batcher.finish(0.01 * len(taken))
+    desk.queue.finish(0.01 * len(taken))
     desk.clock.now += 0.01 * len(taken)
-    assert desk.batcher.take().entries == [other]
+    assert desk.queue.take().items == [other]
 
 
 def test_what_can_not_be_in_time_any_more_is_dropped_before_it_costs_anything() -> None:
@@ -292,9 +292,9 @@ def test_what_can_not_be_in_time_any_more_is_dropped_before_it_costs_anything() 
     late, urgent = desk.put(timeout=0.5), desk.put(timeout=0.51, priority=1)
     others = [desk.put(timeout=2.0) for _ in range(4)]
     desk.clock.now += 0.45
-    taken = desk.batcher.take()
+    taken = desk.queue.take()
     assert taken.expired == [urgent, late]
-    assert taken.entries == others
+    assert taken.items == others
 
 
 def test_alone_it_is_tried_which_tells_whether_the_speed_is_still_what_it_was() -> None:
@@ -302,17 +302,17 @@ def test_alone_it_is_tried_which_tells_whether_the_speed_is_still_what_it_was() 
     desk.measured(0.0, 0.1)
     late = desk.put(timeout=0.5)
     desk.clock.now += 0.45
-    assert desk.batcher.take().entries == [late]
+    assert desk.queue.take().items == [late]
 
 
 def test_work_that_is_in_time_probably_but_not_surely_is_not_made_late_by_company() -> None:
     desk = Desk(max_batch=8)
     for number in range(64):
-        desk.speed.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
+        desk.latency.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
     first, *_ = [desk.put(timeout=1.0), *(desk.put(timeout=5.0) for _ in range(6))]
-    desk.clock.now += 1.0 - 1.3 * desk.speed.seconds(4)
-    assert desk.speed.caution > 1.4
-    assert desk.batcher.take().entries == [first]
+    desk.clock.now += 1.0 - 1.3 * desk.latency.seconds(4)
+    assert desk.latency.caution > 1.4
+    assert desk.queue.take().items == [first]
 
 
 def test_work_of_other_lengths_is_in_time_all_of_it_not_only_the_first() -> None:
@@ -323,11 +323,11 @@ def test_work_of_other_lengths_is_in_time_all_of_it_not_only_the_first() -> None
     for _ in range(7):
         desk.put(timeout=0.6)
     desk.clock.now += 0.47
-    taken = desk.batcher.take().entries
+    taken = desk.queue.take().items
     assert taken[0] is first
     assert len(taken) <= 3
     desk.clock.now += 0.01 * len(taken)
-    desk.batcher.finish(0.01 * len(taken))
+    desk.queue.finish(0.01 * len(taken))
     assert [desk.run(0.01) for _ in "abc"] == [[other] for other in others]
     assert desk.clock.now <= 100.53
 
@@ -337,14 +337,14 @@ def test_more_urgent_work_joins_whoever_else_has_to_wait() -> None:
     urgent = [desk.put(timeout=0.5, priority=1) for _ in range(4)]
     desk.put(timeout=0.03, key="other")
     desk.measured(0.0, 0.01)
-    assert desk.batcher.take().entries == urgent
+    assert desk.queue.take().items == urgent
 
 
 def test_a_less_urgent_request_joins_only_where_its_own_time_allows() -> None:
     desk = Desk(max_batch=8)
     patient, hasty = desk.put(3, timeout=1.0, priority=1), desk.put(timeout=0.03)
     desk.measured(0.0, 0.01)
-    assert desk.batcher.take().entries == [patient]
+    assert desk.queue.take().items == [patient]
     assert hasty.waiting
 
 
@@ -354,10 +354,10 @@ def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed
     desk.measured(0.013, 0.005)
     accepted, late, due, worked, wasted = 0, 0, 0.0, 0.0, 0.0
     while worked < 60:
-        taken = desk.batcher.take()
+        taken = desk.queue.take()
         late += len(taken.expired)
-        rows = sum(entry.work for entry in taken.entries) / 4
-        seconds = (0.013 + 0.005 * rows) * random.uniform(0.8, 1.2) if taken.entries else 0.001
+        rows = sum(item.work for item in taken.items) / 4
+        seconds = (0.013 + 0.005 * rows) * random.uniform(0.8, 1.2) if taken.items else 0.001
         until = desk.clock.now + seconds
         while (due := due or desk.clock.now + random.exponential(1 / 300)) < until:
             desk.clock.now, due = due, 0.0
@@ -366,9 +366,9 @@ def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed
                 desk.put(timeout=allowed, key="long" if long else "short", elements=16 if long else 4)
                 accepted += 1
         desk.clock.now = until
-        if taken.entries:
-            desk.batcher.finish(seconds)
-            gone = [entry for entry in taken.entries if entry.deadline < until]
+        if taken.items:
+            desk.queue.finish(seconds)
+            gone = [item for item in taken.items if item.deadline < until]
             late, worked, wasted = late + len(gone), worked + seconds, wasted + seconds * bool(gone)
     assert accepted > 60 * 80
     assert late < 0.02 * accepted
@@ -378,12 +378,12 @@ def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed
 def test_one_slow_batch_turns_hardly_anybody_away() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.01, 0.01)
-    before = desk.speed.seconds(16)
-    desk.speed.observe(16, 30.0)
-    assert desk.speed.seconds(16) < 1.3 * before
+    before = desk.latency.seconds(16)
+    desk.latency.observe(16, 30.0)
+    assert desk.latency.seconds(16) < 1.3 * before
     for _ in range(4):
-        desk.speed.observe(16, before)
-    assert desk.speed.seconds(16) < 1.2 * before
+        desk.latency.observe(16, before)
+    assert desk.latency.seconds(16) < 1.2 * before
 
 
 @pytest.mark.parametrize("factor", [20.0, 0.05])
@@ -391,8 +391,8 @@ def test_a_new_speed_is_known_after_three_batches(factor: float) -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.01, 0.01)
     for rows in (4, 2, 4):
-        desk.speed.observe(rows * 4, factor * (0.01 + 0.01 * rows))
-    assert desk.speed.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
+        desk.latency.observe(rows * 4, factor * (0.01 + 0.01 * rows))
+    assert desk.latency.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
 
 
 def test_an_idle_model_that_was_slow_is_tried_again_after_a_second_until_its_speed_is_known() -> None:
@@ -406,30 +406,30 @@ def test_an_idle_model_that_was_slow_is_tried_again_after_a_second_until_its_spe
         desk.put(timeout=5)
         refused(desk, timeout=5)
         desk.run(0.01)
-    assert desk.speed.seconds(4) == pytest.approx(0.01)
+    assert desk.latency.seconds(4) == pytest.approx(0.01)
 
 
 def test_speed_learns_a_fixed_and_a_per_row_part() -> None:
-    speed = Speed()
-    assert speed.seconds(8) == 0
+    latency = LatencyModel()
+    assert latency.seconds(8) == 0
     for rows in (1, 2, 4, 8, 3, 5, 7, 6):
-        speed.observe(rows, 0.01 + 0.002 * rows)
-    assert speed.seconds(8) == pytest.approx(0.026, rel=0.02)
-    assert speed.seconds(1) == pytest.approx(0.012, rel=0.05)
-    assert speed.seconds(24, 3) == pytest.approx(3 * 0.026, rel=0.03)
+        latency.observe(rows, 0.01 + 0.002 * rows)
+    assert latency.seconds(8) == pytest.approx(0.026, rel=0.02)
+    assert latency.seconds(1) == pytest.approx(0.012, rel=0.05)
+    assert latency.seconds(24, 3) == pytest.approx(3 * 0.026, rel=0.03)
 
 
 def test_the_warm_up_is_the_first_measure() -> None:
     fake = double(max_batch=8)
     fake.warmup = lambda: [(4, 0.02), (32, 0.09)]  # type: ignore[method-assign, assignment, return-value]
-    engine = Engine(fake, ServeLimits(), Metrics("test").model("double", "1"))
+    engine = TensorEngine(fake, ServeLimits(), Metrics("test").model("double", "1"))
     engine.warmup()
-    assert engine.batcher.speed.seconds(32) == pytest.approx(0.09)
-    assert engine.batcher.speed.seconds(4) == pytest.approx(0.02)
+    assert engine.queue.latency.seconds(32) == pytest.approx(0.09)
+    assert engine.queue.latency.seconds(4) == pytest.approx(0.02)
 
 
 def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
-    rate = Rate()
+    rate = ThroughputModel()
     assert rate.seconds(100) == 0
     for _ in range(20):
         rate.observe(50, 0.2)
@@ -440,7 +440,7 @@ def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
 
 
 def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -> None:
-    foretold = Foretold()
+    foretold = WaitErrorModel()
     assert foretold.caution(1.0) == 0
     foretold.observe(0.0, 5.0)
     assert foretold.caution(1.0) == 0, "nothing was foretold"
@@ -457,7 +457,7 @@ def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -
 
 
 def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
-    foretold = Foretold()
+    foretold = WaitErrorModel()
     for _ in range(32):
         foretold.observe(0.01, 0.02)
         foretold.observe(0.04, 0.05)
@@ -466,7 +466,7 @@ def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
 
 
 def test_the_few_prompts_that_others_overtake_are_in_time_too() -> None:
-    foretold, waits = Foretold(), [0.4] * 19 + [2.4]
+    foretold, waits = WaitErrorModel(), [0.4] * 19 + [2.4]
     for wait in waits * 20:
         foretold.observe(1.0, wait)
     assert foretold.caution(1.0) >= 1.4
@@ -490,7 +490,7 @@ def jammed() -> Iterator[Live]:
     fake.function = run
     with live(fake, limits=ServeLimits(max_wait_seconds=0.5)) as server:
         engine = server.service.engines["double"]
-        engine.batcher.speed.seed([(4, 100.0)])
+        engine.queue.latency.seed([(4, 100.0)])
         thread = threading.Thread(
             target=httpx.post, args=(server.url + MODEL,), kwargs={"json": body(), "timeout": 120}
         )
@@ -532,7 +532,7 @@ def test_a_refusal_comes_before_the_body_is_parsed_and_the_connection_goes_on() 
         payload = json.dumps(body()).encode()
         while server.engine.running:
             pass
-        server.engine.batcher.speed.seed([(4, 0.01)] * 3)
+        server.engine.queue.latency.seed([(4, 0.01)] * 3)
         raw.sendall(
             f"POST {MODEL} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload
         )
@@ -550,7 +550,7 @@ def test_refused_requests_are_counted_once_each() -> None:
 
 def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() -> None:
     """Which would stop the event loop for as long as hundreds of tracebacks take, and does under overload."""
-    kinds = Call, InferError, Ticket
+    kinds = RequestContext, InferError, PendingResult
 
     def there() -> int:
         return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
@@ -564,9 +564,9 @@ def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() ->
             ask(503)
             ask(503, priority=3)
             ask(400, priority="high")
-            server.engine.batcher.speed.batches, measured = 0, server.engine.batcher.speed.batches
+            server.engine.queue.latency.batches, measured = 0, server.engine.queue.latency.batches
             ask(504, timeout=1000)
-            server.engine.batcher.speed.batches = measured
+            server.engine.queue.latency.batches = measured
 
         all_kinds()
         all_kinds()  # by now every head is known

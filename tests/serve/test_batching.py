@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
-from infer.serve.batching.collate import Layout, bucket
+from infer.serve.batching.collate import Collator, length_bucket
 from infer.serve.batching.run_arrays import run_arrays
-from infer.serve.batching.tensor_engine import Engine
+from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.spec import TensorSpec
@@ -22,33 +22,33 @@ from tests.support.manual_clock_queue import Desk
 
 
 def test_an_empty_queue_gives_nothing_and_never_waits() -> None:
-    taken = Desk().batcher.take()
-    assert (taken.entries, taken.expired, taken.wait) == ([], [], None)
+    taken = Desk().queue.take()
+    assert (taken.items, taken.expired, taken.wait) == ([], [], None)
 
 
 def test_a_free_executor_takes_what_is_there_at_once() -> None:
     desk = Desk()
-    entries = [desk.put(), desk.put()]
-    taken = desk.batcher.take()
-    assert taken.entries == entries
+    items = [desk.put(), desk.put()]
+    taken = desk.queue.take()
+    assert taken.items == items
     assert taken.reason == "idle"
-    assert desk.batcher.requests == desk.batcher.rows == desk.batcher.bytes == 0
+    assert desk.queue.requests == desk.queue.rows == desk.queue.bytes == 0
 
 
 def test_a_batch_holds_at_most_max_batch_rows() -> None:
     desk = Desk(max_batch=4)
     a, b, c = desk.put(2), desk.put(2), desk.put(1)
-    taken = desk.batcher.take()
-    assert taken.entries == [a, b]
+    taken = desk.queue.take()
+    assert taken.items == [a, b]
     assert taken.reason == "full"
-    assert desk.batcher.take().entries == [c]
+    assert desk.queue.take().items == [c]
 
 
 def test_an_entry_that_does_not_fit_is_passed_and_is_first_of_the_next_batch() -> None:
     desk = Desk(max_batch=4)
     a, big, small = desk.put(2), desk.put(3), desk.put(2)
-    assert desk.batcher.take().entries == [a, small]
-    assert desk.batcher.take().entries == [big]
+    assert desk.queue.take().items == [a, small]
+    assert desk.queue.take().items == [big]
 
 
 def test_keys_never_share_a_batch_and_the_oldest_deadline_goes_first() -> None:
@@ -58,23 +58,23 @@ def test_keys_never_share_a_batch_and_the_oldest_deadline_goes_first() -> None:
         desk.put(key="b", timeout=3),
         desk.put(key="a", timeout=9),
     )
-    assert desk.batcher.take().entries == [soon]
-    assert desk.batcher.take().entries == [late, late2]
+    assert desk.queue.take().items == [soon]
+    assert desk.queue.take().items == [late, late2]
 
 
 def test_priority_goes_before_deadline() -> None:
     desk = Desk(max_batch=1)
     normal, urgent = desk.put(timeout=1), desk.put(timeout=50, priority=1)
-    assert desk.batcher.take().entries == [urgent]
-    assert desk.batcher.take().entries == [normal]
+    assert desk.queue.take().items == [urgent]
+    assert desk.queue.take().items == [normal]
 
 
 def test_elements_bound_a_batch_with_its_padding_counted() -> None:
     desk = Desk(max_batch=4, max_batch_elements=20)
     short, long = desk.put(elements=4), desk.put(elements=10)
-    assert desk.batcher.take().entries == [short, long]
+    assert desk.queue.take().items == [short, long]
     a, _, _ = desk.put(elements=10), desk.put(elements=4), desk.put(elements=4)
-    assert len(desk.batcher.take().entries) == 2
+    assert len(desk.queue.take().items) == 2
     assert a.waiting is False
     with pytest.raises(TooLargeError):
         desk.put(elements=21)
@@ -84,24 +84,24 @@ def test_an_expired_entry_is_named_and_in_no_batch() -> None:
     desk = Desk()
     dead, alive = desk.put(timeout=1), desk.put(timeout=9)
     desk.clock.now += 2
-    taken = desk.batcher.take()
-    assert (taken.entries, taken.expired) == ([alive], [dead])
+    taken = desk.queue.take()
+    assert (taken.items, taken.expired) == ([alive], [dead])
 
 
 def test_a_cancelled_entry_is_dropped_and_its_room_given_back() -> None:
     desk = Desk()
     gone, stays = desk.put(3), desk.put()
-    assert desk.batcher.cancel(gone)
-    assert desk.batcher.rows == 1
-    assert desk.batcher.take().entries == [stays]
-    assert not desk.batcher.cancel(stays), "what runs can't be cancelled any more"
+    assert desk.queue.cancel(gone)
+    assert desk.queue.rows == 1
+    assert desk.queue.take().items == [stays]
+    assert not desk.queue.cancel(stays), "what runs can't be cancelled any more"
 
 
 def test_ten_thousand_cancelled_entries_leave_no_heap_behind() -> None:
     desk = Desk()
     for _ in range(10_000):
-        desk.batcher.cancel(desk.put())
-    assert sum(len(queue) for queue in desk.batcher._queues.values()) <= 65
+        desk.queue.cancel(desk.put())
+    assert sum(len(queue) for queue in desk.queue._queues.values()) <= 65
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_full_queue_refuses_and_admits_again_when_there_is_room(limits: dict[s
     desk.put(rows)
     with pytest.raises(OverloadedError):
         desk.put(rows)
-    assert desk.batcher.requests == 2
-    desk.batcher.take()
+    assert desk.queue.requests == 2
+    desk.queue.take()
     desk.put(rows)
 
 
@@ -126,36 +126,36 @@ def test_one_request_above_the_whole_queue_is_too_large_not_overload() -> None:
 
 def test_draining_refuses_new_work_and_finishes_old() -> None:
     desk = Desk()
-    entry = desk.put()
-    desk.batcher.draining = True
+    item = desk.put()
+    desk.queue.draining = True
     with pytest.raises(NotReadyError):
         desk.put()
-    assert desk.batcher.take().entries == [entry]
+    assert desk.queue.take().items == [item]
 
 
 def test_max_delay_waits_for_company_but_not_for_a_full_batch() -> None:
     desk = Desk(max_batch=2, max_delay_us=10_000)
     first = desk.put()
-    assert desk.batcher.take().wait == pytest.approx(0.01)
+    assert desk.queue.take().wait == pytest.approx(0.01)
     desk.clock.now += 0.004
-    assert desk.batcher.take().wait == pytest.approx(0.006)
+    assert desk.queue.take().wait == pytest.approx(0.006)
     second = desk.put()
-    assert desk.batcher.take().entries == [first, second]
+    assert desk.queue.take().items == [first, second]
     alone = desk.put()
     desk.clock.now += 0.011
-    assert desk.batcher.take().entries == [alone]
+    assert desk.queue.take().items == [alone]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 24, 25, 63, 64, 100, 500])
 def test_buckets_hold_their_lengths_with_less_than_a_third_of_padding(rows: int) -> None:
-    assert bucket(rows) >= rows
-    assert rows <= 16 or rows > bucket(rows) * 2 / 3
+    assert length_bucket(rows) >= rows
+    assert rows <= 16 or rows > length_bucket(rows) * 2 / 3
 
 
 def test_layout_pads_ragged_rows_and_cuts_outputs_back() -> None:
     fake = embedder()
     fake.outputs = (*fake.outputs, TensorSpec("ids", "int64", ("batch", "seq")))
-    layout = Layout(fake)
+    layout = Collator(fake)
     assert layout.ragged == {"seq"}
     parts = [fake.tokenize(["abc"]), fake.tokenize(["a", "ab"])]
     joined, padding = layout.join(parts)
@@ -171,20 +171,20 @@ def test_layout_pads_ragged_rows_and_cuts_outputs_back() -> None:
 def test_layout_never_pads_a_model_that_does_not_say_how() -> None:
     fake = embedder()
     fake.padding = {"input_ids": 0}
-    layout = Layout(fake)
+    layout = Collator(fake)
     assert not layout.ragged
     assert layout.key({"batch": 1, "seq": 3}) != layout.key({"batch": 1, "seq": 4})
 
 
 def test_layout_runs_models_without_a_batch_one_by_one() -> None:
     spec = TensorSpec("x", "float32", (4,))
-    layout = Layout(Fake("one", (spec,), (spec,), lambda inputs: inputs))
+    layout = Collator(Fake("one", (spec,), (spec,), lambda inputs: inputs))
     assert (layout.batched, layout.max_batch) == (False, 1)
 
 
 def test_layout_refuses_a_model_that_loses_rows() -> None:
     with pytest.raises(InferError, match="number of rows"):
-        Layout(double()).cut({"y": np.zeros((2, 4))}, [{"batch": 3}])
+        Collator(double()).cut({"y": np.zeros((2, 4))}, [{"batch": 3}])
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,17 @@ def test_layout_refuses_a_model_that_loses_rows() -> None:
 )
 def test_layout_names_what_does_not_fit(arrays: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Layout(double()).check(arrays)
+        Collator(double()).check(arrays)
 
 
 def x(*values: float) -> dict[str, np.ndarray]:
     return {"x": np.array([[value] * 4 for value in values], np.float32)}
 
 
-def with_engine(predictor: Any, story: Callable[[Engine], Awaitable[None]], **limits: Any) -> Engine:
-    engine = Engine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+def with_engine(
+    predictor: Any, story: Callable[[TensorEngine], Awaitable[None]], **limits: Any
+) -> TensorEngine:
+    engine = TensorEngine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
 
     async def main() -> None:
         engine.start(asyncio.get_running_loop())
@@ -239,7 +241,7 @@ class Gate:
             raise ValueError("poison")
         return {"y": inputs["x"] * 2}
 
-    async def occupied(self, engine: Engine) -> asyncio.Task[Any]:
+    async def occupied(self, engine: TensorEngine) -> asyncio.Task[Any]:
         """The engine is inside its first batch now."""
         task = asyncio.create_task(engine.infer(x(0), timeout=9))
         await asyncio.get_running_loop().run_in_executor(None, self.entered.wait, 5)
@@ -249,7 +251,7 @@ class Gate:
 def test_requests_that_wait_together_run_together_and_get_their_own_rows() -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         first = await gate.occupied(engine)
         others = [asyncio.create_task(engine.infer(x(*range(i, i + 2)), timeout=9)) for i in (1, 3, 5)]
         await asyncio.sleep(0)
@@ -266,7 +268,7 @@ def test_requests_that_wait_together_run_together_and_get_their_own_rows() -> No
 def test_a_bad_request_fails_alone() -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         first = await gate.occupied(engine)
         tasks = [asyncio.create_task(engine.infer(x(value), timeout=9)) for value in (1, 666, 3)]
         await asyncio.sleep(0)
@@ -282,7 +284,7 @@ def test_a_bad_request_fails_alone() -> None:
 def test_a_request_larger_than_a_batch_is_split_and_put_together_again() -> None:
     predictor = double(max_batch=4)
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         answer = await engine.infer(x(*range(11)), timeout=9)
         assert answer.outputs["y"][:, 0].tolist() == [2 * i for i in range(11)]
 
@@ -293,14 +295,14 @@ def test_a_request_larger_than_a_batch_is_split_and_put_together_again() -> None
 def test_a_cancelled_request_leaves_the_queue_and_never_runs() -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         first = await gate.occupied(engine)
         gone = asyncio.create_task(engine.infer(x(1, 2, 3), timeout=9))
         await asyncio.sleep(0)
-        assert engine.batcher.requests == 1
+        assert engine.queue.requests == 1
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        assert engine.batcher.requests == 0
+        assert engine.queue.requests == 0
         gate.open.set()
         await first
 
@@ -312,7 +314,7 @@ def test_a_cancelled_request_leaves_the_queue_and_never_runs() -> None:
 def test_a_deadline_ends_a_request_queued_or_running(running: bool) -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         first = None if running else await gate.occupied(engine)
         with pytest.raises(DeadlineError, match="while it ran" if running else "in the queue"):
             await engine.infer(x(1), timeout=0.05)
@@ -326,7 +328,7 @@ def test_a_deadline_ends_a_request_queued_or_running(running: bool) -> None:
 def test_stopping_answers_everything_that_waits() -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         tasks = [await gate.occupied(engine), asyncio.create_task(engine.infer(x(1), timeout=9))]
         await asyncio.sleep(0)
         engine.stop(NotReadyError("the server is stopping"))
@@ -340,7 +342,7 @@ def test_stopping_answers_everything_that_waits() -> None:
 def test_draining_lets_the_queue_run_dry() -> None:
     gate = Gate()
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         tasks = [await gate.occupied(engine), asyncio.create_task(engine.infer(x(4), timeout=9))]
         await asyncio.sleep(0)
         engine.drain()
@@ -361,7 +363,7 @@ def test_an_engine_that_dies_says_so_and_answers_its_callers(caplog: pytest.LogC
 
     predictor.function = die
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         assert engine.healthy
         with pytest.raises(InferError, match="the engine died"):
             await engine.infer(x(1), timeout=9)
@@ -379,7 +381,7 @@ def test_out_of_memory_is_the_server_s_trouble_not_a_bug() -> None:
 
     predictor.function = exhaust
 
-    async def story(engine: Engine) -> None:
+    async def story(engine: TensorEngine) -> None:
         with pytest.raises(InferError, match="out of memory") as caught:
             await engine.infer(x(1), timeout=9)
         assert caught.value.status == 503
@@ -393,7 +395,7 @@ def test_bfloat16_goes_through_torch_and_comes_back_as_bits() -> None:
     spec = TensorSpec("x", "bfloat16", ("batch", 2))
     fake = Fake("bf", (spec,), (spec,), lambda inputs: {"x": inputs["x"] + 1})
     bits = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16).view(torch.uint16).numpy()
-    assert Layout(fake).check({"x": bits}) == {"batch": 1}
+    assert Collator(fake).check({"x": bits}) == {"batch": 1}
     answer = run_arrays(fake, {"x": bits})["x"]
     assert torch.from_numpy(answer).view(torch.bfloat16).tolist() == [[2.0, 3.0]]
 
@@ -405,7 +407,7 @@ def test_a_flood_of_higher_priority_starves_no_entry(priority: int, most: int) -
     for count in range(1, most):
         desk.put(timeout=1000, priority=1)
         desk.put(timeout=1000, priority=1)
-        if desk.batcher.take().entries == [waits]:
+        if desk.queue.take().items == [waits]:
             assert count > 1
             return
         desk.clock.now += 0.1

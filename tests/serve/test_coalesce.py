@@ -12,9 +12,9 @@ import pytest
 
 from infer.serve.api.kserve_response import write, write_each
 from infer.serve.api.kserve_types import InferInput, InferRequest
-from infer.serve.batching.collate import Layout
-from infer.serve.batching.results import Answer
-from infer.serve.batching.tensor_engine import Engine
+from infer.serve.batching.collate import Collator
+from infer.serve.batching.results import InferResult
+from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.body_cache import BodyCache
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.limits import ServeLimits
@@ -34,14 +34,14 @@ def test_answers_written_together_are_those_written_one_by_one(binary: bool) -> 
     dice = np.random.default_rng(0)
     floats = np.concatenate([dice.standard_normal((5, 3)) * 1e15, [[0, -0.0, 1e-30]]]).astype(np.float32)
     outputs = {"f": floats, "i": dice.integers(-128, 128, (6, 3)).astype(np.int8), "b": floats > 0}
-    answer = Answer(outputs, 0.25, 0.5, 6)
+    answer = InferResult(outputs, 0.25, 0.5, 6)
     wanted = [(spec, binary) for spec in specs]
     for count in (1, 2, 3, 6):
         written = write_each(engine, answer, wanted, count)
         assert written is not None
         media, headers, bodies = written
         for at, body in enumerate(bodies):
-            reply = write(engine, None, answer.part(at, count), wanted)
+            reply = write(engine, None, answer.slice_request(at, count), wanted)
             assert (reply.body, reply.media, reply.headers) == (body, media, headers)
     assert write_each(engine, answer, [(specs[0], binary), (specs[1], not binary)], 2) is None
     outputs["f"][0, 0] = np.nan
@@ -50,7 +50,7 @@ def test_answers_written_together_are_those_written_one_by_one(binary: bool) -> 
 
 def test_raw_tensors_of_several_requests_and_inputs_are_read_as_one_by_one() -> None:
     specs = TensorSpec("a", "float64", ("batch", 2)), TensorSpec("b", "int8", ("batch",))
-    layout = Layout(SimpleNamespace(inputs=specs, outputs=specs[:1], sizes={"batch": (1, 8)}, max_batch=8))
+    layout = Collator(SimpleNamespace(inputs=specs, outputs=specs[:1], sizes={"batch": (1, 8)}, max_batch=8))
     arrays = [
         {"a": np.full((3, 2), n, np.float64), "b": np.arange(n, n + 3, dtype=np.int8)} for n in range(4)
     ]
@@ -70,13 +70,13 @@ def test_raw_tensors_of_several_requests_and_inputs_are_read_as_one_by_one() -> 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests were queued together, each time."""
-    sizes, submit = list[int](), Engine.submit_together
+    sizes, submit = list[int](), TensorEngine.submit_group
 
-    def counted(self, entry):  # type: ignore[no-untyped-def]
-        sizes.append(entry.requests)
-        return submit(self, entry)
+    def counted(self, item):  # type: ignore[no-untyped-def]
+        sizes.append(item.requests)
+        return submit(self, item)
 
-    monkeypatch.setattr(Engine, "submit_together", counted)
+    monkeypatch.setattr(TensorEngine, "submit_together", counted)
     return sizes
 
 

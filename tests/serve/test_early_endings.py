@@ -19,7 +19,7 @@ import pytest
 
 from infer.llm.engine.limits import EngineLimits
 from infer.serve.api import openai_response
-from infer.serve.batching.latency_model import Foretold
+from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.llm_engine import AGING
 from tests.support.fake_llm import Alphabet, Speaker
@@ -152,7 +152,7 @@ def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_p
         wait_until(lambda: model.waiting_requests == 1)
         model.foretold.observe(10.0, 15.0)
         assert raw.post(url, json={**body, "timeout": 40}).status_code == 429
-        model.foretold = Foretold()
+        model.foretold = WaitErrorModel()
         threads[1].start()
         wait_until(lambda: model.waiting_requests == 2)
         engine.gate.set()

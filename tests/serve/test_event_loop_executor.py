@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from infer.serve.batching.event_loop_executor import NearLane
+from infer.serve.batching.event_loop_executor import EventLoopExecutor
 
 
 class Timer:
@@ -39,20 +39,20 @@ class Loop:
 
 def test_one_timer_looks_at_a_batch_that_waits_for_company() -> None:
     loop, looks = Loop(), []
-    engine: Any = SimpleNamespace(home=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
+    engine: Any = SimpleNamespace(loop=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
     executor: Any = SimpleNamespace(watched=True)
-    lane = NearLane(engine, executor, 0)
+    lane = EventLoopExecutor(engine, executor, 0)
     lane.look = lambda: looks.append(loop.now)  # type: ignore[method-assign]
     for _ in range(5):
-        lane._look_in(105.0 - loop.now)
+        lane._schedule_poll(105.0 - loop.now)
         loop.now += 0.5
     assert loop.due == [105.0]
-    lane._look_in(0.5)  # the one that waited longest is gone, another has less time
+    lane._schedule_poll(0.5)  # the one that waited longest is gone, another has less time
     assert loop.due == [103.0]
     loop.now = 103.0
     loop.timers.pop().look()
     assert looks == [103.0]
-    lane._look_in(2.0)
+    lane._schedule_poll(2.0)
     assert loop.timers[-1].when() == 105.0
     lane.stop()
     assert loop.due == []

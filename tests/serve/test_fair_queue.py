@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from infer.errors import OverloadedError, TooLargeError
-from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatcher
-from infer.serve.batching.queue_items import Entry
+from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatchQueue
+from infer.serve.batching.queue_items import QueueItem
 from infer.serve.limits import ServeLimits
-from tests.serve.test_queue_items import Crowd
+from tests.serve.test_queue_items import Owner
 from tests.support.manual_clock_queue import Clock, Desk
 
 LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_seconds": 1e6}
@@ -22,18 +22,18 @@ LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_sec
 class FairDesk(Desk):
     """The desk of a queue with tenants."""
 
-    def __init__(self, max_batch: int = 4, lanes: int = 1, **limits: Any) -> None:
+    def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
         self.clock = Clock()
-        self.fair = FairBatcher(max_batch, ServeLimits(**limits), self.clock, lanes)
-        self.batcher, self.speed = self.fair, self.fair.speed
-        self.door = self.fair.door
+        self.fair = FairBatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors)
+        self.queue, self.latency = self.fair, self.fair.latency
+        self.admission = self.fair.admission
 
     def served(self, tenant: str) -> float:
-        return self.fair.part(tenant).served
+        return self.fair.tenant_queue(tenant).served
 
 
-def tenants(entries: list[Entry]) -> list[str]:
-    return [entry.tenant for entry in entries]
+def tenants(items: list[QueueItem]) -> list[str]:
+    return [item.tenant for item in items]
 
 
 def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
@@ -42,14 +42,14 @@ def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
     return caught.value
 
 
-def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> Entry:
+def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
     """Requests of one row each, as one entry."""
     rows, deadline = np.zeros((requests, 1)), desk.clock.now + timeout
-    ticket = Crowd([f"{tenant}{at}" for at in range(requests)])
+    owner = Owner([f"{tenant}{at}" for at in range(requests)])
     sizes = requests, 4, 16 * requests
-    entry = Entry({"x": rows}, {}, "k", *sizes, deadline, 2, ticket, 0, requests=requests, tenant=tenant)
-    desk.fair.admit([entry], deadline)
-    return entry
+    item = QueueItem({"x": rows}, {}, "k", *sizes, deadline, 2, owner, 0, requests=requests, tenant=tenant)
+    desk.fair.admit([item], deadline)
+    return item
 
 
 class Reference:
@@ -57,29 +57,29 @@ class Reference:
 
     def __init__(self, max_batch: int, cost: float) -> None:
         self.max_batch, self.cost = max_batch, cost
-        self.waiting: list[Entry] = []
+        self.waiting: list[QueueItem] = []
         self.served: dict[str, float] = {}
         self.last = ""
 
-    def put(self, entry: Entry) -> None:
+    def put(self, item: QueueItem) -> None:
         active = {one.tenant for one in self.waiting}
-        if entry.tenant not in active:
+        if item.tenant not in active:
             least = min((self.served[one] for one in active), default=self.served.get(self.last, 0.0))
-            self.served[entry.tenant] = max(self.served.get(entry.tenant, 0.0), least)
-        self.waiting.append(entry)
+            self.served[item.tenant] = max(self.served.get(item.tenant, 0.0), least)
+        self.waiting.append(item)
 
-    def cancel(self, entry: Entry) -> None:
-        self.waiting.remove(entry)
-        if entry.tenant not in {one.tenant for one in self.waiting}:
-            self.last = entry.tenant
+    def cancel(self, item: QueueItem) -> None:
+        self.waiting.remove(item)
+        if item.tenant not in {one.tenant for one in self.waiting}:
+            self.last = item.tenant
 
-    def take(self, order: list[str]) -> list[Entry]:
+    def take(self, order: list[str]) -> list[QueueItem]:
         """`order`: the tenants, by which ties are broken."""
-        batch: list[Entry] = []
+        batch: list[QueueItem] = []
         counters = dict(self.served)
 
-        def urgent(entry: Entry) -> tuple[int, float, int]:
-            return entry.priority, entry.deadline, entry.index
+        def urgent(item: QueueItem) -> tuple[int, float, int]:
+            return item.priority, item.deadline, item.index
 
         while self.waiting and len(batch) < self.max_batch:
             left = [e for e in self.waiting if e not in batch and (not batch or e.key == batch[0].key)]
@@ -89,18 +89,18 @@ class Reference:
             mine = [e for e in left if e.tenant == least]
             batch.append(min(mine, key=urgent))
             counters[least] += self.cost
-        for entry in batch:
-            self.served[entry.tenant] += self.cost
+        for item in batch:
+            self.served[item.tenant] += self.cost
         left = {e.tenant for e in self.waiting if e not in batch}
         if len(left) > 1:
             most = min(self.served[name] for name in left) + MOST_BEHIND * 8 * self.cost
             self.served |= {name: min(self.served[name], most) for name in left}
         done = [name for name in order if any(e.tenant == name for e in batch)]
-        for entry in batch:
-            self.waiting.remove(entry)
-        for entry in batch:
-            if entry.tenant in done and not any(e.tenant == entry.tenant for e in self.waiting):
-                self.last = entry.tenant
+        for item in batch:
+            self.waiting.remove(item)
+        for item in batch:
+            if item.tenant in done and not any(e.tenant == item.tenant for e in self.waiting):
+                self.last = item.tenant
         return batch
 
 
@@ -116,13 +116,13 @@ def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
             number += 1
             tenant = dice.choice("aaaaaaab" if seed % 2 else "aaabbc")
             options = {"key": dice.choice("kkl"), "priority": dice.choice([1, 2, 2]), "timeout": 1e6 + number}
-            entry = desk.put(tenant=tenant, **options)
-            entry.index = number
-            reference.put(entry)
+            item = desk.put(tenant=tenant, **options)
+            item.index = number
+            reference.put(item)
         elif action < 0.75 and reference.waiting:
-            entry = dice.choice(reference.waiting)
-            reference.cancel(entry)
-            assert desk.batcher.cancel(entry)
+            item = dice.choice(reference.waiting)
+            reference.cancel(item)
+            assert desk.queue.cancel(item)
         else:
             expected = reference.take(list(desk.fair.active))
             found = desk.run(0.0)
@@ -136,7 +136,7 @@ def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
 def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
     dice, limits = random.Random(seed), {"max_queue_requests": 12, "max_batch_elements": 96}
     plain, fair = Desk(max_batch=8, **limits), FairDesk(max_batch=8, **limits)
-    pairs: list[tuple[Entry, Entry]] = []
+    pairs: list[tuple[QueueItem, QueueItem]] = []
     for desk in (plain, fair):
         desk.measured(0.01, 0.02)
     for _ in range(150):
@@ -148,28 +148,28 @@ def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
                 "priority": dice.choice([1, 2, 2, 2]),
                 "key": dice.choice("kkl"),
             }
-            entries: list[Entry | str] = []
+            items: list[QueueItem | str] = []
             for desk in (plain, fair):
                 try:
-                    entries.append(desk.put(rows, **options))
+                    items.append(desk.put(rows, **options))
                 except OverloadedError as error:
-                    entries.append(f"{error.retry_after:.6f}")
-            if isinstance(entries[0], Entry) and isinstance(entries[1], Entry):
-                pairs.append((entries[0], entries[1]))
+                    items.append(f"{error.retry_after:.6f}")
+            if isinstance(items[0], QueueItem) and isinstance(items[1], QueueItem):
+                pairs.append((items[0], items[1]))
             else:
-                assert entries[0] == entries[1]
+                assert items[0] == items[1]
         elif pairs and dice.random() < 0.2:
             one, two = dice.choice(pairs)
-            assert plain.batcher.cancel(one) == fair.fair.cancel(two)
+            assert plain.queue.cancel(one) == fair.fair.cancel(two)
         else:
             numbers = [{id(pair[side]): at for at, pair in enumerate(pairs)} for side in (0, 1)]
-            first, second = plain.batcher.take(), fair.fair.take()
-            for mine, theirs in ((first.entries, second.entries), (first.expired, second.expired)):
+            first, second = plain.queue.take(), fair.fair.take()
+            for mine, theirs in ((first.items, second.items), (first.expired, second.expired)):
                 assert [numbers[0][id(e)] for e in mine] == [numbers[1][id(e)] for e in theirs]
             assert first.reason == second.reason
             for desk in (plain, fair):
                 desk.clock.now += 0.03
-                desk.batcher.finish(0.0)
+                desk.queue.finish(0.0)
 
 
 def test_tenants_with_enough_waiting_are_served_equally() -> None:
@@ -276,7 +276,7 @@ def test_requests_of_two_parties_share_a_batch_equally() -> None:
     flood = [party(desk, "flood", 8) for _ in range(3)]
     polite = party(desk, "polite", 5)
     found = desk.run(0.1)
-    assert [(e.tenant, e.ticket.requests) for e in found] == [
+    assert [(e.tenant, e.owner.requests) for e in found] == [
         ("flood", ["flood0", "flood1", "flood2", "flood3"]),
         ("polite", ["polite0", "polite1", "polite2", "polite3"]),
     ]
@@ -325,11 +325,11 @@ def test_a_flood_makes_nobody_else_wait_longer_than_its_share() -> None:
         desk.put(tenant="flood")
     for _ in range(100):
         assert refused(desk, tenant="flood").retry_after > 0.9
-    assert desk.fair.part("flood").door.backlog_seconds() == pytest.approx(1.0, abs=0.02)
-    assert desk.fair.part("polite").door.backlog_seconds() == 0
+    assert desk.fair.tenant_queue("flood").admission.backlog_seconds() == pytest.approx(1.0, abs=0.02)
+    assert desk.fair.tenant_queue("polite").admission.backlog_seconds() == 0
     desk.put(2, tenant="polite", timeout=0.05)
-    assert desk.fair.part("polite").door.backlog_seconds() == pytest.approx(0.04)
-    assert desk.fair.part("polite").door.crowded is False
+    assert desk.fair.tenant_queue("polite").admission.backlog_seconds() == pytest.approx(0.04)
+    assert desk.fair.tenant_queue("polite").admission.overloaded is False
     assert "polite" in tenants(desk.run(0.04))
 
 
@@ -349,15 +349,15 @@ def test_what_can_not_be_in_time_is_named_for_every_tenant() -> None:
     desk.fair.cancel(gone)
     desk.clock.now += 2
     taken = desk.fair.take()
-    assert (taken.entries, taken.expired) == ([alive], [dead])
+    assert (taken.items, taken.expired) == ([alive], [dead])
     assert desk.fair.active == {}
     assert (desk.fair.requests, desk.fair.rows, desk.fair.bytes, desk.fair.ahead()) == (0, 0, 0, (0, 0))
 
 
 def test_stopping_clears_the_entries_of_all_tenants() -> None:
     desk = FairDesk()
-    entries = [desk.put(tenant="a"), desk.put(tenant="b", key="other")]
-    assert desk.fair.clear() == entries
+    items = [desk.put(tenant="a"), desk.put(tenant="b", key="other")]
+    assert desk.fair.clear() == items
     assert (desk.fair.requests, desk.fair.kinds) == (0, 0)
 
 
@@ -366,4 +366,4 @@ def test_an_unfilled_batch_waits_for_company_of_any_tenant() -> None:
     first = desk.put(tenant="a")
     assert desk.fair.take().wait == pytest.approx(0.01)
     second = desk.put(tenant="b")
-    assert desk.fair.take().entries == [first, second]
+    assert desk.fair.take().items == [first, second]

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from infer.serve.batching.fair_queue import FairBatcher
-from infer.serve.batching.tensor_engine import Engine
+from infer.serve.batching.fair_queue import FairBatchQueue
+from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from tests.support.fake_predictors import Fake, Live, double, embedder, live
 from tests.support.raw_http import BODY, connect, get, read, send
@@ -58,9 +58,9 @@ def flooded(path: str, limit: int) -> Iterator[tuple[Live, Gated, list[Future[ht
     ):
         (engine,) = server.service.engines.values()
         try:
-            speed = engine.batcher.speed
-            speed.seed([(4, 0.01)] * 3)
-            vars(speed)["observe"] = lambda work, seconds: None  # the clock decides nothing here
+            latency = engine.queue.latency
+            latency.seed([(4, 0.01)] * 3)
+            vars(latency)["observe"] = lambda work, seconds: None  # the clock decides nothing here
             flood = [pool.submit(ask, server, path, FLOOD, 5) for _ in range(limit + 1)]
             until(lambda: gated.calls and engine.waiting == limit)
             yield server, gated, flood, pool
@@ -75,7 +75,7 @@ def number(call: np.ndarray) -> int:
 @pytest.mark.parametrize(("path", "busy"), [(KSERVE, 503), (EMBEDDINGS, 429)])
 def test_a_flood_of_one_key_neither_refuses_nor_delays_another(path: str, busy: int) -> None:
     with flooded(path, 12) as (server, gated, flood, pool):
-        engine: Engine = next(iter(server.service.engines.values()))
+        engine: TensorEngine = next(iter(server.service.engines.values()))
         refused = [ask(server, path, FLOOD, 5) for _ in range(5)]
         assert [answer.status_code for answer in refused] == [busy] * 5
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
@@ -97,15 +97,15 @@ def test_keys_that_nobody_configured_are_refused_and_not_remembered() -> None:
         for at in range(30):
             assert ask(server, KSERVE, f"guess-{at}", 1).status_code == 401
         assert ask(server, KSERVE, FLOOD, 1).status_code == 200
-        batcher = server.service.engines["double"].batcher
-        assert isinstance(batcher, FairBatcher)
+        batcher = server.service.engines["double"].queue
+        assert isinstance(batcher, FairBatchQueue)
         assert len(batcher._parts) == 1
 
 
 @pytest.mark.parametrize("keys", [None, "secret", ["secret"]])
 def test_with_one_key_or_none_the_queue_has_no_shares(keys: Any) -> None:
     with live(double(), api_key=keys) as server:
-        assert not isinstance(server.service.engines["double"].batcher, FairBatcher)
+        assert not isinstance(server.service.engines["double"].queue, FairBatchQueue)
         assert ask(server, KSERVE, "secret", 1).status_code == 200
 
 
@@ -116,15 +116,15 @@ def test_requests_of_two_keys_that_come_at_once_are_two_queue_items() -> None:
         names = [FLOOD, POLITE] * 3
         entered: list[tuple[str, int]] = []
         engine = server.service.engines["double"]
-        admit = engine.batcher.admit_together
+        admit = engine.queue.admit_group
 
-        def spy(entry: Any, deadline: float) -> bool:
-            entered.append((entry.tenant, entry.requests))
-            return admit(entry, deadline)
+        def spy(item: Any, deadline: float) -> bool:
+            entered.append((item.tenant, item.requests))
+            return admit(item, deadline)
 
         for _ in range(3):  # the third time heads and template are known
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine.batcher, "admit_together", spy)
+                patch.setattr(engine.queue, "admit_together", spy)
                 for client in clients:
                     client.sendall(get(b"/v2/health/live"))
                     read(client, bytearray())

@@ -15,7 +15,7 @@ import pytest
 from infer.serve.api.kserve_types import InferResponse
 from infer.serve.fast_path import coalescer, header_cache
 from infer.serve.fast_path.grouped_request import GroupedRequest
-from infer.serve.http.http_protocol import Wire
+from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.limits import ServeLimits
 from tests.support import raw_http
 from tests.support.fake_predictors import Live, double, live
@@ -136,7 +136,7 @@ def test_numbers_that_do_not_fit_are_refused_by_the_ordinary_path(server: Live, 
 
 def test_a_connection_at_rest_holds_neither_question_nor_answer(server: Live) -> None:
     def held() -> list[object]:
-        cycles = [one.cycle for one in gc.get_objects() if issubclass(type(one), Wire)]
+        cycles = [one.cycle for one in gc.get_objects() if issubclass(type(one), HttpProtocol)]
         mine = [one for one in cycles if isinstance(one, GroupedRequest)]
         assert mine
         return [one for one in mine if one._call or one.body or one.numbers or one.group]

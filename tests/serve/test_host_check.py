@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from infer.errors import UsageError
-from infer.serve.http.host_check import Hosts, guard
+from infer.serve.http.host_check import AllowedHosts, allowed_hosts
 from tests.support.fake_predictors import double, live
 from tests.support.raw_http import ask, get
 from tests.support.worker_models import serving
@@ -33,36 +33,36 @@ FOREIGN += ["localhost@evil.example", "evil.example:80:80", "[::2]", "localhost,
 
 @pytest.mark.parametrize("host", OWN)
 def test_the_machine_s_own_names_are_taken(host: str) -> None:
-    assert Hosts().admit(host.encode())
+    assert AllowedHosts().admit(host.encode())
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_other_names_are_not(host: str) -> None:
-    assert not Hosts().admit(host.encode())
+    assert not AllowedHosts().admit(host.encode())
 
 
 def test_names_that_were_allowed_are_taken_with_any_port() -> None:
-    hosts = Hosts(["Api.Example", "10.0.0.1", "fd00::1"])
+    hosts = AllowedHosts(["Api.Example", "10.0.0.1", "fd00::1"])
     for host in ("api.example", "api.example:443", "10.0.0.1:8000", "[fd00::1]:80"):
         assert hosts.admit(host.encode())
     assert not hosts.admit(b"other.example")
     with pytest.raises(UsageError, match="without a port"):
-        Hosts(["api.example:443"])
+        AllowedHosts(["api.example:443"])
 
 
 def test_only_a_server_on_loopback_without_keys_looks_unless_it_is_told_to() -> None:
-    assert guard([], loopback=True, keys=False, bound="127.0.0.1") is not None
-    assert guard([], loopback=True, keys=True, bound="127.0.0.1") is None
-    assert guard([], loopback=False, keys=False, bound="0.0.0.0") is None  # noqa: S104
-    assert guard(["*"], loopback=True, keys=False, bound="127.0.0.1") is None
-    told = guard(["api.example"], loopback=False, keys=True, bound="10.0.0.7")
+    assert allowed_hosts([], loopback=True, keys=False, bound="127.0.0.1") is not None
+    assert allowed_hosts([], loopback=True, keys=True, bound="127.0.0.1") is None
+    assert allowed_hosts([], loopback=False, keys=False, bound="0.0.0.0") is None  # noqa: S104
+    assert allowed_hosts(["*"], loopback=True, keys=False, bound="127.0.0.1") is None
+    told = allowed_hosts(["api.example"], loopback=False, keys=True, bound="10.0.0.7")
     assert told is not None
     assert told.admit(b"10.0.0.7:80")
     assert not told.admit(b"evil.example")
 
 
 def test_a_foreign_host_is_told_why_on_every_route_and_on_connections_that_were_good_before() -> None:
-    with live(double(), hosts=Hosts()) as server, httpx.Client(base_url=server.url) as client:
+    with live(double(), hosts=AllowedHosts()) as server, httpx.Client(base_url=server.url) as client:
         for path in ("/", "/health", "/metrics", "/v2/models/double", "/nowhere"):
             answer = client.get(path, headers={"host": "evil.example"})
             assert answer.status_code == 421

@@ -465,7 +465,7 @@ def test_overload_is_503_with_retry_after_and_the_admitted_are_answered() -> Non
         assert entered.wait(60)
         threads[1].start()
         engine = server.service.engines["double"]
-        while engine.batcher.requests < 1:
+        while engine.queue.requests < 1:
             time.sleep(0.005)
         for _ in range(10):
             answer = httpx.post(f"{server.url}/v2/models/double/infer", json=x(1), timeout=60)

@@ -133,8 +133,8 @@ def test_overload_is_429_and_the_client_retries_when_told() -> None:
     fake = embedder()
     with live(fake, limits=ServeLimits(max_queue_requests=1, max_wait_seconds=1)) as server:
         engine = server.service.engines["embedder"]
-        engine.batcher.speed.observe(1, 1.5)
-        engine.batcher.running[0] = 1, engine.clock()
+        engine.queue.latency.observe(1, 1.5)
+        engine.queue.running[0] = 1, engine.clock()
         url = f"{server.url}/v1"
         with (
             openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from infer.serve.batching import queue
-from infer.serve.batching.queue_items import Entry
+from infer.serve.batching.queue_items import QueueItem
 from tests.support.manual_clock_queue import Desk
 
 
@@ -19,7 +19,7 @@ class Owner:
     def __init__(self, requests: list[str]) -> None:
         self.requests = requests
 
-    def part(self, count: int, entry: Entry) -> Owner:
+    def split_off(self, count: int, item: QueueItem) -> Owner:
         taken, self.requests = Owner(self.requests[:count]), self.requests[count:]
         return taken
 
@@ -29,23 +29,23 @@ def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
     rows, elements = options["rows"], options["elements"]
     deadline = desk.clock.now + options["timeout"]
 
-    def entry(names: list[str]) -> Entry:
+    def item(names: list[str]) -> QueueItem:
         array = np.array([[int(name[1:])] for name in names for _ in range(rows)])
         count, work = len(array), (len(array), elements, len(array) * elements * 4)
         rest = deadline, options["priority"], Owner(names), 0
-        return Entry({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
+        return QueueItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
-    entries = [entry(names)] if together else [entry([name]) for name in names]
-    desk.batcher._enter(entries)
+    items = [item(names)] if together else [item([name]) for name in names]
+    desk.queue._enter(items)
 
 
-def told(entries: list[Entry]) -> list[tuple[str, list[int]]]:
+def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
     """Requests in the order of their rows, and these."""
     found = []
-    for whole in entries:
-        for entry in whole.apart() if whole.requests > 1 else [whole]:
-            name = entry.ticket if isinstance(entry.ticket, str) else entry.ticket.requests[0]
-            found.append((name, entry.inputs["x"].ravel().tolist()))
+    for whole in items:
+        for item in whole.apart() if whole.requests > 1 else [whole]:
+            name = item.owner if isinstance(item.owner, str) else item.owner.requests[0]
+            found.append((name, item.inputs["x"].ravel().tolist()))
     return found
 
 
@@ -72,15 +72,15 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
             for desk, together in zip(desks, (True, False), strict=True):
                 put(desk, names, together, **options)
         else:
-            takens = [desk.batcher.take() for desk in desks]
-            assert told(takens[0].entries) == told(takens[1].entries)
+            takens = [desk.queue.take() for desk in desks]
+            assert told(takens[0].items) == told(takens[1].items)
             assert sorted(told(takens[0].expired)) == sorted(told(takens[1].expired))
             assert takens[0].reason == takens[1].reason
-            seen += len(takens[0].entries)
+            seen += len(takens[0].items)
             for desk in desks:
                 desk.clock.now += 0.03
-                desk.batcher.finish(0.0)
-        one, two = (desk.batcher for desk in desks)
+                desk.queue.finish(0.0)
+        one, two = (desk.queue for desk in desks)
         assert (one.requests, one.rows, one.bytes, one.ahead()) == (
             two.requests,
             two.rows,
@@ -93,18 +93,18 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
 def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
     desk = Desk()
     put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
-    (item,) = desk.batcher._queues["k"]
-    assert desk.batcher.drop(item[3], 1)
-    assert (desk.batcher.requests, desk.batcher.rows, desk.batcher.bytes) == (2, 2, 32)
-    (entry,) = desk.run(0.1)
-    assert told([entry]) == [("r1", [1]), ("r3", [3])]
-    assert entry.sizes == {"batch": 2}
-    assert not desk.batcher.drop(entry, 0)  # it runs
+    (heap_entry,) = desk.queue._queues["k"]
+    assert desk.queue.drop(heap_entry[3], 1)
+    assert (desk.queue.requests, desk.queue.rows, desk.queue.bytes) == (2, 2, 32)
+    (item,) = desk.run(0.1)
+    assert told([item]) == [("r1", [1]), ("r3", [3])]
+    assert item.sizes == {"batch": 2}
+    assert not desk.queue.drop(item, 0)  # it runs
 
 
 def test_the_last_request_of_a_late_item_is_tried_when_the_queue_is_empty() -> None:
     desk = Desk()
     desk.measured(1.0, 1.0)
     put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
-    taken = desk.batcher.take()
-    assert (told(taken.expired), told(taken.entries)) == ([("r1", [1]), ("r2", [2])], [("r3", [3])])
+    taken = desk.queue.take()
+    assert (told(taken.expired), told(taken.items)) == ([("r1", [1]), ("r2", [2])], [("r3", [3])])

@@ -170,7 +170,7 @@ def test_a_replica_outlives_its_model_s_process(
     artifacts: list[Path], expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
     replica = Replica(replica_args(ServeOptions(artifacts=(str(artifacts[0]),), threads=1)))
-    (executor,) = (lane.executor for lane in replica.service.engines["slow"].lanes)
+    (executor,) = (thread.executor for thread in replica.service.engines["slow"].executors)
 
     async def die_once() -> None:
         app = replica.__serve_build_asgi_app__()

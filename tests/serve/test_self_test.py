@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from infer.errors import ArtifactError, InferError
 from infer.llm.engine.requests import Output, Request
-from infer.serve.batching.tensor_engine import Engine
+from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.workers import supervisor
 from infer.serve.workers.messages import Source
 from infer.serve.workers.remote_predictor import Starting
@@ -233,7 +233,7 @@ def test_a_probe_runs_no_model() -> None:
 
 def test_a_probe_names_the_model_whose_worker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with live(double()) as server:
-        monkeypatch.setattr(Engine, "ready", property(lambda engine: False))
+        monkeypatch.setattr(TensorEngine, "ready", property(lambda engine: False))
         for path in ("/ready", "/v2/health/ready"):
             answer = httpx.get(f"{server.url}{path}")
             assert answer.status_code == 503

@@ -19,7 +19,7 @@ import pytest
 
 from infer.errors import BusyError, UsageError
 from infer.serve import server as serving
-from infer.serve.http.listener import greeting, listen
+from infer.serve.http.listener import listen, startup_line
 from infer.serve.limits import ServeLimits
 from infer.serve.service import Service
 from tests.support.fake_predictors import double, embedder
@@ -59,7 +59,7 @@ def process(
 def test_the_greeting_is_one_line_with_all_that_is_needed() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        assert greeting(Service([double(), embedder()]), listener) == (
+        assert startup_line(Service([double(), embedder()]), listener) == (
             f"serving double, embedder at http://127.0.0.1:{port} - tensors at /v2/models/double/infer, "
             "embeddings at /v1/embeddings, docs at /docs"
         )

@@ -146,7 +146,7 @@ def test_workers_count_among_the_open_files(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(resource, "setrlimit", lambda which, limit: made.append(limit))
     monkeypatch.setattr(fd_limit, "_open_now", lambda: 20)
     for workers in (0, 3):
-        fd_limit.fit(ServeLimits(), workers)
+        fd_limit.fit_connections(ServeLimits(), workers)
     (without, _), (with_three, _) = made
     assert with_three - without == 3 * fd_limit.WORKER
 

@@ -20,9 +20,9 @@ from infer.llm.engine.block_manager import PagePool
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.engine_thread import Driver
 from infer.llm.engine.limits import EngineLimits
-from infer.serve.batching.queue_items import Entry
-from infer.serve.batching.results import Answer, Ticket
-from infer.serve.http.http_protocol import Wire
+from infer.serve.batching.queue_items import QueueItem
+from infer.serve.batching.results import InferResult, PendingResult
+from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.llm.llm_engine import Generator
 from infer.serve.llm.token_stream import Stream
 from tests.support.fake_llm import Speaker
@@ -154,10 +154,12 @@ def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, 
                     connection.sendall(send(BODY, *([b"Connection: close"] * (number % 2))))
                     assert read(connection, bytearray()).status == 200
             until = time.monotonic() + 10
-            while there(Wire, Stream) + there(Ticket) > 1 and time.monotonic() < until:
+            while there(HttpProtocol, Stream) + there(PendingResult) > 1 and time.monotonic() < until:
                 time.sleep(0.05)
-            assert there(Wire) == there(Stream) == 0
-            assert max(there(Ticket), there(Entry), there(Answer)) <= 1  # of the batch that the lane had last
+            assert there(HttpProtocol) == there(Stream) == 0
+            assert (
+                max(there(PendingResult), there(QueueItem), there(InferResult)) <= 1
+            )  # of the batch that the lane had last
         finally:
             gc.enable()
 

@@ -10,7 +10,7 @@ import pytest
 
 from infer.serve.http import streaming
 from infer.serve.http.body import ClientGoneError
-from infer.serve.http.routing import Reply
+from infer.serve.http.routing import Response
 
 
 class Endless:
@@ -34,45 +34,45 @@ async def never() -> Any:
 
 
 def test_pieces_are_sent_one_by_one_and_the_maker_is_closed() -> None:
-    pieces, sent = Endless(3), list[Any]()
+    stream, sent = Endless(3), list[Any]()
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], never, send))
+    asyncio.run(streaming.send_stream(Response(stream=stream), [], never, send))
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 4
     assert [message.get("more_body") for message in sent[1:]] == [True, True, True, False]
-    assert pieces.closed
+    assert stream.closed
 
 
 def test_a_reader_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "READ_SECONDS", 0.05)
-    pieces = Endless()
+    stream = Endless()
 
     async def send(message: Any) -> None:
-        if pieces.given == 3:
+        if stream.given == 3:
             await never()
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], never, send))
-    assert pieces.closed
+        asyncio.run(streaming.send_stream(Response(stream=stream), [], never, send))
+    assert stream.closed
 
 
 def test_a_reader_that_leaves_ends_the_stream_at_once() -> None:
-    pieces, left = Endless(), asyncio.Event()
+    stream, left = Endless(), asyncio.Event()
 
     async def receive() -> Any:
         await left.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        if pieces.given == 2:
+        if stream.given == 2:
             left.set()
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(streaming.send_pieces(Reply(pieces=pieces), [], receive, send))
-    assert pieces.given < 10
-    assert pieces.closed
+        asyncio.run(streaming.send_stream(Response(stream=stream), [], receive, send))
+    assert stream.given < 10
+    assert stream.closed
 
 
 def test_an_error_of_the_maker_and_a_cancelled_server_are_not_a_reader_that_left() -> None:
@@ -81,12 +81,12 @@ def test_an_error_of_the_maker_and_a_cancelled_server_are_not_a_reader_that_left
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        asyncio.run(streaming.send_pieces(Reply(pieces=Endless()), [], never, send))
+        asyncio.run(streaming.send_stream(Response(stream=Endless()), [], never, send))
 
     async def cancelled() -> None:
         async def quiet(message: Any) -> None: ...
 
-        task = asyncio.create_task(streaming.send_pieces(Reply(pieces=Endless()), [], never, quiet))
+        task = asyncio.create_task(streaming.send_stream(Response(stream=Endless()), [], never, quiet))
         await asyncio.sleep(0.01)
         task.cancel()
         await task

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from infer import Predictor
-from infer.serve.http.api_keys import Keys
+from infer.serve.http.api_keys import ApiKeys
 from infer.serve.llm.tenants import tenant_of
 from tests.support.fake_predictors import Live, live
 
@@ -95,7 +95,7 @@ def test_without_keys_all_clients_share_the_cache(
 
 
 def test_the_name_of_a_key_tells_nothing_of_the_key() -> None:
-    keys, again = Keys(KEYS), Keys(KEYS)
+    keys, again = ApiKeys(KEYS), ApiKeys(KEYS)
     bearer, plain = {b"authorization": b"Bearer key-of-bob"}, {b"x-api-key": b"key-of-bob"}
     assert keys.tenant(bearer) == keys.tenant(plain) != keys.tenant({b"x-api-key": b"key-of-alice"})
     assert keys.tenant(bearer) != again.tenant(bearer)

@@ -233,8 +233,8 @@ def test_a_table_gives_nothing_out_between_two_processes() -> None:
 
 
 def test_a_batch_that_no_process_read_runs_whole_in_the_next() -> None:
-    from infer.serve.batching.batch_result import Ran
-    from infer.serve.batching.executor_thread import Lane
+    from infer.serve.batching.batch_result import BatchResult
+    from infer.serve.batching.executor_thread import ExecutorThread
 
     calls: list[int] = []
 
@@ -244,11 +244,11 @@ def test_a_batch_that_no_process_read_runs_whole_in_the_next() -> None:
             raise NotSentError("signal SIGKILL")
         return [{} for _ in entries]
 
-    lane = Lane.__new__(Lane)
+    lane = ExecutorThread.__new__(ExecutorThread)
     lane.engine = SimpleNamespace(stopping=False)  # type: ignore[assignment]
     lane._run, lane._restart = run, lambda error: None  # type: ignore[method-assign, assignment]
     entries = [SimpleNamespace(deaths=0) for _ in range(5)]
-    ran = Ran(entries, [], 0.0, "full")  # type: ignore[arg-type]
+    ran = BatchResult(entries, [], 0.0, "full")  # type: ignore[arg-type]
     assert lane._outcomes(entries, ran) == [{}] * 5  # type: ignore[arg-type]
     assert calls == [5, 5, 5, 5]
     assert all(entry.deaths == 0 for entry in entries)

@@ -16,8 +16,8 @@ import pytest
 
 from infer.errors import ArtifactError, NotReadyError, PoisonError
 from infer.serve.batching import event_loop_executor
-from infer.serve.batching.event_loop_executor import NearLane
-from infer.serve.batching.tensor_engine import Engine
+from infer.serve.batching.event_loop_executor import EventLoopExecutor
+from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.serve.workers.messages import ModelError, Source
@@ -41,8 +41,8 @@ def remote(
 
 
 @contextlib.asynccontextmanager
-async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[Engine]:
-    engine = Engine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
+async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[TensorEngine]:
+    engine = TensorEngine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
     engine.start(asyncio.get_running_loop())
     try:
         yield engine
@@ -50,10 +50,10 @@ async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[Engine]:
         engine.stop(NotReadyError("over"))
         predictor.close()
         engine.join(10)
-        assert not any(lane.thread.is_alive() for lane in engine.lanes)
+        assert not any(thread.thread.is_alive() for thread in engine.executors)
 
 
-async def ask(engine: Engine, *values: float, timeout: float = 60) -> Any:
+async def ask(engine: TensorEngine, *values: float, timeout: float = 60) -> Any:
     answer = await engine.infer(x_of(*values), timeout=timeout)
     np.testing.assert_array_equal(answer.outputs["y"], 2 * x_of(*values)["x"])
     return answer
@@ -84,14 +84,14 @@ def test_the_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pyte
 
         monkeypatch.setattr(executor, "begin", noted)
         async with engine_of(predictor) as engine:
-            (lane,) = engine.lanes
-            assert isinstance(lane, NearLane)
+            (thread,) = engine.executors
+            assert isinstance(thread, EventLoopExecutor)
             for size in (event_loop_executor.SMALL_BATCH, 0, event_loop_executor.SMALL_BATCH):
                 monkeypatch.setattr(event_loop_executor, "SMALL_BATCH", size)
-                while not lane.on_loop:
+                while not thread.on_loop:
                     await asyncio.sleep(0.001)
                 await ask(engine, 1)
-            assert threads == [threading.main_thread(), lane.thread, threading.main_thread()]
+            assert threads == [threading.main_thread(), thread.thread, threading.main_thread()]
 
     with remote() as predictor:
         asyncio.run(go(predictor))

@@ -162,7 +162,7 @@ def live(
     config = uvicorn.Config(
         app,
         timeout_graceful_shutdown=1,
-        **http_protocol.options(service.limits, service.refused, tls, hosts, coalescer),
+        **http_protocol.uvicorn_options(service.limits, service.refused, tls, hosts, coalescer),
     )
     server, failures = Prompt(config), list[BaseException]()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infer.serve.batching.queue import Batcher
-from infer.serve.batching.queue_items import Entry
+from infer.serve.batching.queue import BatchQueue
+from infer.serve.batching.queue_items import QueueItem
 from infer.serve.limits import ServeLimits
 
 
@@ -19,10 +19,10 @@ class Clock:
 class Desk:
     """A batcher, its clock, and entries of four elements a row made in a word."""
 
-    def __init__(self, max_batch: int = 4, lanes: int = 1, **limits: Any) -> None:
+    def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
         self.clock = Clock()
-        self.batcher = Batcher(max_batch, ServeLimits(**limits), self.clock, lanes)
-        self.door, self.speed = self.batcher.door, self.batcher.speed
+        self.queue = BatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors)
+        self.admission, self.latency = self.queue.admission, self.queue.latency
 
     def put(
         self,
@@ -33,23 +33,23 @@ class Desk:
         priority: int = 2,
         elements: int = 4,
         tenant: str = "",
-    ) -> Entry:
+    ) -> QueueItem:
         deadline, size = self.clock.now + timeout, rows * elements * 4
-        entry = Entry({}, {}, key, rows, elements, size, deadline, priority, None, 0, tenant=tenant)
-        self.batcher.admit([entry], deadline)
-        return entry
+        item = QueueItem({}, {}, key, rows, elements, size, deadline, priority, None, 0, tenant=tenant)
+        self.queue.admit([item], deadline)
+        return item
 
     def measured(self, fixed: float, row: float) -> None:
         """Batches took `fixed` and `row` seconds for each row, without fail."""
         for rows in (1, 2, 4, 8) * 8:
-            self.speed.observe(rows * 4, fixed + row * rows)
+            self.latency.observe(rows * 4, fixed + row * rows)
 
-    def run(self, seconds: float, lane: int = 0) -> list[Entry]:
+    def run(self, seconds: float, lane: int = 0) -> list[QueueItem]:
         """The next batch, which takes so long."""
-        entries = self.batcher.take(lane).entries
+        items = self.queue.take(lane).items
         self.clock.now += seconds
-        self.batcher.finish(seconds, lane)
-        return entries
+        self.queue.finish(seconds, lane)
+        return items
 
     def wait(self, priority: int = 255) -> float:
-        return self.door.backlog_seconds(priority)
+        return self.admission.backlog_seconds(priority)

@@ -65,10 +65,10 @@ def hang_up_behind_another(server: Live) -> None:
         time.sleep(0.05)
         second.sendall(GOOD)
         time.sleep(0.05)
-        assert engine.batcher.requests == 1
+        assert engine.queue.requests == 1
         second.close()
         deadline = time.monotonic() + 0.2
-        while engine.batcher.requests and time.monotonic() < deadline:
+        while engine.queue.requests and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert engine.batcher.requests == 0
+        assert engine.queue.requests == 0
         assert read(first, bytearray()).status == 200

@@ -23,7 +23,7 @@ def standing(server: Live) -> Iterator[None]:
         waits.set()
         over.wait(20)
 
-    server.service.engines["double"].home.call_soon_threadsafe(wait)
+    server.service.engines["double"].loop.call_soon_threadsafe(wait)
     assert waits.wait(20)
     try:
         yield

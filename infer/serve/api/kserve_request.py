@@ -15,8 +15,8 @@ from ...spec import TensorSpec
 from ..batching import text_inputs
 from ..batching.collate import BATCH
 from ..batching.run_arrays import Arrays
-from ..batching.tensor_engine import NORMAL, Engine
-from ..http.routing import Call, Reply
+from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
+from ..http.routing import RequestContext, Response
 from ..llm.tenants import sharer_of
 from .kserve_response import SPLIT, Wanted, write
 from .kserve_tensors import (
@@ -35,7 +35,7 @@ TEXT = "text"  # a BYTES input of this name is tokenised
 Tensors = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], Wanted, int]
 
 
-async def infer(call: Call, engine: Engine) -> Reply:
+async def infer(call: RequestContext, engine: TensorEngine) -> Response:
     """Raises `InputError` for anything that does not fit the model."""
     tenant = sharer_of(call.service, call.headers)
     request, raw = _read(call, engine)
@@ -43,18 +43,18 @@ async def infer(call: Call, engine: Engine) -> Reply:
     wanted = _wanted(request, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         arrays = await text_inputs.tokenize(call.service, engine, _texts(request, raw))
-        engine.metrics.prompt_tokens.inc(text_inputs.count(arrays))
+        engine.metrics.prompt_tokens.inc(text_inputs.count_tokens(arrays))
         answer = await text_inputs.infer_rows(
             engine, arrays, timeout=timeout, priority=priority, tenant=tenant
         )
     else:
         arrays = _arrays(request, raw, engine)
         answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
-    call.measure = answer.took
+    call.measure = answer.timings
     return write(engine, request.id, answer, wanted)
 
 
-def read_tensors(call: Call, engine: Engine) -> Tensors | None:
+def read_tensors(call: RequestContext, engine: TensorEngine) -> Tensors | None:
     """The request of a body, its inputs as they fit the model, the outputs it wants and its priority; None for texts.
 
     Raises as `infer` does.
@@ -68,15 +68,17 @@ def read_tensors(call: Call, engine: Engine) -> Tensors | None:
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
-def knock(call: Call, engine: Engine, piece: bytes | bytearray, whole: bool) -> None:
+def check_admission(
+    call: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
+) -> None:
     """Raises `OverloadedError` where this would be refused whatever follows; more urgent requests are read first."""
     header = call.headers.get(SPLIT, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
-        engine.knock(timeout=call.timeout(), tenant=sharer_of(call.service, call.headers))
+        engine.check_admission(timeout=call.timeout(), tenant=sharer_of(call.service, call.headers))
 
 
-def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:
+def _read(call: RequestContext, engine: TensorEngine) -> tuple[InferRequest, memoryview]:
     body, header = memoryview(call.body), call.headers.get(SPLIT)
     if header is None:
         return call.json(InferRequest, body), body[len(body) :]
@@ -89,7 +91,7 @@ def _read(call: Call, engine: Engine) -> tuple[InferRequest, memoryview]:
     return call.json(InferRequest, body[: int(header)]), body[int(header) :]
 
 
-def _raw_request(engine: Engine, size: int) -> InferRequest:
+def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     """The body is the bytes of the only input; at most one size may be unknown once the batch is 1."""
     specs = engine.predictor.inputs
     if len(specs) != 1:
@@ -108,7 +110,7 @@ def _raw_request(engine: Engine, size: int) -> InferRequest:
     return InferRequest(inputs=[given], parameters={"binary_data_output": True})
 
 
-def _schedule(call: Call, request: InferRequest) -> tuple[float, int]:
+def _schedule(call: RequestContext, request: InferRequest) -> tuple[float, int]:
     """Seconds and priority; what this server does not do is refused, not ignored."""
     refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
     if refused:
@@ -116,7 +118,7 @@ def _schedule(call: Call, request: InferRequest) -> tuple[float, int]:
     timeout = _number(request.parameters, "timeout")
     priority = _number(request.parameters, "priority")
     seconds = min(timeout / 1e6, call.timeout()) if timeout else call.timeout()
-    return seconds, min(priority, 255) or NORMAL
+    return seconds, min(priority, 255) or DEFAULT_PRIORITY
 
 
 def _number(parameters: Parameters, name: str) -> int:
@@ -135,7 +137,7 @@ def _flag(parameters: Parameters, name: str, default: bool, where: str) -> bool:
     return value
 
 
-def _wanted(request: InferRequest, engine: Engine) -> list[tuple[TensorSpec, bool]]:
+def _wanted(request: InferRequest, engine: TensorEngine) -> list[tuple[TensorSpec, bool]]:
     """The outputs to send, in the order asked for, and whether each goes as raw bytes."""
     specs = engine.layout.outputs
     binary = _flag(request.parameters, "binary_data_output", False, "request.parameters")
@@ -180,7 +182,7 @@ def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]
     return sections
 
 
-def _arrays(request: InferRequest, raw: memoryview, engine: Engine) -> Arrays:
+def _arrays(request: InferRequest, raw: memoryview, engine: TensorEngine) -> Arrays:
     specs = {spec.name: spec for spec in engine.predictor.inputs}
     arrays: Arrays = {}
     for index, (given, section) in enumerate(zip(request.inputs, _sections(request, raw), strict=True)):

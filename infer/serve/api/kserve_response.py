@@ -9,9 +9,9 @@ import numpy as np
 
 from ...errors import InferError
 from ...spec import TensorSpec
-from ..batching.results import Answer
-from ..batching.tensor_engine import Engine
-from ..http.routing import BINARY, JSON, NonfiniteError, Reply
+from ..batching.results import InferResult
+from ..batching.tensor_engine import TensorEngine
+from ..http.routing import BINARY, JSON, NonfiniteError, Response
 from .kserve_tensors import count_nonfinite, datatype, to_binary, to_json
 
 SPLIT = b"inference-header-content-length"
@@ -19,7 +19,7 @@ Wanted = list[tuple[TensorSpec, bool]]
 encode = msgspec.json.Encoder().encode
 
 
-def check_finite(engine: Engine, spec: TensorSpec, array: np.ndarray) -> int:
+def check_finite(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> int:
     """Count the values that are NaN or infinite; raises `NonfiniteError` where the server refuses them."""
     wrong = count_nonfinite(array, spec)
     if wrong:
@@ -39,7 +39,7 @@ def _tensor(spec: TensorSpec) -> bytes:
     return b'{"name":%b,"datatype":%b,"shape":' % (encode(spec.name), encode(datatype(spec)))
 
 
-def _lead(engine: Engine, id: str | None, answer: Answer) -> bytes:
+def _lead(engine: TensorEngine, id: str | None, answer: InferResult) -> bytes:
     return b'%b%b"parameters":{"queue_us":%d,"compute_us":%d,"batch_size":%d},"outputs":[' % (
         _model(engine.predictor.name, engine.predictor.version),
         b"" if id is None else b'"id":%b,' % encode(id),
@@ -49,7 +49,7 @@ def _lead(engine: Engine, id: str | None, answer: Answer) -> bytes:
     )
 
 
-def write(engine: Engine, id: str | None, answer: Answer, wanted: Wanted) -> Reply:
+def write(engine: TensorEngine, id: str | None, answer: InferResult, wanted: Wanted) -> Response:
     """As `InferResponse`, of which nothing but numbers differs from answer to answer. Raises `NonfiniteError`."""
     tensors, chunks = list[bytes](), list[bytes]()
     for spec, binary in wanted:
@@ -64,15 +64,15 @@ def write(engine: Engine, id: str | None, answer: Answer, wanted: Wanted) -> Rep
             tensors.append(b'%b%b,"data":%b}' % (*named, encode(values)))
     head = b"%b%b]}" % (_lead(engine, id, answer), b",".join(tensors))
     if not chunks:
-        return Reply(head, media=JSON)
-    return Reply(b"".join([head, *chunks]), media=BINARY, headers=[(SPLIT, b"%d" % len(head))])
+        return Response(head, media=JSON)
+    return Response(b"".join([head, *chunks]), media=BINARY, headers=[(SPLIT, b"%d" % len(head))])
 
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def write_each(
-    engine: Engine, answer: Answer, wanted: Wanted, count: int
+    engine: TensorEngine, answer: InferResult, wanted: Wanted, count: int
 ) -> tuple[str, Headers, list[bytes]] | None:
     """What `write` gives for each of `count` requests whose rows these are: media type and headers, which are the same
     for all, and the bodies. None where some numbers are not finite, or some outputs go as JSON and some not."""
@@ -109,7 +109,7 @@ def write_each(
     return JSON, [], [b"%b]}]}" % body for body in bodies]
 
 
-def _output(answer: Answer, spec: TensorSpec) -> np.ndarray:
+def _output(answer: InferResult, spec: TensorSpec) -> np.ndarray:
     array = answer.outputs.get(spec.name)
     if array is None:
         raise InferError(f"the model gave no output {spec.name}")

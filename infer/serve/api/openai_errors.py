@@ -8,7 +8,7 @@ import msgspec
 
 from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
 from ..http.error_text import error_text, plain
-from ..http.routing import Call, Dialect
+from ..http.routing import Dialect, RequestContext
 from ..llm.llm_engine import Generator
 
 
@@ -47,14 +47,14 @@ def _body(error: InferError) -> OpenAIError:
 DIALECT = Dialect("openai", _status, _body, OpenAIError)
 
 
-def require_json(call: Call) -> None:
+def require_json(call: RequestContext) -> None:
     """Raises `UnsupportedMediaError` for a body that says it is something else."""
     media = call.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if media != b"application/json":
         raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
 
 
-def find(call: Call, name: str) -> Any:
+def find(call: RequestContext, name: str) -> Any:
     """The served model of that name, of whatever kind, or the one that has an adapter of that name; raises
     `ModelNotFoundError`."""
     model = call.service.models.get(name)
@@ -68,7 +68,7 @@ def find(call: Call, name: str) -> Any:
     return model
 
 
-def generator(call: Call, name: str) -> Generator:
+def generator(call: RequestContext, name: str) -> Generator:
     """The language model of that name; raises `ModelNotFoundError`, or `InputError` for another kind of model."""
     model = find(call, name)
     if not isinstance(model, Generator):

@@ -12,7 +12,7 @@ import msgspec
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
 from ...llm.engine.requests import Sampling
 from ..http import json_parse
-from ..http.routing import Call
+from ..http.routing import RequestContext
 from ..llm.llm_engine import Generator
 from ..llm.tenants import tenant_of
 from .openai_errors import ContextLengthError, require_json
@@ -26,7 +26,7 @@ MAX_PROMPTS, MAX_BIAS = 1024, 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
-def read(call: Call, to: type[T]) -> tuple[T, int]:
+def read(call: RequestContext, to: type[T]) -> tuple[T, int]:
     """The body, and how many of its fields mean nothing here."""
     require_json(call)
     value = call.value()
@@ -39,7 +39,9 @@ def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__)
 
 
-async def prompts(call: Call, generator: Generator, given: str | list[Any], special: bool) -> list[list[int]]:
+async def prompts(
+    call: RequestContext, generator: Generator, given: str | list[Any], special: bool
+) -> list[list[int]]:
     """Token ids of every prompt of a /v1/completions request, none of them empty."""
     rows: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not rows or len(rows) > MAX_PROMPTS:
@@ -59,7 +61,7 @@ async def prompts(call: Call, generator: Generator, given: str | list[Any], spec
 
 
 async def chat_prompt(
-    call: Call,
+    call: RequestContext,
     generator: Generator,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
@@ -87,7 +89,7 @@ def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
 
 
 async def encode(
-    call: Call, generator: Generator, texts: Sequence[str], special: bool, where: str
+    call: RequestContext, generator: Generator, texts: Sequence[str], special: bool, where: str
 ) -> list[list[int]]:
     _check_size(generator, texts, where)
     rows = await generator.texts.encode(texts, special, where)
@@ -170,7 +172,7 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def timeout(call: Call, request: Common) -> float:
+def timeout(call: RequestContext, request: Common) -> float:
     """Seconds: the field, the header, or the server's own limit for generation."""
     return request.timeout or call.timeout(call.service.limits.generation_seconds)
 
@@ -199,7 +201,9 @@ def _structured(given: Structured) -> dict[str, Any]:
     return found
 
 
-async def compiled(call: Call, generator: Generator, constraint: dict[str, Any] | None, where: str) -> None:
+async def compiled(
+    call: RequestContext, generator: Generator, constraint: dict[str, Any] | None, where: str
+) -> None:
     """Try the grammar out, then compile it, in a thread, so that the engine finds it ready; raises `GrammarError` if
     it can't be."""
     if constraint is None:

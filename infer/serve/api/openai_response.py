@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import InferError
 from ...llm.engine.requests import Output, TokenLogprob
-from ..http.routing import Reply
+from ..http.routing import Response
 from ..llm.llm_engine import Generator
 from ..llm.token_stream import Stream
 from . import server_sent_events
@@ -84,9 +84,9 @@ class Events:
     ) -> None:
         self._stream, self._render, self._end = stream, render, end
 
-    def reply(self, headers: list[tuple[bytes, bytes]]) -> Reply:
-        return Reply(
-            media=server_sent_events.MEDIA, headers=[*server_sent_events.HEADERS, *headers], pieces=self
+    def reply(self, headers: list[tuple[bytes, bytes]]) -> Response:
+        return Response(
+            media=server_sent_events.MEDIA, headers=[*server_sent_events.HEADERS, *headers], stream=self
         )
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..observability.metrics import ModelMetrics
-from .queue_items import Entry
+from .queue_items import QueueItem
 from .run_arrays import Arrays
 
 Outcome = Arrays | Exception
 
 
 @dataclass(slots=True)
-class Ran:
+class BatchResult:
     """Per entry its outputs or the reason that it has none. Seconds."""
 
-    entries: list[Entry]
+    items: list[QueueItem]
     outcomes: list[Outcome]
     started: float
     reason: str
@@ -30,22 +30,22 @@ class Ran:
 
     @property
     def rows(self) -> int:
-        return sum([entry.rows for entry in self.entries])
+        return sum([item.rows for item in self.items])
 
 
-def count_batch(ran: Ran, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
+def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
     """`ragged`: the sizes that make the length of a row."""
-    metrics.dispatched(ran.reason)
-    metrics.executed(ran.rows, ran.assemble, ran.compute, ran.cut, ran.padding)
+    metrics.dispatched(batch.reason)
+    metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
     if ragged:
-        tokens = [math.prod([entry.sizes[size] for size in ragged]) * entry.rows for entry in ran.entries]
+        tokens = [math.prod([item.sizes[size] for size in ragged]) * item.rows for item in batch.items]
         metrics.batch_tokens.observe(sum(tokens))
     good, waits = 0, list[tuple[float, int]]()
-    for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
-        queued = ran.started - entry.arrived
+    for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+        queued = batch.started - item.arrived
         if isinstance(outcome, Exception):
-            metrics.failed(queued + ran.compute)
+            metrics.failed(queued + batch.compute)
         else:
-            good += entry.rows
-            waits.append((queued, entry.requests))
-    metrics.answered(good, waits, ran.assemble, ran.compute, ran.cut)
+            good += item.rows
+            waits.append((queued, item.requests))
+    metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)

@@ -12,11 +12,11 @@ from ...errors import InferError, InputError
 from ...spec import TensorSpec
 from .run_arrays import Arrays
 
-New = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, dtype → where to put that input
+Allocate = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, dtype → where to put that input
 BATCH = "batch"
 
 
-class Layout:
+class Collator:
     """Made from a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and, where it has one, `padding`.
 
     `batched`: every tensor has the batch as its first dimension. `ragged`: the sizes that may differ inside
@@ -91,7 +91,7 @@ class Layout:
         """Requests of equal key may share a batch. Dtypes and fixed sizes are equal by `check`."""
         return tuple(
             sorted(
-                (s, bucket(n) if s in self.ragged else n)
+                (s, length_bucket(n) if s in self.ragged else n)
                 for s, n in sizes.items()
                 if s != BATCH or not self.batched
             )
@@ -111,7 +111,7 @@ class Layout:
         starts = range(0, rows, self.max_batch)
         return [{name: array[s : s + self.max_batch] for name, array in arrays.items()} for s in starts]
 
-    def join(self, parts: Sequence[Arrays], new: New | None = None) -> tuple[Arrays, float]:
+    def join(self, parts: Sequence[Arrays], new: Allocate | None = None) -> tuple[Arrays, float]:
         """One batch of all rows, copied to where `new` says, and the share of its elements that is padding."""
         joined, real, total = {}, 0, 0
         for name in self.inputs:
@@ -145,7 +145,7 @@ class Layout:
         return slice(start, stop), *(slice(size[d]) if d in self.ragged else slice(None) for d in rest)  # type: ignore[index]
 
 
-def bucket(length: int) -> int:
+def length_bucket(length: int) -> int:
     """The smallest of 16, 24, 32, 48, 64, 96, … that holds `length`; less than a third is padding."""
     if length <= 16:
         return 16

@@ -17,20 +17,20 @@ import msgspec
 from ..workers.channel import ClosedError
 from ..workers.replica import SilentError
 from ..workers.supervisor import LostError
-from .batch_result import Ran
+from .batch_result import BatchResult
 from .executor import Executor
-from .executor_thread import LOOK_SECONDS, TOO_LATE, First, Lane, fail
-from .queue_items import Entry
+from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
+from .queue_items import QueueItem
 from .run_arrays import Arrays
 
 if TYPE_CHECKING:
-    from .tensor_engine import Engine
+    from .tensor_engine import TensorEngine
 
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
 
 
 @runtime_checkable
-class Near(Executor, Protocol):
+class PollingExecutor(Executor, Protocol):
     """What an `Executor` of such a lane has besides; see `worker.replica.Replica`."""
 
     def begin(self, inputs: Arrays) -> None: ...
@@ -40,17 +40,17 @@ class Near(Executor, Protocol):
     def poll(self) -> tuple[Arrays, float] | None: ...
 
 
-class NearLane(Lane):
-    """`_ran`: the batch that the loop runs. `_descriptor`: what it listens to, -1 while the thread has the lane.
+class EventLoopExecutor(ExecutorThread):
+    """`_batch`: the batch that the loop runs. `_descriptor`: what it listens to, -1 while the thread has the lane.
 
     All but `ring` and what a thread is given is called on the loop's thread.
     """
 
-    executor: Near
+    executor: PollingExecutor
 
-    def __init__(self, engine: Engine, executor: Near, number: int) -> None:
+    def __init__(self, engine: TensorEngine, executor: PollingExecutor, number: int) -> None:
         super().__init__(engine, executor, number)
-        self._ran: Ran | None = None
+        self._batch: BatchResult | None = None
         self._descriptor = -1
         self._given: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -62,10 +62,10 @@ class NearLane(Lane):
         return self._descriptor >= 0
 
     def ring(self) -> None:
-        self.engine.call_home(self.look)
+        self.engine.call_on_loop(self.look)
 
     def look(self) -> None:
-        if self.on_loop and self._ran is None:
+        if self.on_loop and self._batch is None:
             self._safely(self._begin)
 
     def stop(self) -> None:
@@ -74,33 +74,33 @@ class NearLane(Lane):
 
     def _pause(self, seconds: float) -> None:
         """The thread has nothing more to do: the loop has the lane until it gives it back."""
-        self.engine.call_home(self._safely, self._resume)
-        while self._given is None and not self.engine.stopping and self._bell is not None:
-            self._bell.wait(LOOK_SECONDS)
+        self.engine.call_on_loop(self._safely, self._resume)
+        while self._given is None and not self.engine.stopping and self._wakeup is not None:
+            self._wakeup.wait(POLL_SECONDS)
         given, self._given = self._given, None
         if given is not None:
             given()
 
     def _resume(self) -> None:
-        loop = self.engine.home
+        loop = self.engine.loop
         if self.engine.stopping:
             return
         self._descriptor = self.executor.fileno()
         if not self.on_loop:
             self._give(self._look)
             return
-        loop.add_reader(self._descriptor, self._safely, self._heard)
-        self._timer = loop.call_later(LOOK_SECONDS, self._safely, self._tick)
+        loop.add_reader(self._descriptor, self._safely, self._on_readable)
+        self._timer = loop.call_later(POLL_SECONDS, self._safely, self._tick)
         self._begin()
 
     def _leave(self) -> None:
-        self._ran = None
+        self._batch = None
         for timer in (self._timer, self._later):
             if timer is not None:
                 timer.cancel()
         self._timer = self._later = None
         if self.on_loop:
-            self.engine.home.remove_reader(self._descriptor)
+            self.engine.loop.remove_reader(self._descriptor)
             self._descriptor = -1
 
     def _give(self, work: Callable[[], None]) -> None:
@@ -108,9 +108,9 @@ class NearLane(Lane):
         self._given = work
         super().ring()
 
-    def _give_batch(self, ran: Ran, first: First | None = None) -> None:
+    def _give_batch(self, batch: BatchResult, first: FirstRun | None = None) -> None:
         engine = self.engine
-        self._give(lambda: engine.call_home(engine.deliver, self._complete(ran, first)))
+        self._give(lambda: engine.call_on_loop(engine.deliver, self._complete(batch, first)))
 
     def _begin(self) -> None:
         """Take batches until one runs or nothing is left."""
@@ -118,76 +118,76 @@ class NearLane(Lane):
         while more:
             with engine.lock:
                 taken = self._take()
-                more = bool(taken.expired and not taken.entries)
-                self.asleep = not taken.entries and not more
-            for entry in taken.expired:
-                engine.expire(entry.ticket, TOO_LATE)
-            if taken.entries:
-                self._run_near(Ran(taken.entries, [], engine.clock(), taken.reason))
+                more = bool(taken.expired and not taken.items)
+                self.sleeping = not taken.items and not more
+            for item in taken.expired:
+                engine.expire(item.owner, TOO_LATE)
+            if taken.items:
+                self._run_on_loop(BatchResult(taken.items, [], engine.clock(), taken.reason))
             elif taken.wait is not None:
-                self._look_in(taken.wait)
+                self._schedule_poll(taken.wait)
 
-    def _look_in(self, seconds: float) -> None:
+    def _schedule_poll(self, seconds: float) -> None:
         """One timer looks at a batch that is delayed, however many come to it meanwhile."""
-        loop, later = self.engine.home, self._later
+        loop, later = self.engine.loop, self._later
         if later is not None and later.when() <= loop.time() + seconds:
             return
         if later is not None:
             later.cancel()
-        self._later = loop.call_later(seconds, self._look_later)
+        self._later = loop.call_later(seconds, self._delayed_poll)
 
-    def _look_later(self) -> None:
+    def _delayed_poll(self) -> None:
         self._later = None
         self.look()
 
-    def _run_near(self, ran: Ran) -> None:
-        if sum([entry.size_bytes for entry in ran.entries]) > SMALL_BATCH:
-            self._give_batch(ran)
+    def _run_on_loop(self, batch: BatchResult) -> None:
+        if sum([item.size_bytes for item in batch.items]) > SMALL_BATCH:
+            self._give_batch(batch)
             return
         try:
-            inputs = self._join(ran.entries, ran)
+            inputs = self._join(batch.items, batch)
             try:
                 self.executor.begin(inputs)
             finally:
                 inputs.clear()
         except Exception:  # noqa: BLE001 - the thread tries the same, and has the time to find out what is wrong
-            self._give_batch(ran)
+            self._give_batch(batch)
         else:
-            self._ran = ran
+            self._batch = batch
 
-    def _heard(self) -> None:
-        ran = self._ran
+    def _on_readable(self) -> None:
+        batch = self._batch
         try:
             done = self.executor.poll()
-            if ran is None or done is None:
+            if batch is None or done is None:
                 return
-            outputs, ran.compute = done
-            ran.outcomes = list(self._cut(outputs, ran.entries, ran))
+            outputs, batch.compute = done
+            batch.outcomes = list(self._cut(outputs, batch.items, batch))
         except Exception as error:  # noqa: BLE001 - a model may raise anything
-            if ran is None:
+            if batch is None:
                 self._give(self._look)
             elif isinstance(error, ClosedError | LostError | SilentError | msgspec.DecodeError):
-                self._give_batch(ran, self._finish)
+                self._give_batch(batch, self._finish)
             else:
-                self._give_batch(ran, partial(fail, error))
+                self._give_batch(batch, partial(raise_error, error))
             return
         del outputs, done
-        self._ran = None
-        self._done(ran)
-        self.engine.deliver(ran)
+        self._batch = None
+        self._done(batch)
+        self.engine.deliver(batch)
         if self.on_loop:
             self._begin()
 
-    def _finish(self, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
-        outputs, ran.compute = self.executor.finish()
-        return self._cut(outputs, entries, ran)
+    def _finish(self, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
+        outputs, batch.compute = self.executor.finish()
+        return self._cut(outputs, items, batch)
 
     def _tick(self) -> None:
         """A worker that is silent says so to nobody."""
-        self._timer = self.engine.home.call_later(LOOK_SECONDS, self._safely, self._tick)
-        if self._ran is None:
+        self._timer = self.engine.loop.call_later(POLL_SECONDS, self._safely, self._tick)
+        if self._batch is None:
             self.beat = self.engine.clock()
-        self._heard()
+        self._on_readable()
 
     def _safely(self, function: Callable[[], None]) -> None:
         try:

@@ -12,7 +12,7 @@ from .run_arrays import Arrays, run_arrays
 
 
 class Executor(Protocol):
-    """Runs one batch after another; see `Local` and `worker.replica.Replica`."""
+    """Runs one batch after another; see `LocalExecutor` and `worker.replica.Replica`."""
 
     answering: bool  # a batch would be run now
     watched: bool  # a batch that hangs raises `LostError`
@@ -34,7 +34,7 @@ class Executor(Protocol):
     def restart(self, stopping: Callable[[], bool]) -> None: ...
 
 
-class Local:
+class LocalExecutor:
     """A predictor in this process."""
 
     answering, watched = True, False

@@ -5,76 +5,77 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .event_loop_executor import Near, NearLane
+from .event_loop_executor import EventLoopExecutor, PollingExecutor
 from .executor import Executor
-from .executor_thread import Lane
+from .executor_thread import ExecutorThread
 
 if TYPE_CHECKING:
-    from .tensor_engine import Engine
+    from .tensor_engine import TensorEngine
 
 
-class Lanes(list[Lane]):
+class ExecutorPool(list[ExecutorThread]):
     """One for each executor, in their order."""
 
-    def __init__(self, engine: Engine, executors: Iterable[Executor]) -> None:
+    def __init__(self, engine: TensorEngine, executors: Iterable[Executor]) -> None:
         super().__init__(
-            NearLane(engine, executor, number)
-            if isinstance(executor, Near)
-            else Lane(engine, executor, number)
+            EventLoopExecutor(engine, executor, number)
+            if isinstance(executor, PollingExecutor)
+            else ExecutorThread(engine, executor, number)
             for number, executor in enumerate(executors)
         )
 
     @property
     def running(self) -> int:
         """Rows of the batches that run."""
-        return sum([lane.running for lane in self])
+        return sum([thread.running for thread in self])
 
     @property
     def beat(self) -> float:
         """When the lane that is longest away last looked."""
-        return min(lane.beat for lane in self)
+        return min(thread.beat for thread in self)
 
     @property
     def failure(self) -> BaseException | None:
         """What the first that died died of."""
-        return next((lane.failure for lane in self if lane.failure is not None), None)
+        return next((thread.failure for thread in self if thread.failure is not None), None)
 
     @property
     def answering(self) -> bool:
         """One of them at least can run a request now."""
-        return any(lane.executor.answering for lane in self)
+        return any(thread.executor.answering for thread in self)
 
     def alive(self, now: float, seconds: float) -> bool:
         """Their threads live, and no batch in this process runs for longer than that; workers are watched by their
         lanes."""
         return self.failure is None and all(
-            lane.thread.is_alive() and not (lane.running and lane.unwatched and now - lane.beat > seconds)
-            for lane in self
+            thread.thread.is_alive()
+            and not (thread.running and thread.unmonitored and now - thread.beat > seconds)
+            for thread in self
         )
 
-    def sleeper(self) -> Lane | None:
+    def claim_sleeping(self) -> ExecutorThread | None:
         """One that sleeps and is to be rung by the caller, who holds the engine's lock."""
-        for lane in self:
-            if lane.asleep:
-                lane.asleep = False
-                return lane
+        for thread in self:
+            if thread.sleeping:
+                thread.sleeping = False
+                return thread
         return None
 
     def start(self) -> None:
-        for lane in self:
-            lane.start()
+        for thread in self:
+            thread.start()
 
     def ring(self) -> None:
-        for lane in self:
-            lane.ring()
+        for thread in self:
+            thread.ring()
 
     def stop(self) -> None:
         """On the loop's thread."""
-        for lane in self:
-            lane.stop()
+        for thread in self:
+            thread.stop()
 
     def join(self, seconds: float) -> None:
         """Wait for each thread that was started, so long at most."""
-        for lane in self:
-            if lane.thread.ident is not None:
-                lane.thread.join(seconds)
+        for thread in self:
+            if thread.thread.ident is not None:
+                thread.thread.join(seconds)

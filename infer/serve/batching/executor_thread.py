@@ -11,50 +11,50 @@ from typing import TYPE_CHECKING
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
 from ..workers.quarantine import digest_of
 from ..workers.supervisor import LostError, NotSentError, ended
-from .batch_result import Outcome, Ran
+from .batch_result import BatchResult, Outcome
 from .executor import Executor
-from .queue import Taken
-from .queue_items import Entry
+from .queue import NextBatch
+from .queue_items import QueueItem
 from .run_arrays import Arrays
-from .wakeup import Bell
+from .wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from .tensor_engine import Engine
+    from .tensor_engine import TensorEngine
 
 log = logging.getLogger("infer.serve")
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 TOO_LATE = "in the queue, or would while it ran"
 
 
-First = Callable[[Sequence[Entry], Ran], list[Arrays]]
+FirstRun = Callable[[Sequence[QueueItem], BatchResult], list[Arrays]]
 
 
-class Lane:
+class ExecutorThread:
     """`beat`: when it last looked; `running`: rows of its batch; `failure`: what it died of."""
 
-    def __init__(self, engine: Engine, executor: Executor, number: int) -> None:
+    def __init__(self, engine: TensorEngine, executor: Executor, number: int) -> None:
         self.engine, self.executor, self.number = engine, executor, number
-        self.current: list[Entry] = []
+        self.current: list[QueueItem] = []
         self.running, self.beat = 0, engine.clock()
-        self.asleep = False
+        self.sleeping = False
         self.failure: BaseException | None = None
-        self._bell: Bell | None = None
+        self._wakeup: Wakeup | None = None
         name = f"infer-{engine.predictor.name}-{number}"
         self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     @property
-    def unwatched(self) -> bool:
+    def unmonitored(self) -> bool:
         """Whether somebody else has to notice that its batch hangs."""
         return not self.executor.watched
 
     def start(self) -> None:
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self.thread.start()
 
     def ring(self) -> None:
         """Look now."""
-        if self._bell is not None:
-            self._bell.ring()
+        if self._wakeup is not None:
+            self._wakeup.ring()
 
     def look(self) -> None:
         """The same, on the loop's thread."""
@@ -68,23 +68,23 @@ class Lane:
         engine = self.engine
         try:
             while (taken := self._next()) is not None:
-                for entry in taken.expired:
-                    engine.call_home(engine.expire, entry.ticket, TOO_LATE)
-                if taken.entries:
-                    engine.call_home(engine.deliver, self._execute(taken))
+                for item in taken.expired:
+                    engine.call_on_loop(engine.expire, item.owner, TOO_LATE)
+                if taken.items:
+                    engine.call_on_loop(engine.deliver, self._execute(taken))
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread must reach health and every caller
             self._died(error)
         finally:
-            if self._bell is not None:
-                self._bell.close()
+            if self._wakeup is not None:
+                self._wakeup.close()
 
     def _died(self, error: BaseException) -> None:
         engine = self.engine
         log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
         self.failure = error
-        engine.call_home(engine.stop, ended(error))
+        engine.call_on_loop(engine.stop, ended(error))
 
-    def _next(self) -> Taken | None:
+    def _next(self) -> NextBatch | None:
         """Blocks until there is something to do; None when stopped."""
         engine = self.engine
         while True:
@@ -93,29 +93,29 @@ class Lane:
                     self.running, self.current = 0, []
                     return None
                 taken = self._take()
-                if taken.entries or taken.expired:
+                if taken.items or taken.expired:
                     return taken
-                self.asleep = True
-            self._pause(min(taken.wait or LOOK_SECONDS, LOOK_SECONDS))
+                self.sleeping = True
+            self._pause(min(taken.wait or POLL_SECONDS, POLL_SECONDS))
 
-    def _take(self) -> Taken:
+    def _take(self) -> NextBatch:
         """What is next, for a caller who holds the lock; who sleeps is woken for the rest."""
         engine = self.engine
-        taken = engine.batcher.take(self.number)
+        taken = engine.queue.take(self.number)
         self.beat = engine.clock()
-        self.current = taken.entries
-        self.running = sum([entry.rows for entry in taken.entries])
-        if taken.entries or taken.expired:
-            self.asleep = False
-            if engine.batcher.requests and (other := engine.lanes.sleeper()) is not None:
+        self.current = taken.items
+        self.running = sum([item.rows for item in taken.items])
+        if taken.items or taken.expired:
+            self.sleeping = False
+            if engine.queue.requests and (other := engine.executors.claim_sleeping()) is not None:
                 other.ring()
         return taken
 
     def _pause(self, seconds: float) -> None:
         """Until somebody rings, the worker says something, or the time is over."""
-        if self._bell is not None:
-            self._bell.wait(seconds, self.executor.fileno())
-        self.asleep = False
+        if self._wakeup is not None:
+            self._wakeup.wait(seconds, self.executor.fileno())
+        self.sleeping = False
         self._look()
 
     def _look(self) -> None:
@@ -129,94 +129,96 @@ class Lane:
         engine = self.engine
         if not engine.stopping:
             log.error("a worker of %s died: %s", engine.predictor.name, error)
-            engine.call_home(engine.metrics.worker_deaths.inc)
+            engine.call_on_loop(engine.metrics.worker_deaths.inc)
             self.executor.restart(lambda: engine.stopping)
 
-    def _execute(self, taken: Taken) -> Ran:
-        return self._complete(Ran(taken.entries, [], self.engine.clock(), taken.reason))
+    def _execute(self, taken: NextBatch) -> BatchResult:
+        return self._complete(BatchResult(taken.items, [], self.engine.clock(), taken.reason))
 
-    def _complete(self, ran: Ran, first: First | None = None) -> Ran:
+    def _complete(self, batch: BatchResult, first: FirstRun | None = None) -> BatchResult:
         try:
-            ran.outcomes = list((first or self._run)(ran.entries, ran))
+            batch.outcomes = list((first or self._run)(batch.items, batch))
         except Exception as error:  # noqa: BLE001 - a model may raise anything
-            ran.entries = [one for entry in ran.entries for one in entry.apart()]
-            ran.outcomes = self._outcomes(ran.entries, ran, partial(fail, error))
-        self._done(ran)
-        return ran
+            batch.items = [one for item in batch.items for one in item.apart()]
+            batch.outcomes = self._outcomes(batch.items, batch, partial(raise_error, error))
+        self._done(batch)
+        return batch
 
-    def _done(self, ran: Ran) -> None:
+    def _done(self, batch: BatchResult) -> None:
         engine = self.engine
-        seconds = engine.clock() - ran.started
-        ran.worker, ran.began = self.executor.pid, self.executor.began
+        seconds = engine.clock() - batch.started
+        batch.worker, batch.began = self.executor.pid, self.executor.began
         with engine.lock:
-            engine.batcher.finish(0.0 if ran.reason == "retry" else seconds, self.number)
+            engine.queue.finish(0.0 if batch.reason == "retry" else seconds, self.number)
 
-    def _outcomes(self, entries: Sequence[Entry], ran: Ran, first: First | None = None) -> list[Outcome]:
+    def _outcomes(
+        self, items: Sequence[QueueItem], batch: BatchResult, first: FirstRun | None = None
+    ) -> list[Outcome]:
         """Run them; when that fails, their halves, so that a bad request fails and its neighbours don't.
 
         `first`: instead of the first run of all of them.
         """
         try:
-            return list((first or self._run)(entries, ran))
+            return list((first or self._run)(items, batch))
         except NotSentError as error:
             self._restart(error)
             if self.engine.stopping:
                 raise WorkerDiedError("the model's process died") from error
-            return self._outcomes(entries, ran)
+            return self._outcomes(items, batch)
         except LostError as error:
-            ran.reason = "retry"
-            if len(entries) == 1 and entries[0].deaths:
+            batch.reason = "retry"
+            if len(items) == 1 and items[0].deaths:
                 self.executor.excuse()
             self._restart(error)
-            return [self._again(entry, ran) for entry in entries]
+            return [self._again(item, batch) for item in items]
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason
-            if len(entries) == 1:
+            if len(items) == 1:
                 return [error]
-            ran.reason, half = "retry", len(entries) // 2
-            return self._outcomes(entries[:half], ran) + self._outcomes(entries[half:], ran)
+            batch.reason, half = "retry", len(items) // 2
+            return self._outcomes(items[:half], batch) + self._outcomes(items[half:], batch)
 
-    def _again(self, entry: Entry, ran: Ran) -> Outcome:
+    def _again(self, item: QueueItem, batch: BatchResult) -> Outcome:
         """Once more, alone, after its worker died; whoever is there at two deaths is guilty."""
         engine = self.engine
-        entry.deaths += 1
-        if entry.deaths > 1:
-            engine.quarantine.add(digest_of(entry.inputs))
+        item.deaths += 1
+        if item.deaths > 1:
+            engine.quarantine.add(digest_of(item.inputs))
             return PoisonError("the model's process died of this request, twice")
-        if entry.deadline <= engine.clock():
+        if item.deadline <= engine.clock():
             return DeadlineError(
                 "the time of the request ran out while the model's process was started again"
             )
-        if engine.stopping or entry.ticket.settled:
+        if engine.stopping or item.owner.settled:
             return WorkerDiedError("the model's process died")
-        return self._outcomes([entry], ran)[0]
+        return self._outcomes([item], batch)[0]
 
-    def _run(self, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
-        inputs = self._join(entries, ran)
+    def _run(self, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
+        inputs = self._join(items, batch)
         try:
-            outputs, ran.compute = self.executor.run(inputs)
+            outputs, batch.compute = self.executor.run(inputs)
         finally:
             inputs.clear()  # an error's traceback would keep them
-        return self._cut(outputs, entries, ran)
+        return self._cut(outputs, items, batch)
 
-    def _join(self, entries: Sequence[Entry], ran: Ran) -> Arrays:
+    def _join(self, items: Sequence[QueueItem], batch: BatchResult) -> Arrays:
         began = self.engine.clock()
         try:
-            inputs, ran.padding = self.engine.layout.join(
-                [entry.inputs for entry in entries], self.executor.new
+            inputs, batch.padding = self.engine.layout.join(
+                [item.inputs for item in items], self.executor.new
             )
         except BaseException:
             self.executor.abandon()
             raise
-        ran.assemble = self.engine.clock() - began
+        batch.assemble = self.engine.clock() - began
         return inputs
 
-    def _cut(self, outputs: Arrays, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+    def _cut(self, outputs: Arrays, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
         computed = self.engine.clock()
-        pieces = self.engine.layout.cut(outputs, [entry.sizes for entry in entries])
-        ran.cut = self.engine.clock() - computed
+        pieces = self.engine.layout.cut(outputs, [item.sizes for item in items])
+        batch.cut = self.engine.clock() - computed
         return pieces
 
 
-def fail(error: Exception, entries: Sequence[Entry], ran: Ran) -> list[Arrays]:
+def raise_error(error: Exception, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
     """The outcome of a run that failed before."""
     raise error

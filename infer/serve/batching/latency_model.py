@@ -13,8 +13,8 @@ DOUBT = 2.0  # mean deviations that are added where being late costs
 TAIL = 3.0  # of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
 
 
-class Speed:
-    """Seconds of a batch as a + b·work, by least squares, the slope over a longer past; `doubt`: mean relative error.
+class LatencyModel:
+    """Predicted seconds of a batch as a + b·work, fitted by least squares, the slope over a longer past.
 
     Work is what the caller counts, here elements with their padding. One batch that takes strangely long counts as
     three times what was expected at most; after three strange ones in a row all that was known before is forgotten.
@@ -26,12 +26,12 @@ class Speed:
         self._forget()
 
     @property
-    def sure(self) -> bool:
+    def steady(self) -> bool:
         """The last batch was as expected."""
         return not self._strange
 
     def _forget(self) -> None:
-        self._seen, self._largest, self.doubt = 0, 0.0, 0.0
+        self._seen, self._largest, self.relative_error = 0, 0.0, 0.0
         self._work = self._time = 0.0
         self._long = [0.0] * 4  # means of work, seconds, work², work x seconds
         self.fixed = self.each = 0.0
@@ -64,7 +64,7 @@ class Speed:
         self._seen += 1
         weight = max(1 / self._seen, 1 / MEMORY)
         if expected:
-            self.doubt += weight * (abs(seconds - expected) / expected - self.doubt)
+            self.relative_error += weight * (abs(seconds - expected) / expected - self.relative_error)
         self._work += weight * (work - self._work)
         self._time += weight * (seconds - self._time)
         slow = max(1 / self._seen, 1 / LONG)
@@ -88,7 +88,7 @@ class Speed:
     @property
     def caution(self) -> float:
         """What expected seconds are multiplied with where being late costs."""
-        return 1 + DOUBT * self.doubt
+        return 1 + DOUBT * self.relative_error
 
     @property
     def useful_work(self) -> float:
@@ -101,7 +101,7 @@ class Speed:
         return math.inf if not self.each else left / self.each
 
 
-class Rate:
+class ThroughputModel:
     """Work per second where pieces of it end at any time: the ratio of two running means."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Rate:
         return work * self._time / self._work if self._work else 0.0
 
 
-class Foretold:
+class WaitErrorModel:
     """How far off the waits were that were foretold: in proportion to them, or a + b·wait by least squares where that
     is less, for much of the error of a short wait is the step that was under way. A wait of nothing is not doubted.
     """

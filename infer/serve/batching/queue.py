@@ -13,27 +13,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..limits import ServeLimits
-from .admission import Door
-from .deadline_budget import Item, Promises
-from .latency_model import Speed
-from .queue_items import Entry
-from .waiting_items import Waiting
+from .admission import AdmissionController
+from .deadline_budget import DeadlineBudget, HeapEntry
+from .latency_model import LatencyModel
+from .queue_items import QueueItem
+from .waiting_items import WaitingItems
 
 LOOK_PAST = 16  # entries that don't fit and may be overtaken while a batch is filled
 
 
 @dataclass(slots=True)
-class Taken:
+class NextBatch:
     """One look into the queue: a batch to run, entries that can't be in time any more, seconds until the next look."""
 
-    entries: list[Entry] = field(default_factory=list)
-    expired: list[Entry] = field(default_factory=list)
+    items: list[QueueItem] = field(default_factory=list)
+    expired: list[QueueItem] = field(default_factory=list)
     reason: str = ""
     wait: float | None = None
 
 
 @dataclass(slots=True)
-class Filling:
+class BatchFill:
     """A batch in the making: its rows, the elements of one; `bound`: the most work with which all in it are in time;
     `short`: the reason to end it while more waits."""
 
@@ -43,25 +43,29 @@ class Filling:
     short: str = "full"
 
 
-class Batcher(Waiting):
+class BatchQueue(WaitingItems):
     """Entries in, batches out; bounded in requests, rows, bytes and predicted seconds. Not thread-safe.
 
-    `lanes`: how many batches run at a time; each has a number, from 0.
+    `num_executors`: how many batches run at a time; each has a number, from 0.
     """
 
     def __init__(
-        self, max_batch: int, limits: ServeLimits, clock: Callable[[], float] = time.monotonic, lanes: int = 1
+        self,
+        max_batch: int,
+        limits: ServeLimits,
+        clock: Callable[[], float] = time.monotonic,
+        num_executors: int = 1,
     ) -> None:
-        super().__init__(clock, Speed())
-        self.max_batch, self.limits, self.lanes = max_batch, limits, lanes
-        self.door = Door(self)
+        super().__init__(clock, LatencyModel())
+        self.max_batch, self.limits, self.num_executors = max_batch, limits, num_executors
+        self.admission = AdmissionController(self)
         self.draining = False
         self.running: dict[int, tuple[int, float]] = {}  # lane → work of its batch, since when
         self.finished = -math.inf  # when a batch was last measured
 
-    def door_of(self, tenant: str) -> Door:
+    def admission_for(self, tenant: str) -> AdmissionController:
         """The one door, or that of a tenant where each has a share."""
-        return self.door
+        return self.admission
 
     def full(self, requests: int, rows: int, size: int) -> str:
         """Why there is no place for so much more; "" where there is."""
@@ -72,21 +76,21 @@ class Batcher(Waiting):
             return f"the queue holds {self.rows} rows, {self.bytes} bytes"
         return ""
 
-    def admit(self, entries: Sequence[Entry], deadline: float) -> None:
-        """All or none; raises as `Door.admit`."""
-        self.door_of(entries[0].tenant).admit(entries, deadline)
-        self._enter(entries)
+    def admit(self, items: Sequence[QueueItem], deadline: float) -> None:
+        """All or none; raises as `AdmissionController.admit`."""
+        self.admission_for(items[0].tenant).admit(items, deadline)
+        self._enter(items)
 
-    def admit_together(self, entry: Entry, deadline: float) -> bool:
-        """All of its requests or none; see `Door.together`."""
-        entered = self.door_of(entry.tenant).together(entry, deadline)
+    def admit_group(self, item: QueueItem, deadline: float) -> bool:
+        """All of its requests or none; see `AdmissionController.together`."""
+        entered = self.admission_for(item.tenant).admit_group(item, deadline)
         if entered:
-            self._enter([entry])
+            self._enter([item])
         return entered
 
-    def take(self, lane: int = 0) -> Taken:
+    def take(self, executor: int = 0) -> NextBatch:
         """The next batch: the most urgent entry by (priority and age, deadline), and as many of its key as fit."""
-        taken = Taken()
+        taken = NextBatch()
         key = self._most_urgent(taken.expired)
         if key is None:
             return taken
@@ -97,73 +101,75 @@ class Batcher(Waiting):
         self._fill(queue, taken)
         if not queue:
             del self._queues[key]
-        self._run(taken, lane)
+        self._run(taken, executor)
         return taken
 
-    def _run(self, taken: Taken, lane: int) -> int:
+    def _run(self, taken: NextBatch, executor: int) -> int:
         """The work of the batch, which runs from now on."""
-        if not taken.entries:
+        if not taken.items:
             return 0
-        work = sum([e.rows for e in taken.entries]) * max([1, *[e.elements for e in taken.entries]])
-        self.running[lane] = work, self.clock()
+        work = sum([e.rows for e in taken.items]) * max([1, *[e.elements for e in taken.items]])
+        self.running[executor] = work, self.clock()
         return work
 
-    def finish(self, seconds: float, lane: int = 0) -> None:
+    def finish(self, seconds: float, executor: int = 0) -> None:
         """The batch that was taken is done; it took `seconds`, 0 if that is no measurement."""
-        work, _ = self.running.pop(lane, (0, 0.0))
+        work, _ = self.running.pop(executor, (0, 0.0))
         if work and seconds > 0:
             self.finished = self.clock()
-            self.speed.observe(work, seconds)
+            self.latency.observe(work, seconds)
 
-    def _delay(self, queue: list[Item]) -> float | None:
+    def _delay(self, queue: list[HeapEntry]) -> float | None:
         delay = self.limits.max_delay_us / 1e6
         if not delay or self.draining:
             return None
-        waiting = [item[3] for item in queue if item[3].waiting]
-        left = min(entry.arrived for entry in waiting) + delay - self.clock()
-        return left if left > 0 and sum(entry.rows for entry in waiting) < self.max_batch else None
+        waiting = [heap_entry[3] for heap_entry in queue if heap_entry[3].waiting]
+        left = min(item.arrived for item in waiting) + delay - self.clock()
+        return left if left > 0 and sum(item.rows for item in waiting) < self.max_batch else None
 
-    def _fill(self, queue: list[Item], taken: Taken) -> None:
+    def _fill(self, queue: list[HeapEntry], taken: NextBatch) -> None:
         """As much as fits, and as leaves everybody in time who can be; what does not fit keeps its place."""
-        filling, passed = Filling(), list[Item]()
-        now, kind, promises = self.clock(), queue[0][3].key, None
+        filling, passed = BatchFill(), list[HeapEntry]()
+        now, kind, budget = self.clock(), queue[0][3].key, None
 
         def room() -> float:
-            nonlocal promises
-            if promises is None:
-                promises = Promises(self.items(kind), self, now, (taken.entries or [entry])[0].least)
-            return promises.room(item[:2])
+            nonlocal budget
+            if budget is None:
+                budget = DeadlineBudget(self.items(kind), self, now, (taken.items or [item])[0].least)
+            return budget.room(heap_entry[:2])
 
         while queue and filling.rows < self.max_batch and len(passed) < LOOK_PAST:
-            item = heapq.heappop(queue)
-            entry = item[3]
-            if not entry.waiting:
+            heap_entry = heapq.heappop(queue)
+            item = heap_entry[3]
+            if not item.waiting:
                 self._dead -= 1
                 continue
-            if self._hopeless(entry, now, alone=not filling.rows and self.requests == 1):
-                self._leave(entry)
-                taken.expired.append(entry)
+            if self._cannot_finish(item, now, alone=not filling.rows and self.requests == 1):
+                self._leave(item)
+                taken.expired.append(item)
                 continue
-            fit = self._fit(filling, entry, entry.requests, now, room)
-            if fit < entry.requests:
-                passed.append(item)
+            fit = self._fit(filling, item, item.requests, now, room)
+            if fit < item.requests:
+                passed.append(heap_entry)
                 if not fit:
                     continue
-                entry = entry.take(fit)
-            self._leave(entry)
-            taken.entries.append(entry)
-        for item in passed:
-            heapq.heappush(queue, item)
+                item = item.take(fit)
+            self._leave(item)
+            taken.items.append(item)
+        for heap_entry in passed:
+            heapq.heappush(queue, heap_entry)
         taken.reason = self._reason(filling, short=bool(passed))
 
-    def _reason(self, filling: Filling, *, short: bool) -> str:
+    def _reason(self, filling: BatchFill, *, short: bool) -> str:
         return "full" if filling.rows >= self.max_batch else filling.short if short else "idle"
 
-    def _fit(self, filling: Filling, entry: Entry, most: int, now: float, room: Callable[[], float]) -> int:
+    def _fit(
+        self, filling: BatchFill, item: QueueItem, most: int, now: float, room: Callable[[], float]
+    ) -> int:
         """How many of its first `most` requests join the batch, which counts them. `room`: the most work with which
         everybody who goes before it is in time."""
-        rows, wider, own = filling.rows, max(filling.widest, entry.elements), self._in_time(entry, now)
-        each = entry.rows // entry.requests
+        rows, wider, own = filling.rows, max(filling.widest, item.elements), self._in_time(item, now)
+        each = item.rows // item.requests
         fit = (min(self.max_batch, self.limits.max_batch_elements // wider) - rows) // each
         fit = min(max(fit, 0 if rows else 1), most)
         if fit and rows + fit > 1:
@@ -176,10 +182,10 @@ class Batcher(Waiting):
             filling.bound = min(filling.bound, own)
         return fit
 
-    def _in_time(self, entry: Entry, now: float) -> float:
+    def _in_time(self, item: QueueItem, now: float) -> float:
         """The most work of a batch with which this is in time: surely, else probably, else it does not matter."""
-        left, speed = entry.deadline - now, self.speed
-        for seconds in (left, left * speed.caution):
-            if (most := speed.work_within(seconds)) >= entry.least:
+        left, latency = item.deadline - now, self.latency
+        for seconds in (left, left * latency.caution):
+            if (most := latency.work_within(seconds)) >= item.least:
                 return most
         return math.inf

@@ -12,11 +12,11 @@ from .collate import BATCH
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueueItem:
     """A piece of one request that runs in one batch, or `requests` whole ones of equally many rows, in their order.
 
-    `elements`: of one row of its largest input; `ticket`: its owner, a `results.Queued`; that of several requests has
-    them in `requests`, one for each in the order of the rows, and splits off the first of them by `part`.
+    `elements`: of one row of its largest input; `owner`: its owner, a `results.Queued`; that of several requests has
+    them in `requests`, one for each in the order of the rows, and splits off the first of them by `split_off`.
     """
 
     inputs: dict[str, Any]
@@ -27,7 +27,7 @@ class Entry:
     size_bytes: int
     deadline: float
     priority: int
-    ticket: Any
+    owner: Any
     index: int
     arrived: float = 0.0
     waiting: bool = False
@@ -45,10 +45,10 @@ class Entry:
         """The same of one of its requests."""
         return self.rows // self.requests * max(self.elements, 1)
 
-    def take(self, count: int) -> Entry:
+    def take(self, count: int) -> QueueItem:
         """Its first `count` requests, with a ticket of theirs; the others stay here."""
         taken = self._between(0, count, None)
-        taken.ticket = self.ticket.part(count, taken)
+        taken.owner = self.owner.split_off(count, taken)
         self._become(self._between(count, self.requests, None))
         return taken
 
@@ -59,18 +59,18 @@ class Entry:
         gone = slice(at * each, (at + 1) * each)
         rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
         self._become(rest)
-        del self.ticket.requests[at]
+        del self.owner.requests[at]
 
-    def apart(self) -> list[Entry]:
+    def apart(self) -> list[QueueItem]:
         """Its requests one by one, each with its own ticket."""
-        owners = getattr(self.ticket, "requests", None)
+        owners = getattr(self.owner, "requests", None)
         if owners is None:
             return [self]
         if len(owners) == 1:
-            return [replace(self, ticket=owners[0])]
+            return [replace(self, owner=owners[0])]
         return [self._between(at, at + 1, owner) for at, owner in enumerate(owners)]
 
-    def _between(self, start: int, stop: int, ticket: Any) -> Entry:
+    def _between(self, start: int, stop: int, owner: Any) -> QueueItem:
         each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
         return replace(
             self,
@@ -79,9 +79,9 @@ class Entry:
             rows=count * each,
             size_bytes=count * size,
             requests=count,
-            ticket=ticket,
+            owner=owner,
         )
 
-    def _become(self, other: Entry) -> None:
+    def _become(self, other: QueueItem) -> None:
         self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
         self.size_bytes, self.requests = other.size_bytes, other.requests

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import ResourceError
-from .queue_items import Entry
+from .queue_items import QueueItem
 from .run_arrays import Arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class WorkerTransfer:
     """To the process where the model ran, and back: seconds of each way, with what is done at its ends."""
 
     pid: int
@@ -24,7 +24,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InferResult:
     """Named outputs of one request, and what they cost. `batch_size`: rows of the batch it ran in; `hop`: None where
     that was in this process, or cannot be told."""
 
@@ -32,9 +32,9 @@ class Answer:
     queue_seconds: float
     compute_seconds: float
     batch_size: int
-    hop: Hop | None = None
+    hop: WorkerTransfer | None = None
 
-    def part(self, at: int, count: int) -> Answer:
+    def slice_request(self, at: int, count: int) -> InferResult:
         """That of one of `count` requests whose rows follow each other, equally many of each."""
         if count == 1:
             return self
@@ -44,7 +44,7 @@ class Answer:
             outputs[name] = array[at * each : (at + 1) * each]
         return replace(self, outputs=outputs)
 
-    def took(self) -> dict[str, Any]:
+    def timings(self) -> dict[str, Any]:
         """For logs and traces."""
         found: dict[str, Any] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
@@ -57,7 +57,7 @@ class Answer:
         return found
 
 
-class Ticket(ABC):
+class PendingResult(ABC):
     """Whoever gets an outcome. `settled`: it has it, or nobody wants it any more."""
 
     __slots__ = ("settled",)
@@ -66,7 +66,7 @@ class Ticket(ABC):
         self.settled = False
 
     @abstractmethod
-    def tell(self, outcome: Answer | Exception) -> None:
+    def tell(self, outcome: InferResult | Exception) -> None:
         """Called once, on the loop's thread."""
 
     def fail(self, error: Exception) -> None:
@@ -78,46 +78,46 @@ class Ticket(ABC):
             ResourceError("out of memory for this request") if isinstance(error, MemoryError) else error
         )
 
-    def finish(self, index: int, answer: Answer) -> None:
+    def finish(self, index: int, answer: InferResult) -> None:
         """The answer of one entry; with the last of them, it is told."""
         if not self.settled:
             self.settled = True
             self.tell(answer)
 
 
-class Queued(Ticket):
+class ItemOwner(PendingResult):
     """One that has entries in the queue. `pending`: how many requests have no outcome yet."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("items",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: list[Entry] = []
+        self.items: list[QueueItem] = []
 
     @property
     def pending(self) -> int:
         return 0 if self.settled else 1
 
 
-class Awaited(Queued):
+class AwaitedResult(ItemOwner):
     """One request; `future` gets the outcome."""
 
     __slots__ = ("done", "future")
 
-    def __init__(self, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, future: asyncio.Future[InferResult]) -> None:
         super().__init__()
-        self.done: dict[int, Answer] = {}
+        self.done: dict[int, InferResult] = {}
         self.future = future
 
-    def finish(self, index: int, answer: Answer) -> None:
-        if self.settled or len(self.entries) == 1:
+    def finish(self, index: int, answer: InferResult) -> None:
+        if self.settled or len(self.items) == 1:
             super().finish(index, answer)
             return
         self.done[index] = answer
-        if len(self.done) == len(self.entries):
-            super().finish(index, together([self.done[i] for i in range(len(self.entries))]))
+        if len(self.done) == len(self.items):
+            super().finish(index, concatenate_results([self.done[i] for i in range(len(self.items))]))
 
-    def tell(self, outcome: Answer | Exception) -> None:
+    def tell(self, outcome: InferResult | Exception) -> None:
         if self.future.done():
             return
         if isinstance(outcome, Exception):
@@ -126,11 +126,11 @@ class Awaited(Queued):
             self.future.set_result(outcome)
 
 
-def together(parts: list[Answer]) -> Answer:
+def concatenate_results(parts: list[InferResult]) -> InferResult:
     """The rows of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
-    return Answer(
+    return InferResult(
         {name: np.concatenate([part.outputs[name] for part in parts]) for name in parts[0].outputs},
         max(part.queue_seconds for part in parts),
         sum(part.compute_seconds for part in parts),

@@ -14,23 +14,23 @@ from ..limits import ServeLimits
 from ..llm.tokenizer_pool import texts_of_encoder
 from ..observability.metrics import ModelMetrics
 from ..workers.quarantine import Quarantine, digest_of
-from .batch_result import Ran, count_batch
-from .collate import BATCH, Layout
-from .executor import Local
-from .executor_pool import Lanes
-from .fair_queue import FairBatcher
-from .queue import Batcher
-from .queue_items import Entry
-from .results import Answer, Awaited, Hop, Queued
+from .batch_result import BatchResult, count_batch
+from .collate import BATCH, Collator
+from .executor import LocalExecutor
+from .executor_pool import ExecutorPool
+from .fair_queue import FairBatchQueue
+from .queue import BatchQueue
+from .queue_items import QueueItem
+from .results import AwaitedResult, InferResult, ItemOwner, WorkerTransfer
 from .run_arrays import Arrays
 
 if TYPE_CHECKING:
-    from .executor_thread import Lane
+    from .executor_thread import ExecutorThread
 
-NORMAL = 2  # priority of a request that names none; smaller goes first
+DEFAULT_PRIORITY = 2  # priority of a request that names none; smaller goes first
 
 
-class Engine:
+class TensorEngine:
     """`await engine.infer(arrays)`; arrays are named, checked here, and may hold more rows than one batch.
 
     `predictor` runs in this process, or has `executors` that run it in others, each with a lane of its own.
@@ -47,51 +47,51 @@ class Engine:
         fair: bool = False,
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
-        self.layout = Layout(predictor, limits.max_batch)
-        executors = getattr(predictor, "executors", None) or [Local(predictor, clock)]
-        self.batcher = (FairBatcher if fair else Batcher)(
+        self.layout = Collator(predictor, limits.max_batch)
+        executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
+        self.queue = (FairBatchQueue if fair else BatchQueue)(
             self.layout.max_batch, limits, clock, len(executors)
         )
         self.quarantine = Quarantine()
         self.lock, self.stopping = threading.Lock(), False
-        self.lanes = Lanes(self, executors)
-        self._home: asyncio.AbstractEventLoop | None = None
-        self.batcher.speed.seed(getattr(predictor, "speeds", ()))
+        self.executors = ExecutorPool(self, executors)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.queue.latency.seed(getattr(predictor, "speeds", ()))
         self.texts = texts_of_encoder(predictor)
 
-    def start(self, home: asyncio.AbstractEventLoop) -> None:
-        """Answers go to `home`; call once."""
-        self._home = home
-        self.lanes.start()
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answers go to `loop`; call once."""
+        self._loop = loop
+        self.executors.start()
         if self.texts is not None:
             self.texts.start()
 
     async def infer(
-        self, arrays: Arrays, *, timeout: float, priority: int = NORMAL, tenant: str = ""
-    ) -> Answer:
+        self, arrays: Arrays, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = ""
+    ) -> InferResult:
         """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
         Cancelling the caller takes the request out of the queue."""
-        home = asyncio.get_running_loop()
-        ticket = Awaited(home.create_future())
+        loop = asyncio.get_running_loop()
+        owner = AwaitedResult(loop.create_future())
         try:
-            self._submit(ticket, arrays, self.clock() + timeout, priority, tenant)
-            alarm = home.call_later(timeout, self.expire, ticket)
+            self._submit(owner, arrays, self.clock() + timeout, priority, tenant)
+            alarm = loop.call_later(timeout, self.expire, owner)
             try:
-                return await ticket.future
+                return await owner.future
             except asyncio.CancelledError:
-                self.withdraw(ticket)
+                self.cancel_request(owner)
                 raise
             finally:
                 alarm.cancel()
         finally:
-            ticket.entries, ticket.done = [], {}  # those refer back, and hold arrays, also of shared memory
-            del ticket  # as the traceback of what its future raised does
+            owner.items, owner.done = [], {}  # those refer back, and hold arrays, also of shared memory
+            del owner  # as the traceback of what its future raised does
 
-    def knock(self, *, timeout: float, priority: int = NORMAL, tenant: str = "") -> None:
+    def check_admission(self, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = "") -> None:
         """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
         nobody reads a larger one for nothing."""
         with self.lock, self._counting():
-            self.batcher.door_of(tenant).check(priority, self.clock() + timeout)
+            self.queue.admission_for(tenant).check(priority, self.clock() + timeout)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -102,141 +102,143 @@ class Engine:
             raise
 
     @property
-    def home(self) -> asyncio.AbstractEventLoop:
+    def loop(self) -> asyncio.AbstractEventLoop:
         """Where answers go, once it is started. Raises `InferError` before."""
-        if self._home is None:
+        if self._loop is None:
             raise InferError("the engine is not started")
-        return self._home
+        return self._loop
 
     @property
     def waiting(self) -> int:
-        return self.batcher.requests
+        return self.queue.requests
 
     def warmup(self) -> None:
         """So that the first request pays for nothing, and none waits for more than it knows. To be called before
         `start`."""
-        self.batcher.speed.seed(self.predictor.warmup() or ())
+        self.queue.latency.seed(self.predictor.warmup() or ())
 
     @property
     def running(self) -> int:
         """Rows of the batches that run."""
-        return self.lanes.running
+        return self.executors.running
 
     @property
     def beat(self) -> float:
         """When the lane that is longest away last looked."""
-        return self.lanes.beat
+        return self.executors.beat
 
     @property
     def failure(self) -> BaseException | None:
-        return self.lanes.failure
+        return self.executors.failure
 
     @property
     def healthy(self) -> bool:
         """The threads live, and no batch in this process is stuck; workers are watched by their lanes."""
-        return self.lanes.alive(self.clock(), self.limits.wedged_seconds)
+        return self.executors.alive(self.clock(), self.limits.wedged_seconds)
 
     @property
     def ready(self) -> bool:
         """A request would be run now: one lane at least can."""
-        return self.healthy and self.lanes.answering
+        return self.healthy and self.executors.answering
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.batcher.requests
+        return not self.running and not self.queue.requests
 
     def drain(self) -> None:
         """Admit nothing more; what is queued still runs."""
         with self.lock:
-            self.batcher.draining = True
-        self.lanes.ring()
+            self.queue.draining = True
+        self.executors.ring()
 
     def stop(self, error: InferError) -> None:
         """Fail what is queued and what runs, and end the threads. To be called on the loop's thread."""
         with self.lock:
-            self.stopping = self.batcher.draining = True
-            entries = [*self.batcher.clear(), *(entry for lane in self.lanes for entry in lane.current)]
-        self.lanes.stop()
+            self.stopping = self.queue.draining = True
+            items = [*self.queue.clear(), *(item for thread in self.executors for item in thread.current)]
+        self.executors.stop()
         if self.texts is not None:
             self.texts.close()
-        for entry in entries:
-            entry.ticket.fail(error)
+        for item in items:
+            item.owner.fail(error)
 
     def join(self, seconds: float) -> None:
-        self.lanes.join(seconds)
+        self.executors.join(seconds)
 
-    def _submit(self, ticket: Queued, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
+    def _submit(self, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
         sizes, key, rows, elements, _ = self.layout.piece(arrays)
         for index, part in enumerate(self.layout.split(arrays, rows)):
             own = {**sizes, BATCH: len(next(iter(part.values())))} if self.layout.batched else sizes
             size = sum(array.nbytes for array in part.values())
             count = own[BATCH] if self.layout.batched else 1
-            ticket.entries.append(
-                Entry(part, own, key, count, elements, size, deadline, priority, ticket, index, tenant=tenant)
+            owner.items.append(
+                QueueItem(
+                    part, own, key, count, elements, size, deadline, priority, owner, index, tenant=tenant
+                )
             )
         if len(self.quarantine):
-            for entry in ticket.entries:
-                self.quarantine.refuse(digest_of(entry.inputs))
+            for item in owner.items:
+                self.quarantine.refuse(digest_of(item.inputs))
         with self.lock, self._counting():
-            self.batcher.admit(ticket.entries, deadline)
-            lane = self.lanes.sleeper()
-        self._wake(lane)
+            self.queue.admit(owner.items, deadline)
+            thread = self.executors.claim_sleeping()
+        self._wake(thread)
 
-    def submit_together(self, entry: Entry) -> bool:
+    def submit_group(self, item: QueueItem) -> bool:
         """Queue an item of several requests, all or none; False: each is to be submitted alone, to be told why."""
-        if entry.rows // entry.requests > self.batcher.max_batch or len(self.quarantine):
+        if item.rows // item.requests > self.queue.max_batch or len(self.quarantine):
             return False
         with self.lock:
-            entered = self.batcher.admit_together(entry, entry.deadline)
-            lane = self.lanes.sleeper() if entered else None
-        self._wake(lane)
+            entered = self.queue.admit_group(item, item.deadline)
+            thread = self.executors.claim_sleeping() if entered else None
+        self._wake(thread)
         return entered
 
-    def _wake(self, lane: Lane | None) -> None:
-        if lane is not None and self._home is not None:
+    def _wake(self, thread: ExecutorThread | None) -> None:
+        if thread is not None and self._loop is not None:
             # One turn of the loop later, so that all requests that came in together ring once and run together.
-            self._home.call_soon(lane.look)
+            self._loop.call_soon(thread.look)
 
-    def withdraw(self, ticket: Queued) -> None:
+    def cancel_request(self, owner: ItemOwner) -> None:
         """Nobody wants it any more."""
-        ticket.settled = True
-        self.metrics.cancelled("queued" if self._withdraw(ticket) else "running")
+        owner.settled = True
+        self.metrics.cancelled("queued" if self._withdraw(owner) else "running")
 
-    def _withdraw(self, ticket: Queued) -> int:
+    def _withdraw(self, owner: ItemOwner) -> int:
         with self.lock:
-            return sum([self.batcher.cancel(entry) for entry in ticket.entries])
+            return sum([self.queue.cancel(item) for item in owner.items])
 
-    def expire(self, ticket: Queued, when: str = "") -> None:
-        if pending := ticket.pending:
-            waiting = self._withdraw(ticket)
+    def expire(self, owner: ItemOwner, when: str = "") -> None:
+        if pending := owner.pending:
+            waiting = self._withdraw(owner)
             with self.lock:
-                first = ticket.entries[0]
+                first = owner.items[0]
                 for _ in range(pending):
-                    self.batcher.door_of(first.tenant).late(first)
+                    self.queue.admission_for(first.tenant).late(first)
             self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
-            ticket.fail(DeadlineError(f"the time of the request ran out {when}"))
+            owner.fail(DeadlineError(f"the time of the request ran out {when}"))
 
-    def call_home(self, function: Callable[..., None], *arguments: Any) -> None:
+    def call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """On the loop's thread, soon; from any thread."""
-        home = self._home
-        if home is not None and not home.is_closed():
-            home.call_soon_threadsafe(function, *arguments)
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(function, *arguments)
 
-    def deliver(self, ran: Ran) -> None:
+    def deliver(self, batch: BatchResult) -> None:
         """On the loop's thread: count the batch, and answer every request that is now complete."""
-        count_batch(ran, self.metrics, self.layout.ragged)
-        size = 1 if ran.reason == "retry" else ran.rows
-        hop = None if ran.worker is None or ran.reason == "retry" else self._hop(ran, ran.worker)
-        for entry, outcome in zip(ran.entries, ran.outcomes, strict=True):
-            queued, ticket = ran.started - entry.arrived, entry.ticket
+        count_batch(batch, self.metrics, self.layout.ragged)
+        size = 1 if batch.reason == "retry" else batch.rows
+        hop = None if batch.worker is None or batch.reason == "retry" else self._hop(batch, batch.worker)
+        for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+            queued, owner = batch.started - item.arrived, item.owner
             if not isinstance(outcome, Exception):
-                ticket.finish(entry.index, Answer(outcome, queued, ran.compute, size, hop))
+                owner.finish(item.index, InferResult(outcome, queued, batch.compute, size, hop))
                 continue
-            if isinstance(ticket, Queued):
-                self._withdraw(ticket)
-            ticket.fail(outcome)
+            if isinstance(owner, ItemOwner):
+                self._withdraw(owner)
+            owner.fail(outcome)
 
-    def _hop(self, ran: Ran, worker: int) -> Hop:
-        back = self.clock() - ran.began - ran.compute
-        return Hop(worker, max(ran.began - ran.started, 0.0), max(back, 0.0))
+    def _hop(self, batch: BatchResult, worker: int) -> WorkerTransfer:
+        back = self.clock() - batch.began - batch.compute
+        return WorkerTransfer(worker, max(batch.began - batch.started, 0.0), max(back, 0.0))

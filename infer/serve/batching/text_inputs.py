@@ -10,21 +10,21 @@ import numpy as np
 
 from ...errors import InputError
 from ..service import Service
-from .collate import bucket
-from .results import Answer, together
+from .collate import length_bucket
+from .results import InferResult, concatenate_results
 from .run_arrays import Arrays
-from .tensor_engine import NORMAL, Engine
+from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
 INLINE_CHARACTERS = 2000  # less is tokenised sooner than a thread is woken
 
 
-def takes_text(engine: Engine) -> bool:
+def takes_text(engine: TensorEngine) -> bool:
     """Whether the model carries a tokenizer and all its inputs come from it."""
     padding = engine.layout.padding
     return bool(padding) and set(engine.layout.inputs) <= set(padding)
 
 
-async def tokenize(service: Service, engine: Engine, texts: list[str]) -> Arrays:
+async def tokenize(service: Service, engine: TensorEngine, texts: list[str]) -> Arrays:
     """`input_ids` and, if the model takes it, `attention_mask`: [len(texts), longest]."""
     if not texts:
         raise InputError("expected at least one text")
@@ -41,10 +41,10 @@ async def tokenize(service: Service, engine: Engine, texts: list[str]) -> Arrays
     return {name: arrays[name] for name in engine.layout.inputs}
 
 
-def from_ids(engine: Engine, rows: list[list[int]], where: str) -> Arrays:
+def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
     """Token ids as they came, padded to the longest row."""
     longest = max(map(len, rows))
-    size = vocabulary(engine.predictor)
+    size = vocabulary_size(engine.predictor)
     arrays = {
         name: np.full((len(rows), longest), pad, dtype=np.int64)
         for name, pad in engine.layout.padding.items()
@@ -59,13 +59,13 @@ def from_ids(engine: Engine, rows: list[list[int]], where: str) -> Arrays:
     return {name: arrays[name] for name in engine.layout.inputs}
 
 
-def vocabulary(predictor: Any) -> int:
+def vocabulary_size(predictor: Any) -> int:
     """How many token ids there are, from the manifest; int32's range where it doesn't say."""
     meta = getattr(predictor.manifest, "meta", None) or {}
     return int(meta.get("vocab_size") or 2**31)
 
 
-def count(arrays: Arrays) -> int:
+def count_tokens(arrays: Arrays) -> int:
     """Tokens, padding not counted."""
     if "attention_mask" in arrays:
         return int(arrays["attention_mask"].sum())
@@ -73,8 +73,13 @@ def count(arrays: Arrays) -> int:
 
 
 async def infer_rows(
-    engine: Engine, arrays: Arrays, *, timeout: float, priority: int = NORMAL, tenant: str = ""
-) -> Answer:
+    engine: TensorEngine,
+    arrays: Arrays,
+    *,
+    timeout: float,
+    priority: int = DEFAULT_PRIORITY,
+    tenant: str = "",
+) -> InferResult:
     """The rows in their order; those of one length bucket go together, cut to their own longest."""
     groups = _groups(arrays) if engine.layout.ragged and not _has_ragged_output(engine) else []
     if len(groups) < 2:
@@ -89,7 +94,7 @@ async def infer_rows(
         for one in running:
             one.cancel()
     order = np.argsort(np.concatenate([rows for rows, _ in groups]), kind="stable")
-    whole = together(answers)
+    whole = concatenate_results(answers)
     return replace(whole, outputs={name: array[order] for name, array in whole.outputs.items()})
 
 
@@ -99,7 +104,7 @@ def _groups(arrays: Arrays) -> list[tuple[np.ndarray, Arrays]]:
     if mask is None or len(mask) < 2:
         return []
     lengths = mask.sum(axis=1)
-    buckets = np.array([bucket(int(length)) for length in lengths])
+    buckets = np.array([length_bucket(int(length)) for length in lengths])
     groups = []
     for size in np.unique(buckets):
         rows = np.flatnonzero(buckets == size)
@@ -108,5 +113,5 @@ def _groups(arrays: Arrays) -> list[tuple[np.ndarray, Arrays]]:
     return groups
 
 
-def _has_ragged_output(engine: Engine) -> bool:
+def _has_ragged_output(engine: TensorEngine) -> bool:
     return any(engine.layout.ragged & set(spec.shape) for spec in engine.layout.outputs.values())

@@ -8,7 +8,7 @@ import select
 import threading
 
 
-class Bell:
+class Wakeup:
     """Any thread rings, one thread waits. Rings while nobody waits count as one; after `close` they do nothing."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from ...spec import TensorSpec
 from ..api.kserve_response import Wanted
 from ..api.kserve_tensors import narrow
 from ..api.kserve_types import InferRequest
-from ..batching.collate import Layout
+from ..batching.collate import Collator
 from ..batching.run_arrays import Arrays
 
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES = 256, 2048  # per model; bytes of each
@@ -33,7 +33,7 @@ decode_integers = msgspec.json.Decoder(list[list[int]]).decode
 @dataclass(frozen=True, slots=True, eq=False)
 class BodyTemplate:
     """All of a request but its numbers. `outputs`: those asked for, and whether each goes as raw bytes; `timeout`:
-    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: as `Layout.piece` gives it."""
+    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: as `Collator.piece` gives it."""
 
     places: tuple[Place, ...]
     outputs: Wanted
@@ -72,7 +72,7 @@ class BodyTemplate:
 class BodyCache:
     """The templates of one model; cleared when it is full."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Collator) -> None:
         self._layout = layout
         self.templates: dict[bytes | tuple[bytes, bytes], BodyTemplate] = {}
 

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 from ...errors import InferError
 from ..api.kserve_request import read_tensors
 from ..batching.collate import BATCH
-from ..batching.queue_items import Entry
-from ..batching.tensor_engine import Engine
+from ..batching.queue_items import QueueItem
+from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
-from ..http.http_protocol import Wire
-from ..http.routing import Call
+from ..http.http_protocol import HttpProtocol
+from ..http.routing import RequestContext
 from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
 from .header_cache import HeaderCache, KnownHead
@@ -21,7 +21,7 @@ from .request_group import RequestGroup, Timer
 
 log = logging.getLogger("infer.serve")
 # Requests that may share a queue item have all of it in common; the last are seconds and tenant.
-Kind = tuple[Engine, BodyTemplate, float, str]
+Kind = tuple[TensorEngine, BodyTemplate, float, str]
 
 
 class Coalescer:
@@ -30,13 +30,13 @@ class Coalescer:
     def __init__(self, app: App) -> None:
         self._service, self._bodies = app.service, app.bodies
         self._heads = HeaderCache(app)
-        self._templates: WeakKeyDictionary[Engine, BodyCache] = WeakKeyDictionary()
+        self._templates: WeakKeyDictionary[TensorEngine, BodyCache] = WeakKeyDictionary()
         self._arrived: dict[Kind, list[GroupedRequest]] = {}
 
-    def learn(self, connection: Wire, head: bytes, length: int) -> None:
+    def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
         self._heads.learn(head, connection, length)
 
-    def take(self, connection: Wire, head: bytes, data: bytes, start: int) -> int:
+    def take(self, connection: HttpProtocol, head: bytes, data: bytes, start: int) -> int:
         known = self._heads.get(head)
         if known is None:
             return 0
@@ -67,12 +67,12 @@ class Coalescer:
         self._arrived.setdefault(kind, []).append(request)
         return end
 
-    def _study(self, known: KnownHead, engine: Engine, templates: BodyCache, body: bytes) -> None:
+    def _study(self, known: KnownHead, engine: TensorEngine, templates: BodyCache, body: bytes) -> None:
         """Learn the template of a body; heads whose bodies have none are given up after a few."""
         if not known.studies or len(body) > engine.limits.max_json_bytes:
             return
         known.studies -= 1
-        call = Call(self._service, known.route, known.path, known.headers, "", body)
+        call = RequestContext(self._service, known.route, known.path, known.headers, "", body)
         try:
             tensors = read_tensors(call, engine)
             if tensors is not None:
@@ -85,7 +85,7 @@ class Coalescer:
         arrived, self._arrived = self._arrived, {}
         for (engine, template, timeout, tenant), requests in arrived.items():
             waiting = [request for request in requests if not request.settled]
-            most = max(engine.batcher.max_batch // template.rows, 1)
+            most = max(engine.queue.max_batch // template.rows, 1)
             for at in range(0, len(waiting), most):
                 some = waiting[at : at + most]
                 try:
@@ -99,7 +99,11 @@ class Coalescer:
 
 
 def _queue(
-    engine: Engine, template: BodyTemplate, requests: Sequence[GroupedRequest], timeout: float, tenant: str
+    engine: TensorEngine,
+    template: BodyTemplate,
+    requests: Sequence[GroupedRequest],
+    timeout: float,
+    tenant: str,
 ) -> bool:
     """One queue item for all of them; False where numbers don't fit, or not all would be admitted."""
     arrays = template.read([request.numbers for request in requests])
@@ -109,7 +113,7 @@ def _queue(
     count = len(requests)
     timer = Timer(engine, template, timeout, count)
     group = RequestGroup(timer, requests)
-    entry = Entry(
+    item = QueueItem(
         inputs=arrays,
         sizes={**sizes, BATCH: rows * count} if engine.layout.batched else sizes,
         key=key,
@@ -118,15 +122,15 @@ def _queue(
         size_bytes=size * count,
         deadline=engine.clock() + timeout,
         priority=template.priority,
-        ticket=group,
+        owner=group,
         index=0,
         requests=count,
         tenant=tenant,
     )
-    group.entries = [entry]
+    group.items = [item]
     queued = False
     try:
-        queued = engine.submit_together(entry)
+        queued = engine.submit_group(item)
     finally:
         if not queued:
             group.dissolve()

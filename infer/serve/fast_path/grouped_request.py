@@ -9,10 +9,10 @@ from typing import Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..batching.results import Answer, Ticket
-from ..http.body import Bodies
-from ..http.http_protocol import Wire
-from ..http.routing import CLIENT_GONE, Call, Reply, head_lines
+from ..batching.results import InferResult, PendingResult
+from ..http.body import BodyMemory
+from ..http.http_protocol import HttpProtocol
+from ..http.routing import CLIENT_GONE, RequestContext, Response, header_lines
 from .header_cache import KnownHead
 
 log = logging.getLogger("infer.serve")
@@ -25,14 +25,14 @@ class Group(Protocol):
     def leave(self, request: GroupedRequest) -> None:
         """Cancel one request."""
 
-    def reply(self, call: Call, answer: Answer) -> Reply:
+    def response(self, call: RequestContext, answer: InferResult) -> Response:
         """Make the reply to one request. Raises `InferError` for outputs that can't be sent."""
 
     def end(self, count: int) -> None:
         """Note that so many requests are answered or gone."""
 
 
-class GroupedRequest(Ticket):
+class GroupedRequest(PendingResult):
     """Has the attributes of uvicorn's cycle that a connection uses: `disconnected`, `keep_alive`, `message_event`,
     `response_started`, `response_complete`. `group`: None before it is queued, and again when it is over."""
 
@@ -42,7 +42,7 @@ class GroupedRequest(Ticket):
     )
 
     def __init__(
-        self, connection: Wire, known: KnownHead, body: bytes, numbers: bytes, bodies: Bodies
+        self, connection: HttpProtocol, known: KnownHead, body: bytes, numbers: bytes, bodies: BodyMemory
     ) -> None:
         super().__init__()
         self.began, self.connection, self.known = time.perf_counter(), connection, known
@@ -50,18 +50,18 @@ class GroupedRequest(Ticket):
         self.disconnected = self.response_complete = self.response_started = False
         self.keep_alive = True
         self.group: Group | None = None
-        self._call: Call | None = None
+        self._call: RequestContext | None = None
         self._bodies, self.held = bodies, known.length
         bodies.held += self.held
         known.endpoint.service.active += 1
 
     @property
-    def call(self) -> Call:
+    def call(self) -> RequestContext:
         """The request as handlers see it; made when an error, a log or a trace needs it."""
         call = self._call
         if call is None:
             known, client = self.known, self.connection.client
-            call = self._call = Call(
+            call = self._call = RequestContext(
                 known.endpoint.service,
                 known.route,
                 known.path,
@@ -96,23 +96,23 @@ class GroupedRequest(Ticket):
         self.release()
         self.connection.resume(data, keep_alive=self.keep_alive)
 
-    def tell(self, outcome: Answer | Exception) -> None:
+    def tell(self, outcome: InferResult | Exception) -> None:
         endpoint, call = self.known.endpoint, self.call
         try:
             if isinstance(outcome, Exception):
-                reply = endpoint.failed(call, outcome)
+                response = endpoint.failed(call, outcome)
             elif self.group is None:
                 raise InferError("a request was answered that is in no group")
             else:
-                reply = self.group.reply(call, outcome)
+                response = self.group.response(call, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
-            reply = endpoint.failed(call, error)
+            response = endpoint.failed(call, error)
         try:
-            self._send(reply)
+            self._send(response)
         except Exception:
             log.exception("a request could not be answered")
             self.connection.transport.close()
-        self._end(reply.status)
+        self._end(response.status)
 
     def _end(self, status: int) -> None:
         group = self.group
@@ -133,14 +133,14 @@ class GroupedRequest(Ticket):
         self.body = self.numbers = b""
         self.group = None
 
-    def _send(self, reply: Reply) -> None:
-        headers = [*self.connection.server_state.default_headers, *reply.head(self.call, over=False)]
+    def _send(self, response: Response) -> None:
+        headers = [*self.connection.server_state.default_headers, *response.head(self.call, over=False)]
         if CLOSE in headers:
             self.keep_alive = False
         elif not self.keep_alive:
             headers.append(CLOSE)
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-        self.write(b"%b%b\r\n%b" % (STATUS_LINE[reply.status], head_lines(headers), reply.body))
+        headers.append((b"content-length", b"%d" % len(response.body)))
+        self.write(b"%b%b\r\n%b" % (STATUS_LINE[response.status], header_lines(headers), response.body))
 
     def write(self, answer: bytes) -> None:
         """Send the whole answer; requests that were held back behind this one go on."""

@@ -11,8 +11,8 @@ from ...errors import InputError
 from ..api.kserve_response import SPLIT
 from ..api.kserve_types import InferRequest
 from ..http.app import App, Endpoint, Scope
-from ..http.http_protocol import Wire
-from ..http.routing import Route, allowed
+from ..http.http_protocol import HttpProtocol
+from ..http.routing import Route, requested_timeout
 from ..llm.tenants import sharer_of
 
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
@@ -47,7 +47,7 @@ class HeaderCache:
         self._known: dict[bytes, KnownHead] = {}
         self.get = self._known.get
 
-    def learn(self, head: bytes, connection: Wire, length: int) -> None:
+    def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
         """Keep a head whose requests may be coalesced: right key, inference route, short body."""
         service, headers = self._app.service, dict(connection.headers)
         limits, split = service.limits, headers.get(SPLIT)
@@ -61,7 +61,7 @@ class HeaderCache:
         if found is None:
             return
         try:
-            timeout = allowed(headers) or limits.timeout_seconds
+            timeout = requested_timeout(headers) or limits.timeout_seconds
         except InputError:
             return
         if len(self._known) >= MAX_HEADS:
@@ -69,7 +69,7 @@ class HeaderCache:
         tenant = sharer_of(service, headers)
         self._known[head] = KnownHead(head, *found, headers, length, split, timeout, tenant)
 
-    def _find(self, connection: Wire) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
+    def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
         """The inference route that a head asks for, with its path parameters."""
         scope: Scope = connection.scope  # type: ignore[assignment]
         for address in self._app.routes:

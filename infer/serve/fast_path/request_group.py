@@ -11,10 +11,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
 from ..api.kserve_response import write, write_each
-from ..batching.queue_items import Entry
-from ..batching.results import Answer, Queued
-from ..batching.tensor_engine import Engine
-from ..http.routing import Call, Reply, head_lines
+from ..batching.queue_items import QueueItem
+from ..batching.results import InferResult, ItemOwner
+from ..batching.tensor_engine import TensorEngine
+from ..http.routing import RequestContext, Response, header_lines
 from .body_cache import BodyTemplate
 from .grouped_request import GroupedRequest
 
@@ -24,7 +24,7 @@ log = logging.getLogger("infer.serve")
 class Timer:
     """The deadline of requests that were queued together, however many batches they run in."""
 
-    def __init__(self, engine: Engine, template: BodyTemplate, timeout: float, count: int) -> None:
+    def __init__(self, engine: TensorEngine, template: BodyTemplate, timeout: float, count: int) -> None:
         self.engine, self.template, self._left = engine, template, count
         self.groups: list[RequestGroup] = []
         self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
@@ -35,7 +35,7 @@ class Timer:
         if not self._left:
             self._alarm.cancel()
             for group in self.groups:  # they refer back
-                group.settled, group.entries = True, []
+                group.settled, group.items = True, []
             self.groups = []
 
     def _expire(self) -> None:
@@ -43,7 +43,7 @@ class Timer:
             self.engine.expire(group)
 
 
-class RequestGroup(Queued):
+class RequestGroup(ItemOwner):
     """`requests`: in the order of the item's rows; one that is cancelled while they wait leaves it."""
 
     __slots__ = ("_timer", "requests")
@@ -59,12 +59,12 @@ class RequestGroup(Queued):
     def pending(self) -> int:
         return sum([not request.settled for request in self.requests])
 
-    def part(self, count: int, entry: Entry) -> RequestGroup:
-        """Split off the first `count`, whose item is `entry`. Any thread that holds the engine's lock."""
+    def split_off(self, count: int, item: QueueItem) -> RequestGroup:
+        """Split off the first `count`, whose item is `item`. Any thread that holds the engine's lock."""
         first = self.requests[:count]
         del self.requests[:count]
         group = RequestGroup(self._timer, first)
-        group.entries = [entry]
+        group.items = [item]
         return group
 
     def dissolve(self) -> None:
@@ -82,15 +82,15 @@ class RequestGroup(Queued):
         with engine.lock:
             # Not this one where a thread took a part meanwhile.
             group = next(group for group in self._timer.groups if request in group.requests)
-            queued = engine.batcher.drop(group.entries[0], group.requests.index(request))
+            queued = engine.queue.drop(group.items[0], group.requests.index(request))
         engine.metrics.cancelled("queued" if queued else "running")
 
-    def reply(self, call: Call, answer: Answer) -> Reply:
+    def response(self, call: RequestContext, answer: InferResult) -> Response:
         """The reply to one of them. Raises `InferError` for outputs that can't be sent."""
-        call.measure = answer.took
+        call.measure = answer.timings
         return write(self._timer.engine, None, answer, self._timer.template.outputs)
 
-    def tell(self, outcome: Answer | Exception) -> None:
+    def tell(self, outcome: InferResult | Exception) -> None:
         if isinstance(outcome, Exception):
             for request in self.requests:
                 request.fail(outcome)
@@ -104,12 +104,12 @@ class RequestGroup(Queued):
             log.exception("answers could not be written together")
         if written is None:
             for at, request in enumerate(self.requests):
-                request.finish(0, outcome.part(at, len(self.requests)))
+                request.finish(0, outcome.slice_request(at, len(self.requests)))
         else:
             self._send(outcome, *written)
         self.requests = []
 
-    def _write(self, answer: Answer) -> tuple[bytes, bytes, list[bytes]] | None:
+    def _write(self, answer: InferResult) -> tuple[bytes, bytes, list[bytes]] | None:
         """The common head before and after the request's id, and the bodies; None where each is written by itself."""
         first, timer = self.requests[0], self._timer
         service = first.known.endpoint.service
@@ -120,10 +120,10 @@ class RequestGroup(Queued):
             return None
         media, headers, bodies = written
         lines = (*first.connection.server_state.default_headers, (b"content-type", media.encode()))
-        before = b"%b%bx-request-id: " % (STATUS_LINE[200], head_lines(lines))
-        return before, b"\r\n%bcontent-length: " % head_lines(headers), bodies
+        before = b"%b%bx-request-id: " % (STATUS_LINE[200], header_lines(lines))
+        return before, b"\r\n%bcontent-length: " % header_lines(headers), bodies
 
-    def _send(self, answer: Answer, before: bytes, after: bytes, bodies: list[bytes]) -> None:
+    def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
         """Answer all that still want one; their times end with the last write."""
         first, name = self.requests[0].known, self._timer.engine.predictor.name
         endpoint, answered = first.endpoint, list[GroupedRequest]()
@@ -132,7 +132,7 @@ class RequestGroup(Queued):
             if request.settled:
                 continue
             if not request.keep_alive:
-                request.finish(0, answer.part(at, len(bodies)))
+                request.finish(0, answer.slice_request(at, len(bodies)))
                 continue
             request.settled = True
             answered.append(request)
@@ -149,7 +149,7 @@ class RequestGroup(Queued):
         endpoint.service.metrics.request(*labels, 200, first.route.dialect.name, *seconds)
         for observer in observers:
             for request, spent in zip(answered, seconds, strict=True):
-                request.call.measure = answer.took
+                request.call.measure = answer.timings
                 observer.note(request.call, 200, spent, *labels)
         for request in answered:
             request.release()

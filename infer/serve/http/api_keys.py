@@ -15,11 +15,11 @@ MAX_FILE = 1 << 16
 MAX_KEYS = 256
 
 
-class Keys:
+class ApiKeys:
     """Any one of `keys` lets a request in."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(check(key)) for key in keys]
+        self._digests = [_digest(check_key(key)) for key in keys]
         self._secret = os.urandom(32)
         if not 0 < len(self._digests) <= MAX_KEYS:
             raise UsageError(f"expected 1 to {MAX_KEYS} API keys, got {len(self._digests)}")
@@ -46,14 +46,14 @@ def _given(headers: Mapping[bytes, bytes]) -> bytes:
     return _digest(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
 
 
-def check(key: str) -> bytes:
+def check_key(key: str) -> bytes:
     """The key, if a header can carry it; raises `UsageError`."""
     if not (key and len(key) <= 1024 and key.isascii() and key.isprintable() and " " not in key):
         raise UsageError("an API key is 1 to 1024 visible ASCII characters without spaces")
     return key.encode()
 
 
-def read_file(path: str | os.PathLike[str]) -> list[str]:
+def read_key_file(path: str | os.PathLike[str]) -> list[str]:
     """One key a line; empty lines and those that begin with # say nothing. Raises `UsageError`.
 
     Nobody but its owner may read or write the file, which is looked at through one open handle.

@@ -18,28 +18,30 @@ from ... import plugins
 from ...errors import InferError, NotFoundError
 from ..observability.tracing import begin
 from ..service import Service
-from .body import Bodies, ClientGoneError, Share, discard, read_body
-from .error_text import failure
-from .responses import error_reply, reply_of
+from .body import BodyMemory, BodyReservation, ClientGoneError, discard, read_body
+from .error_text import exception_summary
+from .responses import error_response, to_response
 from .routing import (
     CLIENT_GONE,
-    Call,
-    CrowdedError,
     MethodError,
-    Reply,
+    RequestContext,
+    Response,
     Route,
+    TooManyConnectionsError,
 )
-from .streaming import Receive, Send, send_pieces, watched
+from .streaming import Receive, Send, cancel_on_disconnect, send_stream
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-PATIENCE = 0.005  # seconds a request may run before anybody looks whether its client is still there
+DISCONNECT_POLL_DELAY = (
+    0.005  # seconds a request may run before anybody looks whether its client is still there
+)
 
 
-def table(service: Service) -> list[Route]:
+def route_table(service: Service) -> list[Route]:
     """Every row of every protocol; the tensor protocol's first, for it is the busiest."""
     return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
 
@@ -47,16 +49,18 @@ def table(service: Service) -> list[Route]:
 class App(Router):
     """The routes of one service. `bodies`: counts the bytes of requests in memory."""
 
-    def __init__(self, service: Service, bodies: Bodies, addresses: list[Address], default: Endpoint) -> None:
+    def __init__(
+        self, service: Service, bodies: BodyMemory, addresses: list[Address], default: Endpoint
+    ) -> None:
         super().__init__(addresses, default=default, redirect_slashes=False)
         self.service, self.bodies = service, bodies
 
 
 def build(service: Service) -> App:
     """The app; one address per path, whatever its methods."""
-    routes = table(service)
+    routes = route_table(service)
     service.routes = routes
-    bodies = Bodies(service.limits.max_bodies_bytes)
+    bodies = BodyMemory(service.limits.max_bodies_bytes)
     service.metrics.held(lambda: bodies.held)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
@@ -66,7 +70,7 @@ def build(service: Service) -> App:
     return App(service, bodies, addresses, Endpoint(service, bodies, {}, routes))
 
 
-class Ids:
+class RequestIds:
     """Random request ids, 32 hexadecimal digits each; asking the system for one at a time would cost 5 µs."""
 
     def __init__(self) -> None:
@@ -85,7 +89,7 @@ class Endpoint:
     def __init__(
         self,
         service: Service,
-        bodies: Bodies,
+        bodies: BodyMemory,
         methods: Mapping[str, Route],
         routes: list[Route] | None = None,
     ) -> None:
@@ -93,7 +97,7 @@ class Endpoint:
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
         self.routes = routes or list(self.methods.values())
-        self.ids = Ids()
+        self.ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,7 +107,7 @@ class Endpoint:
         asked = headers.get(b"x-request-id", b"")
         request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else self.ids.next()
         route = self.methods.get(scope["method"])
-        call = Call(
+        call = RequestContext(
             service,
             route or self._nearest(scope["path"]),
             scope.get("path_params", {}),
@@ -117,12 +121,12 @@ class Endpoint:
             else None,
         )
         service.active += 1
-        share = Share(self.bodies)
+        share = BodyReservation(self.bodies)
         try:
             over = bool(scope.get("state", {}).get("over"))
-            reply = await self._answer(call, receive, share, known=route is not None, over=over)
-            await _send(call, reply, receive, send, over=over)
-            self.count(call, reply.status, began)
+            response = await self._answer(call, receive, share, known=route is not None, over=over)
+            await _send(call, response, receive, send, over=over)
+            self.count(call, response.status, began)
         except ClientGoneError:
             self.count(call, CLIENT_GONE, began)
         except asyncio.CancelledError:  # under Ray, which cancels where uvicorn says that the client left
@@ -134,8 +138,14 @@ class Endpoint:
             service.active -= 1
 
     async def _answer(
-        self, call: Call, receive: Receive, share: Share, *, known: bool, over: bool = False
-    ) -> Reply:
+        self,
+        call: RequestContext,
+        receive: Receive,
+        share: BodyReservation,
+        *,
+        known: bool,
+        over: bool = False,
+    ) -> Response:
         try:
             self._admit(call, open=known and call.route.open, over=over)
             if not known:
@@ -146,26 +156,29 @@ class Endpoint:
             if call.route.method == "POST":
                 early = None if call.route.early is None else partial(call.route.early, call)
                 call.body = await read_body(receive, call.headers, self.service.limits, share, early)
-                return reply_of(await watched(call.route.handler(call), receive, PATIENCE), call.route)
-            return reply_of(await call.route.handler(call), call.route)
+                return to_response(
+                    await cancel_on_disconnect(call.route.handler(call), receive, DISCONNECT_POLL_DELAY),
+                    call.route,
+                )
+            return to_response(await call.route.handler(call), call.route)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
             return self.failed(call, error)
 
-    def failed(self, call: Call, error: Exception) -> Reply:
+    def failed(self, call: RequestContext, error: Exception) -> Response:
         """What is said of it; its traceback refers to `call`, so that `call.error` is to be let go of."""
         if not isinstance(error, InferError):
-            log.error("request %s failed: %s", call.request_id, failure(error))
+            log.error("request %s failed: %s", call.request_id, exception_summary(error))
             error = InferError(f"an internal error; the server's log has it under {call.request_id}")
         call.error = error
-        return error_reply(error, call.route.dialect)
+        return error_response(error, call.route.dialect)
 
-    def _admit(self, call: Call, *, open: bool, over: bool) -> None:
+    def _admit(self, call: RequestContext, *, open: bool, over: bool) -> None:
         if open:
             return
         if over:
-            raise CrowdedError("too many connections are open")
+            raise TooManyConnectionsError("too many connections are open")
         call.require_key()
 
     def _nearest(self, path: str) -> Route:
@@ -173,7 +186,7 @@ class Endpoint:
         home = next((r for r in self.routes if r.path == "/"), self.routes[0])
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
-    def count(self, call: Call, status: int, began: float) -> None:
+    def count(self, call: RequestContext, status: int, began: float) -> None:
         name, version = self.labels(call.model)
         seconds = time.perf_counter() - began
         self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
@@ -186,15 +199,17 @@ class Endpoint:
         return (name, model.predictor.version) if model else ("", "")
 
 
-async def _send(call: Call, reply: Reply, receive: Receive, send: Send, *, over: bool) -> None:
-    headers = reply.head(call, over=over)
-    if reply.pieces is not None:
-        await send_pieces(reply, headers, receive, send)
+async def _send(
+    call: RequestContext, response: Response, receive: Receive, send: Send, *, over: bool
+) -> None:
+    headers = response.head(call, over=over)
+    if response.stream is not None:
+        await send_stream(response, headers, receive, send)
         return
-    headers.append((b"content-length", b"%d" % len(reply.body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    unread = reply.status in (413, 415) and not call.body
-    await send({"type": "http.response.body", "body": reply.body, "more_body": unread})
+    headers.append((b"content-length", b"%d" % len(response.body)))
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    unread = response.status in (413, 415) and not call.body
+    await send({"type": "http.response.body", "body": response.body, "more_body": unread})
     if unread:
         await discard(receive, call.service.limits)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

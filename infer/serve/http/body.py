@@ -12,7 +12,7 @@ from ..limits import ServeLimits
 from .routing import SlowBodyError
 
 Receive = Callable[[], Awaitable[Any]]
-Early = Callable[[bytes, bool], None]  # the first piece, whether it is all
+Precheck = Callable[[bytes, bool], None]  # the first piece, whether it is all
 INLINE_BYTES = 64 << 10  # more is inflated in a thread
 
 
@@ -20,17 +20,17 @@ class ClientGoneError(Exception):
     """The client hung up before its request was complete; nobody is left to be told."""
 
 
-class Bodies:
+class BodyMemory:
     """Bytes of all bodies that are in memory; counted as they arrive, not as they are announced."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.held = limit, 0
 
 
-class Share:
+class BodyReservation:
     """What one request holds of them; `close` gives it back."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: BodyMemory) -> None:
         self._bodies, self._mine = bodies, 0
 
     def take(self, size: int) -> None:
@@ -49,8 +49,8 @@ async def read_body(
     receive: Receive,
     headers: Mapping[bytes, bytes],
     limits: ServeLimits,
-    share: Share,
-    early: Early | None = None,
+    share: BodyReservation,
+    early: Precheck | None = None,
 ) -> bytes | bytearray:
     """The whole body, inflated. Raises `TooLargeError` (before reading where the length is given),
     `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError`, `ClientGoneError`, and what `early`
@@ -76,7 +76,7 @@ async def read_body(
 
 
 async def _collect(
-    receive: Receive, limits: ServeLimits, share: Share, early: Early | None
+    receive: Receive, limits: ServeLimits, share: BodyReservation, early: Precheck | None
 ) -> bytes | bytearray:
     began = asyncio.get_running_loop().time()
     body: bytes | bytearray = b""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from ...errors import OverloadedError
 
 
-class Turns:
+class ClientSlots:
     """`places` at a time, of one client at most `each`, of whose requests at most `waiting` wait. Clients take turns.
 
     `latest_first`: of one client the latest request goes first, so that many that came at once hold up nothing new."""
@@ -34,7 +34,7 @@ class Turns:
 
     async def take(self, client: str, seconds: float) -> None:
         """As `turn`; `release` is to follow."""
-        if self.take_now(client):
+        if self.try_acquire(client):
             return
         mine = self._waiting.setdefault(client, [])
         if len(mine) >= self._most:
@@ -53,7 +53,7 @@ class Turns:
                 raise OverloadedError(f"other {self._what} take long", where="grammar") from error
             raise
 
-    def take_now(self, client: str) -> bool:
+    def try_acquire(self, client: str) -> bool:
         """Whether there is a place at once; `release` is to follow."""
         own = self._running.get(client, 0)
         if sum(self._running.values()) >= self._places or own >= self._each:
@@ -67,7 +67,7 @@ class Turns:
             del self._running[client]
         for waiting, mine in list(self._waiting.items()):
             mine[:] = [future for future in mine if not future.done()]
-            if mine and self.take_now(waiting):
+            if mine and self.try_acquire(waiting):
                 mine.pop(self._next).set_result(None)
                 self._waiting.move_to_end(waiting)  # behind the other clients
                 return

@@ -11,8 +11,8 @@ from typing import NoReturn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..limits import ServeLimits
-from .flow_control import Flow, Meter, Watch
-from .message_framing import Chunked, Counted, refusal
+from .flow_control import ConnectionFlowControl, CountingTransport, SlowReaderTimeout
+from .message_framing import ChunkedBody, SizedBody, refusal
 
 Refused = Callable[[int], None]
 LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
@@ -32,14 +32,14 @@ class Connection(HttpToolsProtocol):
 
     limits = ServeLimits()
     refused: Refused = staticmethod(lambda status: None)
-    flow: Flow  # type: ignore[assignment]
+    flow: ConnectionFlowControl  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        meter = Meter(transport)
+        meter = CountingTransport(transport)
         super().connection_made(meter)  # type: ignore[arg-type]
-        self.flow = Flow(transport)
-        self._reader = Watch(self.loop, meter, self.limits)
-        self._body: Counted | Chunked | None = None
+        self.flow = ConnectionFlowControl(transport)
+        self._reader = SlowReaderTimeout(self.loop, meter, self.limits)
+        self._body: SizedBody | ChunkedBody | None = None
         self._head, self._held, self._rested = 0, b"", math.inf
         self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None

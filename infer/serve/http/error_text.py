@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import InferError
 from ...sanitize import MAX_ERROR, plain
 
-__all__ = ["MAX_ERROR", "error_text", "failure", "plain"]
+__all__ = ["MAX_ERROR", "error_text", "exception_summary", "plain"]
 MAX_SAID = 256  # characters of what one exception in a log says
 
 
@@ -17,7 +17,7 @@ def error_text(error: InferError) -> str:
     return plain(str(error))
 
 
-def failure(error: BaseException) -> str:
+def exception_summary(error: BaseException) -> str:
     """One line: the exceptions of a chain, the first cause last, each with the place in our code it came from."""
     said, seen = [], set[int]()
     chain: BaseException | None = error

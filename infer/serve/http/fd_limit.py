@@ -15,7 +15,7 @@ WORKER = 8  # of one worker process: its channel, its shared memory
 LEAST = 8  # connections below which a server is of no use
 
 
-def fit(limits: ServeLimits, workers: int = 0) -> tuple[ServeLimits, str | None]:
+def fit_connections(limits: ServeLimits, workers: int = 0) -> tuple[ServeLimits, str | None]:
     """The limits with as many connections as there can be files, and a sentence where those are fewer than asked.
 
     The soft limit of this process is raised as far as it must and may be; `workers` will be started. Raises

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from ..limits import ServeLimits
 
 
-class Flow(FlowControl):
+class ConnectionFlowControl(FlowControl):
     """`blocked`: nothing more is read, whoever asks, until the answer under way is sent."""
 
     blocked = False
@@ -20,7 +20,7 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-class Meter:
+class CountingTransport:
     """A transport that counts what is written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -39,10 +39,12 @@ class Meter:
         return self._transport.get_write_buffer_size()
 
 
-class Watch:
+class SlowReaderTimeout:
     """While bytes wait to be sent, enough of them must go in every `send_seconds`; else the connection is cut."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, meter: Meter, limits: ServeLimits) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, meter: CountingTransport, limits: ServeLimits
+    ) -> None:
         self._loop, self._meter, self._seconds = loop, meter, limits.send_seconds
         self._least = limits.min_bytes_per_second * limits.send_seconds
         self._timer: asyncio.TimerHandle | None = None

@@ -16,7 +16,7 @@ OWN = re.compile(r"(.+\.)?localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1")
 HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")
 
 
-class Hosts:
+class AllowedHosts:
     """This machine's own names for itself, and `names`."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -40,9 +40,9 @@ def _plain(name: str) -> str:
     return name.lower().strip("[]").removesuffix(".")
 
 
-def guard(names: Iterable[str], *, loopback: bool, keys: bool, bound: str) -> Hosts | None:
+def allowed_hosts(names: Iterable[str], *, loopback: bool, keys: bool, bound: str) -> AllowedHosts | None:
     """What a server is to take: anything where a key is needed or other machines are meant, unless `names` are said."""
     given = list(names)
     if "*" in given or (not given and (keys or not loopback)):
         return None
-    return Hosts(given if loopback else [*given, bound])
+    return AllowedHosts(given if loopback else [*given, bound])

@@ -13,9 +13,9 @@ import httptools
 
 from ..limits import ServeLimits
 from .connection import GRACE, Connection, Refused
-from .host_check import Hosts
-from .message_framing import HEAD_END, Counted, FramingError, Seam, announced
-from .tls import Gate
+from .host_check import AllowedHosts
+from .message_framing import HEAD_END, FramingError, HeadScanner, SizedBody, body_framing
+from .tls import TlsHandshake
 
 ONCE = frozenset(
     (
@@ -33,30 +33,30 @@ UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 class FastPath(Protocol):
     """Answers some requests without parser and ASGI. What it does not take, the connection parses."""
 
-    def learn(self, connection: Wire, head: bytes, length: int) -> None:
+    def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
         """Note the head of a well-formed request that keeps its connection, and the bytes of its body.
 
         `connection` has its `headers` and `scope`.
         """
 
-    def take(self, connection: Wire, head: bytes, data: bytes, start: int) -> int:
+    def take(self, connection: HttpProtocol, head: bytes, data: bytes, start: int) -> int:
         """Begin to answer the request whose body begins at `start` of `data`: the end of that, or 0 if not taken.
 
         What is taken stands in `connection.cycle` until it is answered, or handed to `connection.resume`.
         """
 
 
-class Wire(Connection):
+class HttpProtocol(Connection):
     """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
 
     `_whole` is the head that is being parsed, if it came in one piece. `fast`: None where there is no fast path.
     """
 
     fast: FastPath | None = None
-    hosts: Hosts | None = None  # None: any
+    hosts: AllowedHosts | None = None  # None: any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._seam, self._whole = Seam(), b""
+        self._seam, self._whole = HeadScanner(), b""
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -148,14 +148,14 @@ class Wire(Connection):
         if self.hosts is not None and not self.hosts.admit(headers.get(b"host", b"localhost")):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
         try:
-            body = announced(headers, version, self.limits)
+            body = body_framing(headers, version, self.limits)
         except FramingError:
             self._refuse(HTTPStatus.BAD_REQUEST)
         self.scope["state"]["over"] = self.over  # type: ignore[typeddict-item]
         super().on_headers_complete()
         self._disarm()
         self._head, self._body = 0, body
-        if self.fast is not None and self._whole and isinstance(body, Counted) and self.cycle.keep_alive:
+        if self.fast is not None and self._whole and isinstance(body, SizedBody) and self.cycle.keep_alive:
             self.fast.learn(self, self._whole, body.left)
         if body is not None:
             self._arm(self.limits.body_seconds + GRACE)
@@ -183,34 +183,34 @@ class Wire(Connection):
             self._rest()
 
 
-def protocol(
+def limited_protocol(
     limits: ServeLimits,
     refused: Refused | None = None,
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
-) -> type[Wire]:
+) -> type[HttpProtocol]:
     """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
     own = {
         "limits": limits,
         "fast": fast,
         "hosts": hosts,
-        "refused": staticmethod(refused or Wire.refused),
+        "refused": staticmethod(refused or HttpProtocol.refused),
     }
-    return type("LimitedWire", (Wire,), own)
+    return type("LimitedWire", (HttpProtocol,), own)
 
 
-def options(
+def uvicorn_options(
     limits: ServeLimits,
     refused: Refused | None = None,
     tls: ssl.SSLContext | None = None,
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
 ) -> dict[str, Any]:
     """For `uvicorn.Config`."""
-    wire = protocol(limits, refused, hosts, fast)
+    wire = limited_protocol(limits, refused, hosts, fast)
 
     def gate(**given: Any) -> asyncio.BaseProtocol:
-        return wire(**given) if tls is None else Gate(wire(**given), tls)
+        return wire(**given) if tls is None else TlsHandshake(wire(**given), tls)
 
     return {
         "http": gate,

@@ -50,7 +50,7 @@ def port_errors(host: str, port: int) -> Iterator[None]:
         raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
 
 
-def greeting(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
+def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
     """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
     host, port = listener.getsockname()[:2]
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]

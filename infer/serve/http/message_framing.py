@@ -23,7 +23,7 @@ class FramingError(Exception):
     """The body is announced in two ways, or cut into more, or longer, pieces than anybody needs."""
 
 
-class Counted:
+class SizedBody:
     """A body of `length` bytes, of which `left` are to come."""
 
     def __init__(self, length: int) -> None:
@@ -40,7 +40,7 @@ class Counted:
         return at + step
 
 
-class Chunked:
+class ChunkedBody:
     """A body in chunks. Only what is bounded is looked at; whether all is well formed, the parser says."""
 
     def __init__(self, limits: ServeLimits) -> None:
@@ -87,21 +87,23 @@ class Chunked:
         self._skip, self._last = (size + 2 if size else 0), size == 0
 
 
-def announced(headers: Mapping[bytes, bytes], version: str, limits: ServeLimits) -> Counted | Chunked | None:
+def body_framing(
+    headers: Mapping[bytes, bytes], version: str, limits: ServeLimits
+) -> SizedBody | ChunkedBody | None:
     """The body that a head speaks of, None without one; raises `FramingError` where that can be read in two ways."""
     length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
     if coding is not None:
         if length is not None or version == "1.0" or coding.lower() != b"chunked":
             raise FramingError
-        return Chunked(limits)
+        return ChunkedBody(limits)
     if length is None:
         return None
     if not length.isdigit() or len(length) > 18:
         raise FramingError
-    return Counted(int(length)) if int(length) else None
+    return SizedBody(int(length)) if int(length) else None
 
 
-class Seam:
+class HeadScanner:
     """Finds the end of a head that comes in pieces."""
 
     def __init__(self) -> None:

@@ -7,38 +7,38 @@ from typing import Any
 import msgspec
 
 from ...errors import DeadlineError, InferError, OverloadedError, ServeError
-from .routing import Dialect, MethodError, Reply, Route, SlowBodyError, UnauthorizedError
+from .routing import Dialect, MethodError, Response, Route, SlowBodyError, UnauthorizedError
 
 
-def reply_of(value: Any, route: Route) -> Reply:
+def to_response(value: Any, route: Route) -> Response:
     """What a handler gave, as its route says it."""
-    if isinstance(value, Reply):
+    if isinstance(value, Response):
         return value
     if isinstance(route.Out, str):
-        return Reply(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
-    return Reply(msgspec.json.encode(value))
+        return Response(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
+    return Response(msgspec.json.encode(value))
 
 
-def error_reply(error: InferError, dialect: Dialect) -> Reply:
+def error_response(error: InferError, dialect: Dialect) -> Response:
     """The error in the dialect's words, with the headers that its kind asks for."""
-    reply = Reply(msgspec.json.encode(dialect.body(error)), dialect.status(error))
+    response = Response(msgspec.json.encode(dialect.body(error)), dialect.status(error))
     if isinstance(error, OverloadedError):
         seconds = min(max(error.retry_after, 0.001), 60.0)
-        reply.headers += [
+        response.headers += [
             (b"retry-after", b"%d" % -(-seconds // 1)),
             (b"retry-after-ms", b"%d" % (seconds * 1000)),
             (b"x-should-retry", b"true"),
         ]
     elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
-        reply.headers.append((b"x-should-retry", b"false"))
-    elif reply.status == 503:
-        reply.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+        response.headers.append((b"x-should-retry", b"false"))
+    elif response.status == 503:
+        response.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
         if isinstance(error, ServeError):
-            reply.headers.append((b"connection", b"close"))
+            response.headers.append((b"connection", b"close"))
     elif isinstance(error, MethodError):
-        reply.headers.append((b"allow", ", ".join(error.allow).encode()))
+        response.headers.append((b"allow", ", ".join(error.allow).encode()))
     elif isinstance(error, UnauthorizedError):
-        reply.headers.append((b"www-authenticate", b"Bearer"))
-    elif reply.status == 413 or isinstance(error, SlowBodyError):
-        reply.headers.append((b"connection", b"close"))
-    return reply
+        response.headers.append((b"www-authenticate", b"Bearer"))
+    elif response.status == 413 or isinstance(error, SlowBodyError):
+        response.headers.append((b"connection", b"close"))
+    return response

@@ -36,7 +36,7 @@ class SlowBodyError(ServeError):
     status, code = 408, "request_timeout"
 
 
-class CrowdedError(ServeError):
+class TooManyConnectionsError(ServeError):
     """On a connection beyond the limit of them."""
 
     status, code = 503, "too_many_connections"
@@ -58,12 +58,12 @@ class UnauthorizedError(ServeError):
 class Observer(Protocol):
     """Is told of every request when it is over; must not fail or wait."""
 
-    def note(self, call: Call, status: int, seconds: float, model: str, version: str) -> None: ...
+    def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Pieces(Protocol):
+class BodyStream(Protocol):
     """A body that comes bit by bit; `close` frees what makes it, read to the end or not."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -72,16 +72,16 @@ class Pieces(Protocol):
 
 
 @dataclass(slots=True)
-class Reply:
-    """What goes back. `body` is sent as it is; with `pieces` they are the body."""
+class Response:
+    """What goes back. `body` is sent as it is; with `stream` they are the body."""
 
     body: bytes = b""
     status: int = 200
     media: str = JSON
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    pieces: Pieces | None = None
+    stream: BodyStream | None = None
 
-    def head(self, call: Call, *, over: bool) -> list[tuple[bytes, bytes]]:
+    def head(self, call: RequestContext, *, over: bool) -> list[tuple[bytes, bytes]]:
         """All its headers but the length; `over`: the connection is one too many."""
         headers = [
             (b"content-type", self.media.encode()),
@@ -95,7 +95,7 @@ class Reply:
         return headers
 
 
-def head_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Raises `ValueError` for one that would be two."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     if lines.count(b"\n") != len(headers):
@@ -114,7 +114,7 @@ class Dialect:
 
 
 @dataclass(slots=True)
-class Call:
+class RequestContext:
     """One request on its way: what came, for whom, and how long it may take.
 
     `adapter`: of the model, where the request named one. `known`: the address takes this method. `error`: what it ended
@@ -157,10 +157,10 @@ class Call:
 
     def timeout(self, default: float | None = None) -> float:
         """Seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
-        return allowed(self.headers) or default or self.service.limits.timeout_seconds
+        return requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
 
 
-def allowed(headers: Mapping[bytes, bytes]) -> float | None:
+def requested_timeout(headers: Mapping[bytes, bytes]) -> float | None:
     """Seconds, as X-Request-Timeout-Ms says them; raises `InputError`."""
     text = headers.get(b"x-request-timeout-ms")
     if text is None:
@@ -184,7 +184,7 @@ class Route:
     path: str
     In: type[Any] | None
     Out: type[Any] | str
-    handler: Callable[[Call], Awaitable[Any]]
+    handler: Callable[[RequestContext], Awaitable[Any]]
     summary: str
     dialect: Dialect
     errors: tuple[int, ...] = ()
@@ -192,4 +192,4 @@ class Route:
     binary: bool = False
     open: bool = False
     chunk: type[Any] | None = None
-    early: Callable[[Call, bytes | bytearray, bool], None] | None = None
+    early: Callable[[RequestContext, bytes | bytearray, bool], None] | None = None

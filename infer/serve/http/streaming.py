@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 from .body import ClientGoneError
-from .routing import Reply
+from .routing import Response
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -15,7 +15,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 READ_SECONDS = 30.0  # a client that reads nothing for so long, with its buffers full, is gone
 
 
-async def watched(work: Awaitable[T], receive: Receive, patience: float) -> T:
+async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, patience: float) -> T:
     """`work`, cancelled with `ClientGoneError` when the client hangs up. Nobody looks before `patience` seconds."""
     loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
     watcher: asyncio.Task[None] | None = None
@@ -45,23 +45,25 @@ async def watched(work: Awaitable[T], receive: Receive, patience: float) -> T:
             watcher.cancel()
 
 
-async def send_pieces(reply: Reply, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send) -> None:
+async def send_stream(
+    response: Response, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
+) -> None:
     """One write per piece. Raises `ClientGoneError` for a client that hung up or reads no more."""
-    pieces = reply.pieces
-    if pieces is None:
+    stream = response.stream
+    if stream is None:
         return
 
-    reader = _Reader()
+    reader = _WriteTimeout()
 
     async def pump() -> None:
-        async for piece in pieces:
+        async for piece in stream:
             reader.since = reader.time()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             reader.since = None
 
     try:
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await watched(pump(), receive, 0)
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await cancel_on_disconnect(pump(), receive, 0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except asyncio.CancelledError:
         if reader.gone:
@@ -69,10 +71,10 @@ async def send_pieces(reply: Reply, headers: list[tuple[bytes, bytes]], receive:
         raise
     finally:
         reader.timer.cancel()
-        pieces.close()
+        stream.close()
 
 
-class _Reader:
+class _WriteTimeout:
     """Cancels the task that made it when one write takes too long. `since`: when the write under way began.
 
     Looks now and then: a timer per write would cost as much as the write.

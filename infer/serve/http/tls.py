@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import UsageError
 
 
-def context(
+def tls_context(
     certfile: str | os.PathLike[str],
     keyfile: str | os.PathLike[str] | None = None,
     password: str | None = None,
@@ -34,7 +34,7 @@ def context(
     return made
 
 
-class Gate(asyncio.Protocol):
+class TlsHandshake(asyncio.Protocol):
     """A connection before its handshake; after it, `wire` has the connection, and what came meanwhile."""
 
     def __init__(self, wire: Any, tls: ssl.SSLContext) -> None:

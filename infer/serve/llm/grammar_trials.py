@@ -24,7 +24,7 @@ from ...llm.text.grammar_request import GrammarLimits, read
 from ...llm.text.grammar_trial import Tried
 from ..fork_server.client import ChildDiedError, ForkServer
 from ..fork_server.messages import FromTrial, Try
-from ..http.client_slots import Turns
+from ..http.client_slots import ClientSlots
 from ..workers.messages import Failed, raised
 
 QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
@@ -48,8 +48,8 @@ class GrammarTrials:
         self._known: OrderedDict[str, Tried | InferError] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[Tried | InferError]] = {}
         what = "grammars that are being compiled"
-        self._quick = Turns(QUICK, each=EACH, waiting=WAITING, what=what, latest_first=True)
-        self._slow = Turns(SLOW, each=1, waiting=WAITING, what=what)
+        self._quick = ClientSlots(QUICK, each=EACH, waiting=WAITING, what=what, latest_first=True)
+        self._slow = ClientSlots(SLOW, each=1, waiting=WAITING, what=what)
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
     async def check(self, client: str, constraint: Mapping[str, Any]) -> Tried:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
 from ...llm.engine.requests import Output, Request
-from ..batching.latency_model import Foretold, Rate
+from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..fork_server.client import forks_of
 from ..limits import ServeLimits
 from ..observability.llm_metrics import GenerationMetrics
@@ -56,8 +56,8 @@ class Generator:
         self.unproven: str | None = "tokenizer and chat template are being tried"
         self.draining = False
         self.line = Line()  # submitted, without a first token
-        self.foretold = Foretold()
-        self.rate = Rate()  # of prompt tokens until their first token, whatever holds them up
+        self.foretold = WaitErrorModel()
+        self.rate = ThroughputModel()  # of prompt tokens until their first token, whatever holds them up
         self._last_start = -math.inf
         self._seed(getattr(predictor, "speeds", ()))
         self._streams: dict[str, Stream] = {}  # id of the engine's request → whose it is
@@ -91,7 +91,9 @@ class Generator:
         """
         tokens = sum(len(request.prompt) for request in requests)
         tenant, priority = requests[0].tenant, requests[0].priority
-        self.knock(timeout=timeout, priority=priority, requests=len(requests), tokens=tokens, tenant=tenant)
+        self.check_admission(
+            timeout=timeout, priority=priority, requests=len(requests), tokens=tokens, tenant=tenant
+        )
         stream = Stream(self, requests, timeout=timeout, stepwise=stepwise)
         for request in requests:
             size = len(request.prompt)
@@ -111,7 +113,7 @@ class Generator:
         self.metrics.prompt_tokens.inc(tokens)
         return stream
 
-    def knock(
+    def check_admission(
         self, *, timeout: float, priority: int = 0, requests: int = 1, tokens: int = 1, tenant: str = ""
     ) -> None:
         """Raises `OverloadedError` or `NotReadyError` where these would be refused now; by default the smallest, so

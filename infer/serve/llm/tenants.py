@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...llm.engine.requests import Request
-from ..http.routing import Call
+from ..http.routing import RequestContext
 
 if TYPE_CHECKING:
     from ..service import Service
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IPV6_BITS = 64  # of an address that its owner does not choose
 
 
-def tenant_of(call: Call) -> str:
+def tenant_of(call: RequestContext) -> str:
     """The name of its key, or its address; an IPv6 address up to the part that its owner chooses."""
     if call.service.keys is not None:
         return call.service.keys.tenant(call.headers)
@@ -37,7 +37,7 @@ def sharer_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
     return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
 
 
-def owned(call: Call, requests: Sequence[Request]) -> Sequence[Request]:
+def owned(call: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
     """The same requests, marked with their tenant; with keys, each tenant has a prefix cache of its own."""
     service, tenant = call.service, tenant_of(call)
     salt = tenant if service.keys is not None and not service.share_prefix_cache else ""

@@ -93,7 +93,7 @@ class Stream:
         if self._stepwise or self.done:
             self._wake()
 
-    def took(self) -> dict[str, Any]:
+    def timings(self) -> dict[str, Any]:
         """For logs and traces; a stream that was cut says what it had."""
         prompt = sum(len(request.prompt) for request in self.requests.values())
         found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..http.error_text import plain
-from ..http.routing import CLIENT_GONE, Call
+from ..http.routing import CLIENT_GONE, RequestContext
 
 MOST_LINES = 10_000  # that wait to be written; more are dropped and counted
 MOST_BODY = 4096  # bytes of a request's body that are shown
@@ -30,7 +30,7 @@ class RequestLog:
         """Write what waits."""
         self.lines.close()
 
-    def note(self, call: Call, status: int, seconds: float, model: str, version: str) -> None:
+    def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
         """Looks at /health, /metrics, the page and such that went well are no news."""
         if status < 400 and not call.route.work:
             return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import NotUsableError
-from ..http.routing import Call
+from ..http.routing import RequestContext
 from .tracing import Trace
 
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970
@@ -59,7 +59,7 @@ class Spans:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("infer.serve")
 
-    def note(self, call: Call, status: int, seconds: float, model: str, version: str) -> None:
+    def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
         """A request that ended now, after so many seconds; what was measured of it lies at its end."""
         if not call.route.work or call.trace is None:
             return
@@ -111,7 +111,7 @@ class Spans:
 
 
 def parts_of(measured: dict[str, Any]) -> list[Part]:
-    """One after another, as `Answer.took` and `Stream.took` have them."""
+    """One after another, as `Answer.timings` and `Stream.timings` have them."""
     found, queue = list[Part](), measured.get("queue_ms", 0.0)
     if (compute := measured.get("compute_ms")) is not None:
         there, back = measured.get("there_ms", 0.0), measured.get("back_ms", 0.0)
@@ -131,7 +131,7 @@ def parts_of(measured: dict[str, Any]) -> list[Part]:
 
 
 def _attributes(
-    call: Call, status: int, model: str, version: str, measured: dict[str, Any]
+    call: RequestContext, status: int, model: str, version: str, measured: dict[str, Any]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "http.request.method": call.method,

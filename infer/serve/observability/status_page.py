@@ -10,7 +10,7 @@ import msgspec
 
 from ...spec import TensorSpec
 from ..api.kserve_tensors import datatype
-from ..batching.tensor_engine import Engine
+from ..batching.tensor_engine import TensorEngine
 from ..batching.text_inputs import takes_text
 from ..llm.llm_engine import Generator
 from ..service import Service
@@ -92,7 +92,7 @@ def overview(service: Service) -> Overview:
     return Overview(service.version, service.state, [_served(m) for m in service.models.values()])
 
 
-def _served(model: Engine | Generator) -> ServedModel:
+def _served(model: TensorEngine | Generator) -> ServedModel:
     predictor = model.predictor
     text = isinstance(model, Generator)
     kind: Literal["tensors", "text", "chat"] = "tensors"
@@ -107,7 +107,7 @@ def _served(model: Engine | Generator) -> ServedModel:
         outputs=[] if text else [_tensor(spec) for spec in predictor.outputs],
         sizes={} if text else dict(predictor.sizes),
         max_batch=1 if isinstance(model, Generator) else model.layout.max_batch,
-        tokenizes=isinstance(model, Engine) and takes_text(model),
+        tokenizes=isinstance(model, TensorEngine) and takes_text(model),
         example=example_file(predictor) is not None and not text,
         context=model.context if isinstance(model, Generator) else None,
         report=_report(predictor),
@@ -142,7 +142,7 @@ def now(service: Service) -> Now:
     )
 
 
-def _now(service: Service, name: str, model: Engine | Generator) -> ModelNow:
+def _now(service: Service, name: str, model: TensorEngine | Generator) -> ModelNow:
     metrics = service.metrics
     times = metrics.times.get(name)
     found = ModelNow(
@@ -155,7 +155,7 @@ def _now(service: Service, name: str, model: Engine | Generator) -> ModelNow:
         request_times=times.counts if times else {},
         prompt_tokens=metrics.counted(metrics.prompt_tokens, name).get("", 0),
     )
-    if isinstance(model, Engine):
+    if isinstance(model, TensorEngine):
         found.rows = model.metrics.inferences
         found.batches = {rows: batch.compute_infer.count for rows, batch in model.metrics.batches.items()}
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from ..http.routing import Reply
+from ..http.routing import Response
 
 MEDIA = {
     "html": "text/html; charset=utf-8",
@@ -34,13 +34,13 @@ def files() -> dict[str, bytes]:
     }
 
 
-def index() -> Reply:
+def index() -> Response:
     """The page itself, for browsers; it holds nothing of this server."""
-    return Reply(files()["index.html"], media=MEDIA["html"], headers=[*HEADERS, (b"vary", b"accept")])
+    return Response(files()["index.html"], media=MEDIA["html"], headers=[*HEADERS, (b"vary", b"accept")])
 
 
-def asset(name: str) -> Reply | None:
+def asset(name: str) -> Response | None:
     """One of its files."""
     if name not in files():
         return None
-    return Reply(files()[name], media=MEDIA[name.rpartition(".")[2]], headers=list(HEADERS))
+    return Response(files()[name], media=MEDIA[name.rpartition(".")[2]], headers=list(HEADERS))

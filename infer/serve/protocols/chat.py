@@ -10,7 +10,7 @@ from ..api.chat_response import Reply
 from ..api.openai_errors import DIALECT, generator
 from ..api.openai_tools import Tools
 from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest
-from ..http.routing import Call, Route
+from ..http.routing import RequestContext, Route
 from ..llm.tenants import owned, tenant_of
 from ..service import Service
 
@@ -32,12 +32,12 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def chat(call: Call) -> Any:
+async def chat(call: RequestContext) -> Any:
     request, unknown = openai_request.read(call, ChatRequest)
     model = generator(call, request.model)
     _refuse(request)
     timeout = openai_request.timeout(call, request)
-    model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     tools = Tools(request, model.template)
     grammar = tools.constraint(openai_request.grammar(request))
     shown = request.tools if tools.active else None
@@ -48,7 +48,7 @@ async def chat(call: Call) -> Any:
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(owned(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
     reply.read(stream)
-    call.measure = stream.took
+    call.measure = stream.timings
     if request.stream:
         return openai_response.Events(stream, reply.events, reply.end).reply(model.headers())
     try:

@@ -14,7 +14,7 @@ from ..api.openai_errors import DIALECT, generator
 from ..api.openai_response import Ledger, Piece
 from ..api.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..api.server_sent_events import Chunks, encode
-from ..http.routing import Call, Route
+from ..http.routing import RequestContext, Route
 from ..llm.llm_engine import Generator
 from ..llm.tenants import owned, tenant_of
 from ..llm.token_stream import Stream
@@ -38,12 +38,12 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def completions(call: Call) -> Any:
+async def completions(call: RequestContext) -> Any:
     request, unknown = openai_request.read(call, CompletionRequest)
     model = generator(call, request.model)
     _refuse(request)
     timeout = openai_request.timeout(call, request)
-    model.knock(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     special = request.add_special_tokens is not False
     prompts = await openai_request.prompts(call, model, request.prompt, special)
     grammar = openai_request.grammar(request)
@@ -54,7 +54,7 @@ async def completions(call: Call) -> Any:
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(owned(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
     answer.read(stream)
-    call.measure = stream.took
+    call.measure = stream.timings
     if request.stream:
         return openai_response.Events(stream, answer.events, answer.end).reply(model.headers())
     try:

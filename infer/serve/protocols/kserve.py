@@ -10,9 +10,9 @@ from ...errors import NotReadyError
 from ..api import kserve_request
 from ..api.kserve_tensors import DATATYPES, datatype, shape_of
 from ..api.kserve_types import InferRequest, InferResponse
-from ..batching.tensor_engine import Engine
+from ..batching.tensor_engine import TensorEngine
 from ..http.error_text import error_text
-from ..http.routing import Call, Dialect, Route
+from ..http.routing import Dialect, RequestContext, Route
 from ..observability.metrics import BatchStats, InferenceStats, stats_dict
 from ..service import Service
 
@@ -149,42 +149,42 @@ def routes(service: Service) -> list[Route]:
     return table
 
 
-async def server(call: Call) -> ServerMetadata:
+async def server(call: RequestContext) -> ServerMetadata:
     return ServerMetadata("infer", call.service.version, EXTENSIONS)
 
 
-async def live(call: Call) -> Live:
+async def live(call: RequestContext) -> Live:
     if not call.service.healthy:
         raise NotReadyError("an engine died or is stuck")
     return Live(True)
 
 
-async def ready(call: Call) -> Ready:
+async def ready(call: RequestContext) -> Ready:
     if not call.service.ready:
-        raise NotReadyError(call.service.unready_because)
+        raise NotReadyError(call.service.unready_reason)
     return Ready(True)
 
 
-async def index(call: Call) -> ModelIndex:
+async def index(call: RequestContext) -> ModelIndex:
     state: Literal["READY", "UNAVAILABLE"] = "READY" if call.service.ready else "UNAVAILABLE"
     return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in call.service.engines.items()])
 
 
-async def metadata(call: Call) -> ModelMetadata:
+async def metadata(call: RequestContext) -> ModelMetadata:
     model = _engine(call).predictor
     ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
     outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
     return ModelMetadata(model.name, [model.version], _platform(model), ins, outs)
 
 
-async def model_ready(call: Call) -> ModelReady:
+async def model_ready(call: RequestContext) -> ModelReady:
     engine = _engine(call)
     if call.service.state != "ready" or not engine.healthy:
         raise NotReadyError(f"model {engine.predictor.name} would not answer")
     return ModelReady(engine.predictor.name, True)
 
 
-async def config(call: Call) -> ModelConfig:
+async def config(call: RequestContext) -> ModelConfig:
     engine = _engine(call)
     model, batched = engine.predictor, engine.layout.batched
     skip = 1 if batched else 0
@@ -204,30 +204,30 @@ async def config(call: Call) -> ModelConfig:
     )
 
 
-async def stats(call: Call) -> Statistics:
+async def stats(call: RequestContext) -> Statistics:
     return Statistics([_stats(_engine(call))])
 
 
-async def all_stats(call: Call) -> Statistics:
+async def all_stats(call: RequestContext) -> Statistics:
     return Statistics([_stats(engine) for engine in call.service.engines.values()])
 
 
-def early(call: Call, piece: bytes | bytearray, whole: bool) -> None:
+def early(call: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
     """Raises `NotFoundError`, and `OverloadedError` where no request of its time and usual priority would be taken."""
-    kserve_request.knock(call, _engine(call), piece, whole)
+    kserve_request.check_admission(call, _engine(call), piece, whole)
 
 
-async def infer(call: Call) -> Any:
+async def infer(call: RequestContext) -> Any:
     return await kserve_request.infer(call, _engine(call))
 
 
-def _engine(call: Call) -> Engine:
+def _engine(call: RequestContext) -> TensorEngine:
     engine = call.service.engine(call.path["model"], call.path.get("version"))
     call.model = engine.predictor.name
     return engine
 
 
-def _stats(engine: Engine) -> ModelStats:
+def _stats(engine: TensorEngine) -> ModelStats:
     model = engine.predictor
     return ModelStats(name=model.name, version=model.version, **stats_dict(engine.metrics))
 

@@ -14,8 +14,8 @@ from ..api.kserve_response import check_finite
 from ..api.kserve_tensors import to_json
 from ..api.openai_errors import DIALECT, find, require_json
 from ..batching import text_inputs
-from ..batching.tensor_engine import Engine
-from ..http.routing import Call, Route
+from ..batching.tensor_engine import TensorEngine
+from ..http.routing import RequestContext, Route
 from ..llm.llm_engine import Generator
 from ..llm.tenants import sharer_of
 from ..service import Service
@@ -89,48 +89,50 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def models(call: Call) -> ModelList:
+async def models(call: RequestContext) -> ModelList:
     service = call.service
     found = [_described(name, served) for name, served in service.models.items()]
     return ModelList([*found, *(_described(n, service.models[o], o) for n, o in service.adapters.items())])
 
 
-async def model(call: Call) -> Model:
+async def model(call: RequestContext) -> Model:
     served = find(call, call.path["model"])
     return _described(call.path["model"], served, call.model if call.adapter else None)
 
 
-def _described(name: str, served: Engine | Generator, parent: str | None = None) -> Model:
+def _described(name: str, served: TensorEngine | Generator, parent: str | None = None) -> Model:
     context = served.context if isinstance(served, Generator) else None
     return Model(name, served.predictor.task, max_model_len=context, parent=parent)
 
 
-async def embeddings(call: Call) -> Embeddings:
+async def embeddings(call: RequestContext) -> Embeddings:
     require_json(call)
     request = call.json(EmbeddingsRequest)
     engine = find(call, request.model)
-    if not isinstance(engine, Engine) or engine.predictor.task != "embedding":
+    if not isinstance(engine, TensorEngine) or engine.predictor.task != "embedding":
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
     tenant = sharer_of(call.service, call.headers)
-    engine.knock(timeout=call.timeout(), tenant=tenant)
+    engine.check_admission(timeout=call.timeout(), tenant=tenant)
     spec = engine.predictor.outputs[0]
     width = spec.shape[-1]
     if request.dimensions not in (None, width):
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
     arrays = await _tokens(call, engine, request.input)
     answer = await text_inputs.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
-    call.measure = answer.took
+    call.measure = answer.timings
     vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
     check_finite(engine, replace(spec, dtype="float32"), vectors)
-    engine.metrics.prompt_tokens.inc(used := text_inputs.count(arrays))
+    engine.metrics.prompt_tokens.inc(used := text_inputs.count_tokens(arrays))
     encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
     return Embeddings(data, request.model, EmbeddingsUsage(used, used))
 
 
-async def _tokens(call: Call, engine: Engine, given: str | list[Any]) -> dict[str, np.ndarray]:
+async def _tokens(
+    call: RequestContext, engine: TensorEngine, given: str | list[Any]
+) -> dict[str, np.ndarray]:
     rows: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not rows:
         raise InputError("expected at least one text", where="input")

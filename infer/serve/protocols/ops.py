@@ -8,7 +8,7 @@ from ...errors import NotReadyError
 from .. import page
 from ..http import openapi
 from ..http.error_text import error_text
-from ..http.routing import JSON, Call, Dialect, Reply, Route
+from ..http.routing import JSON, Dialect, RequestContext, Response, Route
 from ..observability.metrics import CONTENT_TYPE
 from ..service import Service
 
@@ -70,7 +70,7 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def home(call: Call) -> Home | Reply:
+async def home(call: RequestContext) -> Home | Response:
     """The page holds nothing of the server, so browsers get it without a key, and ask their user for one."""
     if b"text/html" in call.headers.get(b"accept", b""):
         return page.index()
@@ -78,31 +78,31 @@ async def home(call: Call) -> Home | Reply:
     return Home("infer", call.service.version, list(call.service.models), LINKS)
 
 
-async def health(call: Call) -> Status:
+async def health(call: RequestContext) -> Status:
     if not call.service.healthy:
         raise NotReadyError("an engine died or is stuck")
     return Status("ok")
 
 
-async def ready(call: Call) -> Status:
+async def ready(call: RequestContext) -> Status:
     if not call.service.ready:
-        raise NotReadyError(call.service.unready_because)
+        raise NotReadyError(call.service.unready_reason)
     return Status("ok")
 
 
-async def metrics(call: Call) -> bytes:
+async def metrics(call: RequestContext) -> bytes:
     return call.service.metrics.text()
 
 
-async def version(call: Call) -> Version:
+async def version(call: RequestContext) -> Version:
     return Version(call.service.version)
 
 
-async def description(call: Call) -> Reply:
+async def description(call: RequestContext) -> Response:
     service = call.service
     document = openapi.document(service.routes, service.version, api_key=service.keys is not None)
-    return Reply(msgspec.json.encode(document))
+    return Response(msgspec.json.encode(document))
 
 
-async def docs(call: Call) -> str:
+async def docs(call: RequestContext) -> str:
     return openapi.page(call.service.routes, call.service.version)

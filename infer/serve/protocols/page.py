@@ -12,8 +12,8 @@ from ...errors import NotFoundError
 from .. import page
 from ..api.kserve_tensors import datatype, to_json
 from ..api.kserve_types import InferInput, InferRequest
-from ..batching.tensor_engine import Engine
-from ..http.routing import Call, Reply, Route
+from ..batching.tensor_engine import TensorEngine
+from ..http.routing import RequestContext, Response, Route
 from ..observability import status_page
 from ..observability.status_page import Now, Overview
 from ..service import Service
@@ -40,23 +40,23 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def asset(call: Call) -> Reply:
+async def asset(call: RequestContext) -> Response:
     if (found := page.asset(call.path["file"])) is None:
         raise NotFoundError("no such address")
     return found
 
 
-async def models(call: Call) -> Overview:
+async def models(call: RequestContext) -> Overview:
     return await asyncio.get_running_loop().run_in_executor(
         call.service.pool, status_page.overview, call.service
     )
 
 
-async def now(call: Call) -> Now:
+async def now(call: RequestContext) -> Now:
     return status_page.now(call.service)
 
 
-async def example(call: Call) -> InferRequest:
+async def example(call: RequestContext) -> InferRequest:
     """The first row of the golden inputs, as a request."""
     engine = call.service.engine(call.path["model"])
     found = status_page.example_file(engine.predictor)
@@ -66,7 +66,7 @@ async def example(call: Call) -> InferRequest:
     return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
 
 
-def _input(engine: Engine, spec: Any, array: np.ndarray) -> InferInput:
+def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
     row = array[:1] if engine.layout.batched else array
     data, _ = to_json(row)
     return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

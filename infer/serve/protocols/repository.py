@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import InputError
-from ..http.routing import Call, Reply, Route
+from ..http.routing import RequestContext, Response, Route
 from ..model_admin import Admin, Listed
 from ..service import Service
 from .kserve import DIALECT
@@ -40,28 +40,28 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def index(call: Call) -> list[Listed]:
+async def index(call: RequestContext) -> list[Listed]:
     wanted = call.json(IndexRequest) if call.body.strip() else IndexRequest()
     return [one for one in _admin(call).index() if one.state == "READY" or not wanted.ready]
 
 
-async def load(call: Call) -> Reply:
+async def load(call: RequestContext) -> Response:
     _check(call, ())
     await _admin(call).load(call.path["model"])
-    return Reply(media="text/plain")
+    return Response(media="text/plain")
 
 
-async def unload(call: Call) -> Reply:
+async def unload(call: RequestContext) -> Response:
     _check(call, ("unload_dependents",))
     await _admin(call).unload(call.path["model"])
-    return Reply(media="text/plain")
+    return Response(media="text/plain")
 
 
-def _admin(call: Call) -> Admin:
+def _admin(call: RequestContext) -> Admin:
     return call.service.admin
 
 
-def _check(call: Call, known: tuple[str, ...]) -> None:
+def _check(call: RequestContext, known: tuple[str, ...]) -> None:
     if not call.body.strip():
         return
     if unknown := sorted(set(call.json(ChangeRequest).parameters) - set(known)):

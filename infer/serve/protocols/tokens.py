@@ -11,7 +11,7 @@ from ...llm.text.chat_template import special_tokens
 from ..api import openai_request
 from ..api.openai_errors import DIALECT, generator
 from ..api.openai_types import Message, Token, Tool
-from ..http.routing import Call, Route
+from ..http.routing import RequestContext, Route
 from ..llm.llm_engine import Generator
 from ..service import Service
 
@@ -78,7 +78,7 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def tokenize(call: Call) -> Tokens:
+async def tokenize(call: RequestContext) -> Tokens:
     request, _ = openai_request.read(call, TokenizeRequest)
     model = _model(call, request.model)
     if (request.prompt is None) == (request.messages is None):
@@ -95,7 +95,7 @@ async def tokenize(call: Call) -> Tokens:
     return Tokens(row, len(row), model.context, words)
 
 
-async def detokenize(call: Call) -> Prompt:
+async def detokenize(call: RequestContext) -> Prompt:
     request, _ = openai_request.read(call, DetokenizeRequest)
     model = _model(call, request.model)
     if request.tokens:
@@ -103,7 +103,7 @@ async def detokenize(call: Call) -> Prompt:
     return Prompt(await model.texts.decode(request.tokens, False))
 
 
-async def tokenizer_info(call: Call) -> TokenizerInfo:
+async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
     model = _model(call, None)
     named = special_tokens(model.language.folder)
     return TokenizerInfo(
@@ -118,7 +118,7 @@ async def tokenizer_info(call: Call) -> TokenizerInfo:
     )
 
 
-def _model(call: Call, name: str | None) -> Generator:
+def _model(call: RequestContext, name: str | None) -> Generator:
     if name is not None:
         return generator(call, name)
     names = list(call.service.generators)

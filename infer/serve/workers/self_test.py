@@ -36,9 +36,9 @@ class Rest:
     def over(self) -> bool:
         return self.clock() >= self._due
 
-    def begin(self, took: float = 0.0) -> None:
+    def begin(self, timings: float = 0.0) -> None:
         """There was work, or a question that took so many seconds."""
-        self._due = self.clock() + max(EVERY, took / MOST_SHARE)
+        self._due = self.clock() + max(EVERY, timings / MOST_SHARE)
 
 
 class GoldenBatch:
