@@ -76,7 +76,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(item.requests)
         return submit(self, item)
 
-    monkeypatch.setattr(TensorEngine, "submit_together", counted)
+    monkeypatch.setattr(TensorEngine, "submit_group", counted)
     return sizes
 
 

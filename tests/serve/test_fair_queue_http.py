@@ -124,7 +124,7 @@ def test_requests_of_two_keys_that_come_at_once_are_two_queue_items() -> None:
 
         for _ in range(3):  # the third time heads and template are known
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine.queue, "admit_together", spy)
+                patch.setattr(engine.queue, "admit_group", spy)
                 for client in clients:
                     client.sendall(get(b"/v2/health/live"))
                     read(client, bytearray())
