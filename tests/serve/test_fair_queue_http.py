@@ -99,7 +99,7 @@ def test_keys_that_nobody_configured_are_refused_and_not_remembered() -> None:
         assert ask(server, KSERVE, FLOOD, 1).status_code == 200
         batcher = server.service.engines["double"].queue
         assert isinstance(batcher, FairBatchQueue)
-        assert len(batcher._parts) == 1
+        assert len(batcher._tenant_queues) == 1
 
 
 @pytest.mark.parametrize("keys", [None, "secret", ["secret"]])
