@@ -232,7 +232,7 @@ from infer.serve.http import fd_limit as descriptors
 from infer.serve.limits import ServeLimits
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 try:
-    fitted, said = descriptors.fit(ServeLimits(max_connections={cap}))
+    fitted, said = descriptors.fit_connections(ServeLimits(max_connections={cap}))
     print(fitted.max_connections, fitted.spare_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0], said)
 except ResourceError as error:
     print(error.exit_code, error)

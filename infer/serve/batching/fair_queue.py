@@ -4,7 +4,7 @@ Each tenant has a counter of the seconds it was served, as `Speed` predicts them
 lowest counter is next, within a batch too, whatever priority others ask for; one that comes back starts at the lowest
 counter of those that wait, so that nobody saves up service while it asks for nothing. (Virtual token counters: Sheng et
 al., Fairness in serving large language models, OSDI 2024, with predicted seconds for tokens.) Within a tenant the order
-is that of `WaitingItems`. A batch is filled as far as anybody's work fits: shares only matter while more waits than fits.
+is that of `WaitingItems`. A batch is filled as far as work fits: shares only matter while more waits than fits.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TenantQueue(WaitingItems):
 
 
 class FairBatchQueue(BatchQueue):
-    """A `BatchQueue` with a `TenantQueue` for each tenant. Tenants are configured keys, never names that a client makes up.
+    """A `BatchQueue` with a `TenantQueue` for each tenant. Tenants are configured API keys, not clients' names.
 
     `active`: the tenants that wait, in the order in which they came.
     """
