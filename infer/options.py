@@ -111,6 +111,11 @@ def from_values(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
     return found
 
 
+def checked(value: S) -> S:
+    """Return the value with every option parsed and checked as if it came from a file; raises `UsageError`."""
+    return from_values(type(value), {field.name: getattr(value, field.name) for field in fields(type(value))})
+
+
 def _check_bounds(field: Field, value: Any, where: str) -> None:
     low, high = field.option.minimum, field.option.maximum
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
+import infer
 from infer.cli import main, optimize
 from infer.errors import UsageError
-from infer.options import Option, command_line, fields, from_values, to_toml
+from infer.options import Option, checked, command_line, fields, from_values, to_toml
 from infer.plan import Plan
 from infer.predict import Predictor
 from infer.report import formatting
@@ -135,6 +136,28 @@ def test_a_wrong_plan_file_is_a_usage_error(text: str, sentence: str, tmp_path: 
     with pytest.raises(UsageError, match=sentence) as caught:
         optimize.read_plan(file, {"source": "m.pt"})
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dtype": "fp12"}, {"kv_dtype": "int3"}, {"device": "tpu"}, {"calibrate": "foo"}, {"task": "sing"},
+        {"max_drop": 5.0}, {"bits": 0.0}, {"adapters": "many"}, {"max_batch": 0}, {"max_length": 0},
+        {"threads": -1}, {"batches": (0,)}, {"backend": "inducter"}, {"quant": "int9"}, {"golden": "no"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_optimize_refuses_wrong_options_from_python_too(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        infer.optimize(Plan(**{"source": "absent.pt", "quant": "int8", **wrong}), tmp_path / "m.infer")
+
+
+def test_checked_makes_values_canonical() -> None:
+    plan = Plan(source="m.pt", dtype="bf16", kv_dtype="fp16", batches=[8, 1, 8], inputs=["x=float32[2]"])
+    made = checked(plan)
+    assert (made.dtype, made.kv_dtype, made.batches) == ("bfloat16", "float16", (8, 1))
+    assert made.inputs == ("x=float32[2]",)
+    assert checked(made) == made
 
 
 def test_save_plan_writes_what_plan_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

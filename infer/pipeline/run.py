@@ -9,6 +9,7 @@ from .. import device as hardware
 from ..compress import assign
 from ..errors import NotUsableError, UsageError, unknown
 from ..option_values import TASKS
+from ..options import checked
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Choice
@@ -35,7 +36,8 @@ class Resolved:
 
 
 def check_plan(plan: Plan) -> Plan:
-    """Refuse unknown names, and options that exclude each other, before anything is loaded."""
+    """Return the plan with canonical values; raise `UsageError` for wrong ones before anything is loaded."""
+    plan = checked(plan)
     if plan.bits is not None and plan.max_drop is not None:
         raise UsageError("--bits and --max-drop are two budgets for one decision", hint="Give one of them")
     if plan.task not in TASKS:
@@ -57,7 +59,8 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
 
     Raises `UsageError` for a wrong plan, `NotUsableError` for a backend that this machine can't run.
     """
-    device = hardware.resolve(check_plan(plan).device)
+    plan = check_plan(plan)
+    device = hardware.resolve(plan.device)
     run = Resolved(plan.with_(device=device.value), (device,))
     if plan.dtype == "auto":
         dtype = "float32" if device.value == "cpu" else "bfloat16"
