@@ -13,10 +13,5 @@ def test_a_page_says_what_the_code_says(name: str) -> None:
     assert written == docs_pages.PAGES[name](), f"{name} is out of date: run make docs-reference"
 
 
-def test_every_limit_is_explained() -> None:
-    said = dict(docs_pages.FIELD.findall(docs_pages.inspect.getsource(docs_pages.limits.ServeLimits)))
-    assert not [name for name in docs_pages.limits.ServeLimits.__struct_fields__ if not said.get(name)]
-
-
 def test_every_error_is_explained() -> None:
     assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]

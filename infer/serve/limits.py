@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import UsageError, unknown
+from ..options import Option, fields
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MAY_BE_ZERO = (
-    "max_delay_us",
-    "drain_seconds",
-    "spare_connections",
-    "min_bytes_per_second",
-    "nonfinite_error",
-)
 SIZE = re.compile(r"(\d{1,15}|\d{1,9}\.\d{1,9}|true|false)(KiB|MiB|GiB)?")
 SHIFT = {"KiB": 10, "MiB": 20, "GiB": 30}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -26,44 +20,81 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one request, connection and queue; times in seconds unless the name says otherwise."""
 
-    max_body_bytes: int = 64 << 20  # of one request, before and after inflating
-    max_json_bytes: int = 16 << 20  # of a body, or the part of it, that is JSON
-    max_bodies_bytes: int = 512 << 20  # of all requests that are being read or answered
-    max_json_depth: int = 64  # of objects and lists in each other
-    max_header_bytes: int = 32 << 10  # of a request's head, and of the trailers of a chunked body
-    max_headers: int = 100  # lines of them
-    max_target_bytes: int = 8 << 10  # path and query
-    max_chunks: int = 65536  # of one body
-    max_chunk_extension: int = 256  # bytes after the size of a chunk
-    max_connections: int = 1024  # open at once; fewer where fewer files may be open
-    spare_connections: int = 64  # beyond them, told 503; further ones are reset
-    header_seconds: float = 10.0  # from the first byte of a request to the end of its head; of a handshake
-    body_seconds: float = 30.0  # from there to the end of its body
-    send_seconds: float = 30.0  # in each of which a client must read some of what waits for it
-    min_bytes_per_second: int = 1024  # of a body after its first `grace_seconds`, and of an answer
-    grace_seconds: float = 5.0  # before the speed of a body is looked at
-    keep_alive_seconds: int = 20  # that a connection may rest between two requests
-    timeout_seconds: float = 60.0  # of a request that names none
-    max_batch: int | None = None  # rows; None: what the artifact was made for
-    max_batch_elements: int = 1 << 26  # of the largest input, padding included
-    max_delay_us: int = 0  # how long an unfilled batch may wait for company
-    max_queue_requests: int = 1024  # of one model, waiting
-    max_queue_rows: int = 16384  # of their inputs
-    max_queue_bytes: int = 512 << 20  # of their inputs
-    max_queue_tokens: int = 1 << 20  # of prompts without a first token
-    max_start_seconds: float = 60.0  # predicted wait for a first token beyond which prompts are turned away
-    generation_seconds: float = 600.0  # of a request for text that names no time
-    max_wait_seconds: float | None = None  # predicted wait that turns away; None: 1 s, less for a crowd
-    nonfinite_error: bool = False  # refuse outputs that are NaN or infinite; else they go as strings
-    wedged_seconds: float = 60.0  # a batch in the server's own process that runs longer makes it not ready
-    watchdog_seconds: float = 30.0  # a worker whose batch takes longer, and ten times its p99, is killed
-    drain_seconds: float = 30.0  # to finish accepted requests after SIGTERM
+    max_body_bytes: Annotated[int, Option("bytes of one request body, before and after decompression")] = (
+        64 << 20
+    )
+    max_json_bytes: Annotated[int, Option("bytes of JSON in one body")] = 16 << 20
+    max_bodies_bytes: Annotated[int, Option("bytes of all requests that are being read or answered")] = (
+        512 << 20
+    )
+    max_json_depth: Annotated[int, Option("nesting of objects and lists")] = 64
+    max_header_bytes: Annotated[
+        int, Option("bytes of a request's headers, and of the trailers of a chunked body")
+    ] = 32 << 10
+    max_headers: Annotated[int, Option("number of headers of a request")] = 100
+    max_target_bytes: Annotated[int, Option("bytes of path and query")] = 8 << 10
+    max_chunks: Annotated[int, Option("chunks of one body")] = 65536
+    max_chunk_extension: Annotated[int, Option("bytes after the size of a chunk")] = 256
+    max_connections: Annotated[int, Option("open connections; fewer where fewer files may be open")] = 1024
+    spare_connections: Annotated[
+        int,
+        Option(
+            "connections beyond `max_connections` that are answered with 503; further ones are reset",
+            minimum=0,
+        ),
+    ] = 64
+    header_seconds: Annotated[
+        float,
+        Option("time from the first byte of a request to the end of its headers, and for a TLS handshake"),
+    ] = 10.0
+    body_seconds: Annotated[float, Option("time from the end of the headers to the end of the body")] = 30.0
+    send_seconds: Annotated[float, Option("time in which a client must read some of its response")] = 30.0
+    min_bytes_per_second: Annotated[
+        int, Option("slowest transfer of a body after `grace_seconds`, and of a response", minimum=0)
+    ] = 1024
+    grace_seconds: Annotated[float, Option("time before the speed of a body is checked")] = 5.0
+    keep_alive_seconds: Annotated[int, Option("idle time of a connection between two requests")] = 20
+    timeout_seconds: Annotated[float, Option("deadline of a request that names none")] = 60.0
+    max_batch: Annotated[int | None, Option("rows of a batch; none: the artifact's own limit")] = None
+    max_batch_elements: Annotated[int, Option("elements of the largest input of a batch, with padding")] = (
+        1 << 26
+    )
+    max_delay_us: Annotated[int, Option("microseconds that a batch waits to be filled", minimum=0)] = 0
+    max_queue_requests: Annotated[int, Option("requests that wait for one model")] = 1024
+    max_queue_rows: Annotated[int, Option("rows of the inputs that wait for one model")] = 16384
+    max_queue_bytes: Annotated[int, Option("bytes of the inputs that wait for one model")] = 512 << 20
+    max_queue_tokens: Annotated[int, Option("prompt tokens of requests that have no first token yet")] = (
+        1 << 20
+    )
+    max_start_seconds: Annotated[
+        float, Option("predicted wait for a first token above which a prompt is refused")
+    ] = 60.0
+    generation_seconds: Annotated[float, Option("deadline of a text generation request that names none")] = (
+        600.0
+    )
+    max_wait_seconds: Annotated[
+        float | None,
+        Option("predicted queue wait above which a request is refused; none: 1 s, less with many clients"),
+    ] = None
+    nonfinite_error: Annotated[
+        bool, Option("refuse outputs that are NaN or infinite; otherwise they are sent as strings", minimum=0)
+    ] = False
+    wedged_seconds: Annotated[
+        float, Option("run time of a batch, in the server's own process, after which the server is not ready")
+    ] = 60.0
+    watchdog_seconds: Annotated[
+        float, Option("run time of a batch, if also ten times its p99, after which its worker is killed")
+    ] = 30.0
+    drain_seconds: Annotated[float, Option("time to finish accepted requests after SIGTERM", minimum=0)] = (
+        30.0
+    )
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and (value < 0 or (value == 0 and name not in MAY_BE_ZERO)):
-                raise UsageError(f"limit {name} must be above 0, got {value}")
+        for field in fields(type(self)):
+            value = getattr(self, field.name)
+            if value is not None and (value < 0 or (value == 0 and field.option.minimum != 0)):
+                least = "0 or more" if field.option.minimum == 0 else "above 0"
+                raise UsageError(f"limit {field.name} must be {least}, got {value}")
 
 
 def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimits:

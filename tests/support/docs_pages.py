@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -11,12 +10,12 @@ from pathlib import Path
 import infer.errors
 import infer.serve
 from infer.errors import InferError, OverloadedError
+from infer.options import fields
 from infer.serve import limits
 from infer.serve.api.openai_errors import DIALECT
 from tests.support import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELD = re.compile(r"^    (\w+): [^=]+ = .+?(?:  # (.*))?$", re.MULTILINE)
 WIRE = [
     (400, "malformed HTTP: framing, lengths, chunks, headers twice, no Host"),
     (408, "head or body not there at its deadline, or slower than the least speed"),
@@ -28,25 +27,19 @@ WIRE = [
 
 
 def limits_page() -> str:
-    """Every field of `ServeLimits` with its default and what its comment says."""
-    said = dict(FIELD.findall(inspect.getsource(limits.ServeLimits)))
+    """Every field of `ServeLimits` with its default and its help text."""
     lines = [
         "# Limits",
         "",
         "Every cap and default of the server. Set one with `infer serve --limit NAME=VALUE` (bytes also as 16MiB), or",
         "with `ServeLimits(NAME=VALUE)` in Python. Written by `make docs-reference`; a test compares.",
         "",
-        "| name | default | what |",
+        "| name | default | meaning |",
         "|---|---|---|",
     ]
-    for field, value in _fields():
-        lines.append(f"| `{field}` | {_value(value)} | {said[field]} |")
+    for field in fields(limits.ServeLimits):
+        lines.append(f"| `{field.name}` | {_value(field.default)} | {field.option.help} |")
     return "\n".join(lines) + "\n" + FIXED
-
-
-def _fields() -> list[tuple[str, object]]:
-    made = limits.ServeLimits()
-    return [(name, getattr(made, name)) for name in made.__struct_fields__]
 
 
 def _value(value: object) -> str:

@@ -20,6 +20,7 @@ from infer.options import Field, command_line, fields, to_toml
 from infer.pipeline.publish import Outcome
 from infer.plan import Plan
 from infer.predict import Options
+from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
 
 WRITTEN = "Written by `make docs-reference`; a test compares."
@@ -194,7 +195,7 @@ def _section(name: str, thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield from ("```python", _signature(name.rpartition(".")[2], thing), "```", "")
     yield from _doc(thing)
-    if thing in (Plan, ServeOptions):
+    if thing in (Plan, ServeOptions, ServeLimits):
         yield from ("", "| field | type | default | description |", "|---|---|---|---|")
         for field in fields(thing):
             kind = _kind(field.type)
