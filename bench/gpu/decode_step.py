@@ -41,7 +41,7 @@ from infer.attention import KV_DTYPES, Args, PageLayout, reference
 from infer.attention import triton as ours
 from infer.graph.capture import flatten
 from infer.kernels.gpu.crossover import graph_seconds
-from infer.llm import StepShape, Windows, capture_step, probe
+from infer.llm import FullSequenceRunner, StepShape, capture_step, probe
 from infer.llm.step import cuda_graphs
 
 # layers, hidden, intermediate, query heads, key heads, numbers of a head, vocabulary
@@ -225,7 +225,7 @@ def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) 
     for batch in batches:
         for context in contexts:
             step = cuda_graphs.wrap(Step(), "cuda")
-            ours_ = median_seconds(Windows(step, shape, "cuda").decoding(batch, context))
+            ours_ = median_seconds(FullSequenceRunner(step, shape, "cuda").decoding(batch, context))
             cache = StaticCache(config=config, max_cache_len=context + ROUNDS + 8)
             ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
 

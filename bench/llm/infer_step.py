@@ -28,7 +28,7 @@ from infer.graph import capture
 from infer.llm import StepShape
 from infer.llm.engine.block_manager import new_cache
 from infer.llm.step import paged_step
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from infer.pipeline import stages
 from infer.pipeline.llm_mode import find_mode
 from infer.plan import Plan
@@ -62,7 +62,7 @@ def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
     def make(path: Path) -> None:
         shape = msgspec.json.decode((folder / "shape.json").read_bytes(), type=StepShape)
         blocks = -(-len(tokens) // shape.page)
-        named = arrange(shape, [0], [len(tokens)], torch.arange(blocks, dtype=torch.int32)[None])
+        named = attention_inputs(shape, [0], [len(tokens)], torch.arange(blocks, dtype=torch.int32)[None])
         last = torch.tensor([len(tokens) - 1])
         with torch.no_grad():
             call = capture.load(folder).callable()
@@ -109,7 +109,7 @@ class Ours:
         self.num_bytes = weight_bytes(folder)
         blocks = -(-length // self.shape.page)
         self.table = torch.arange(sequences * blocks, dtype=torch.int32).reshape(sequences, blocks)
-        self.cache = new_cache(self.shape, sequences * blocks)
+        self.cache = new_cache(self.shape.layers, sequences * blocks, self.shape.page_bytes)
 
     def kv_bytes(self, context: int) -> int:
         """Return the cache bytes that a decode step after `context` tokens of one sequence reads."""
@@ -121,7 +121,7 @@ class Ours:
         It gives the logits of the last token of each. Its inputs are arranged once, before.
         """
         blocks = -(-max(d + n for d, n in zip(done, new, strict=True)) // self.shape.page)
-        named = arrange(self.shape, done, new, self.table[: len(new), :blocks].contiguous())
+        named = attention_inputs(self.shape, done, new, self.table[: len(new), :blocks].contiguous())
         ids = torch.tensor(list(tokens))
         ends = named["query_start"][1:].long() - 1
         inputs = {"token_ids": ids, "logit_rows": ends, "kv_cache": self.cache, **named}

@@ -185,33 +185,33 @@ def serve_leaking(plant: str, artifact: str) -> int:
 
 def leaking_worker(path: str, **options: Any) -> Any:
     """Open a language model that keeps 2 KB of each request."""
-    from infer.llm.engine.request_manager import InFlight
+    from infer.llm.engine.request_manager import RequestManager
     from infer.predict import Predictor
 
-    kept, begin = [], InFlight.begin
+    kept, begin = [], RequestManager.begin
 
-    def keeps(in_flight: InFlight, *given: Any) -> None:
+    def keeps(request_manager: RequestManager, *given: Any) -> None:
         kept.append(bytes(2048))
-        begin(in_flight, *given)
+        begin(request_manager, *given)
 
-    InFlight.begin = keeps  # type: ignore[method-assign]
+    RequestManager.begin = keeps  # type: ignore[method-assign]
     return Predictor.load(path, **options)
 
 
 def leaking_pages(path: str, **options: Any) -> Any:
     """Open a language model that forgets the last page of each 50th sequence."""
-    from infer.llm.engine.block_manager import PagePool
+    from infer.llm.engine.block_manager import BlockManager
     from infer.predict import Predictor
 
-    release_all, calls = PagePool.release_all, Counter[str]()
+    release_all, calls = BlockManager.release_all, Counter[str]()
 
-    def forgets(pool: PagePool, pages: list[int]) -> None:
+    def forgets(block_manager: BlockManager, pages: list[int]) -> None:
         calls["all"] += 1
         if pages and calls["all"] % 50 == 0:
             pages.pop()
-        release_all(pool, pages)
+        release_all(block_manager, pages)
 
-    PagePool.release_all = forgets  # type: ignore[method-assign]
+    BlockManager.release_all = forgets  # type: ignore[method-assign]
     return Predictor.load(path, **options)
 
 

@@ -120,7 +120,7 @@ def run(
             kv_dtype=shape.kv_dtype,
             kv_bytes_per_token=per_token,
             kv_memory=engine.cache.nbytes,
-            kv_tokens=engine.pool.total * shape.page,
+            kv_tokens=engine.block_manager.num_pages * shape.page,
             read_bandwidth=bandwidth,
             threads=torch.get_num_threads(),
             rows=rows,

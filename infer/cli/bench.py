@@ -41,7 +41,7 @@ def bench(
 
     for opened in (artifact, vs):
         if opened is not None:
-            isolated_open.rehearse(opened, trust_code=trust_code)
+            isolated_open.open_in_subprocess(opened, trust_code=trust_code)
     result = bench_tables.measure(
         artifact,
         batch=batch,

@@ -118,7 +118,7 @@ def generate(
     wants_stream = stream if stream is not None else sys.stdout.isatty() and not as_json
     if wants_stream and n > 1:
         raise UsageError(f"--stream shows one completion, not {n}")
-    isolated_open.rehearse(artifact, trust_code=trust_code)
+    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
@@ -162,7 +162,7 @@ def chat(
         "seed": seed,
         "stop": stop or None,
     }
-    isolated_open.rehearse(artifact, trust_code=trust_code)
+    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         ChatSession(predictor, system, options).run()
 

@@ -29,7 +29,7 @@ def verify(artifact: Artifact, trust_code: Trust = False, as_json: AsJson = Fals
     from ..report import inspection
     from . import output
 
-    isolated_open.rehearse(artifact, trust_code=trust_code)
+    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     output.print_facts(inspection.verify(artifact, trust_code=trust_code), as_json=as_json)
 
 

@@ -34,7 +34,7 @@ def predict(
     """Run an artifact on a file of inputs."""
     from ..predict import Predictor, isolated_open
 
-    isolated_open.rehearse(artifact, trust_code=trust_code)
+    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
         write_outputs(run_file(predictor, input), output)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .engine.limits import EngineLimits
     from .engine.requests import Output, Request, Sampling, TokenLogprob
     from .engine.stats import EngineStats
-    from .step.full_sequence import Windows, is_step, window_outputs
+    from .step.full_sequence import FullSequenceRunner, full_sequence_outputs, is_step
     from .step.paged_step import StepShape, capture_step, with_adapters
     from .step.probe import probe
 
@@ -26,11 +26,11 @@ __all__ = [
     "Sampling",
     "StepShape",
     "TokenLogprob",
-    "Windows",
+    "FullSequenceRunner",
     "capture_step",
     "is_step",
     "probe",
-    "window_outputs",
+    "full_sequence_outputs",
     "with_adapters",
 ]
 
@@ -41,7 +41,7 @@ _HOMES = {
     "engine.requests": ("Output", "Request", "Sampling", "TokenLogprob"),
     "engine.stats": ("EngineStats",),
     "step.paged_step": ("StepShape", "capture_step", "with_adapters"),
-    "step.full_sequence": ("Windows", "is_step", "window_outputs"),
+    "step.full_sequence": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

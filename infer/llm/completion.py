@@ -1,4 +1,4 @@
-"""What a caller gets back: completions, pieces of one while it grows, and scores of given text."""
+"""Results of generation: completions, the chunks of a streamed one, and scores of given text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from .. import errors
 from ..errors import InferError, InputError
 from .engine.requests import FinishReason, Output, TokenLogprob
-from .text.tool_parser import Call
+from .text.tool_parser import ToolCall
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -31,7 +31,7 @@ class Completion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     first_token_seconds: float | None = None
     seconds: float = 0.0
-    tool_calls: list[Call] = []  # of a chat, where tools were given
+    tool_calls: list[ToolCall] = []  # of a chat, where tools were given
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -45,8 +45,8 @@ class Completion(msgspec.Struct, kw_only=True):
         return self.text
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a completion, from one step; the last one has a `finish_reason`. `print(piece, end="")` prints it."""
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a completion, from one step; the last one has a `finish_reason`. `print(chunk, end="")` prints it."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -89,8 +89,8 @@ class Score(msgspec.Struct, kw_only=True):
         return -self.total / math.log(2) / self.text_bytes if self.text_bytes else None
 
 
-class Collected:
-    """Outputs of one request, put together. `began` and the times given to `add` are of one clock."""
+class OutputCollector:
+    """Collects the outputs of one request into completions; `began` and the times given to `add` share a clock."""
 
     def __init__(self, prompt_tokens: int, n: int, began: float, *, logprobs: bool) -> None:
         self.completions = [
@@ -105,7 +105,7 @@ class Collected:
         return self._open == 0
 
     def add(self, output: Output, when: float) -> None:
-        """Raises the error that an output brings."""
+        """Append an output to its completion; raise the error of an output that failed."""
         raise_error(output)
         made = self.completions[output.index]
         if made.first_token_seconds is None and output.token_ids:
@@ -126,20 +126,22 @@ class Collected:
 
 
 def raise_error(output: Output) -> None:
+    """Raise the error of an output whose `finish` is "error"."""
     if output.finish == "error":
         raise error_of(output)
 
 
 def error_of(output: Output) -> InferError:
-    """The error of an output whose `finish` is "error"."""
+    """Return the error of an output whose `finish` is "error"."""
     if output.fault:
         found: InferError = getattr(errors, output.fault)(str(output.stopped_by))
         return found
     return InferError(f"the model failed: {output.stopped_by or 'the engine gave no reason'}")
 
 
-def piece(output: Output) -> Piece:
-    return Piece(
+def chunk_of(output: Output) -> CompletionChunk:
+    """Convert an output of the engine to a `CompletionChunk`."""
+    return CompletionChunk(
         text=output.text,
         token_ids=output.token_ids,
         logprobs=output.logprobs,
@@ -149,8 +151,8 @@ def piece(output: Output) -> Piece:
     )
 
 
-def windows(count: int, size: int) -> list[tuple[int, int, int]]:
-    """(start, stop, first scored) over `count` tokens, at most `size` a window; consecutive ones overlap by half."""
+def scoring_windows(count: int, size: int) -> list[tuple[int, int, int]]:
+    """Cut `count` tokens into (start, stop, first scored) of at most `size` tokens, overlapping by half."""
     if size < 2:
         raise InputError("a context of one token scores nothing")
     found, scored = [(0, min(count, size), 1)], min(count, size)
@@ -161,10 +163,13 @@ def windows(count: int, size: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def scored(
+def merge_logprobs(
     token_ids: Sequence[int], parts: Sequence[tuple[int, Sequence[TokenLogprob | None]]]
 ) -> list[float | None]:
-    """`parts`: (first token that counts, its logprobs and those after it); later parts replace earlier ones."""
+    """Put the logprobs of windows together, one per token; None for the first token.
+
+    `parts`: (first token that counts, its logprobs and those after it); later parts replace earlier ones.
+    """
     values: list[float | None] = [None] * len(token_ids)
     for first, rows in parts:
         for offset, row in enumerate(rows):

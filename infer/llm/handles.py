@@ -1,4 +1,4 @@
-"""Requests handed to a driver, and their outputs collected: whole, or piece by piece; for threads and for asyncio."""
+"""Requests submitted to an engine thread and their outputs, whole or streamed, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self
 
 from ..errors import OverloadedError
-from .completion import Collected, Completion, Piece, piece
-from .engine.engine_thread import Deliver, Driver
+from .completion import Completion, CompletionChunk, OutputCollector, chunk_of
+from .engine.engine_thread import Deliver, EngineThread
 from .engine.requests import Output, Request
 
-Letter = tuple[float, list[Output]]  # when it came, by `time.perf_counter`
+TimedOutputs = tuple[float, list[Output]]  # when it came, by `time.perf_counter`
 _NUMBERS = itertools.count()
 
 
 def new_id() -> str:
-    """Of a request within this process."""
+    """Return a request id that is unique within this process."""
     return f"local-{next(_NUMBERS)}"
 
 
-class Batch:
-    """Requests of one call: as many as the engine takes are under way, the others wait here."""
+class RequestBatch:
+    """Requests of one call; those beyond the engine's queue limits wait here."""
 
-    def __init__(self, driver: Driver, requests: Sequence[Request]) -> None:
+    def __init__(self, driver: EngineThread, requests: Sequence[Request]) -> None:
         self.driver, self.requests = driver, requests
         self.began = time.perf_counter()
         self.results = {
-            r.id: Collected(len(r.prompt), r.sampling.n, self.began, logprobs=r.sampling.logprobs is not None)
+            r.id: OutputCollector(
+                len(r.prompt), r.sampling.n, self.began, logprobs=r.sampling.logprobs is not None
+            )
             for r in requests
         }
         self._left, self._running = deque(requests), set[str]()
@@ -41,7 +43,7 @@ class Batch:
         return not self._left and not self._running
 
     def submit(self, deliver: Deliver) -> None:
-        """Raises `OverloadedError` only when the engine is full of other people's requests."""
+        """Submit as many requests as the engine takes; `OverloadedError` only when none of its own is running."""
         while self._left:
             try:
                 self.driver.submit(self._left[0], deliver)
@@ -51,7 +53,7 @@ class Batch:
                 return
             self._running.add(self._left.popleft().id)
 
-    def take(self, letter: Letter) -> None:
+    def take(self, letter: TimedOutputs) -> None:
         when, outputs = letter
         for output in outputs:
             self.results[output.id].add(output, when)
@@ -66,10 +68,10 @@ class Batch:
         return [self.results[request.id].completions for request in self.requests]
 
 
-def complete(driver: Driver, requests: Sequence[Request]) -> list[list[Completion]]:
-    """Run them together; the `n` completions of each, in order. Raises what ended one of them."""
-    letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
-    batch = Batch(driver, requests)
+def complete(driver: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
+    """Run requests together and return the `n` completions of each, in order; raises the error of a failed one."""
+    letters: queue.SimpleQueue[TimedOutputs] = queue.SimpleQueue()
+    batch = RequestBatch(driver, requests)
 
     def deliver(outputs: list[Output]) -> None:
         letters.put((time.perf_counter(), outputs))
@@ -84,10 +86,10 @@ def complete(driver: Driver, requests: Sequence[Request]) -> list[list[Completio
     return batch.completions()
 
 
-async def acomplete(driver: Driver, requests: Sequence[Request]) -> list[list[Completion]]:
-    """The same without holding up the event loop; cancelling the task cancels the requests."""
-    letters: asyncio.Queue[Letter] = asyncio.Queue()
-    deliver, batch = _into(letters), Batch(driver, requests)
+async def acomplete(driver: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
+    """Run requests as `complete` does, without blocking the event loop; cancelling the task cancels them."""
+    letters: asyncio.Queue[TimedOutputs] = asyncio.Queue()
+    deliver, batch = _deliver_to_loop(letters), RequestBatch(driver, requests)
     try:
         batch.submit(deliver)
         while not batch.done:
@@ -98,8 +100,8 @@ async def acomplete(driver: Driver, requests: Sequence[Request]) -> list[list[Co
     return batch.completions()
 
 
-def _into(letters: asyncio.Queue[Any]) -> Deliver:
-    """From the driver's thread into a queue of the running loop; of a loop that is over nobody wants to know."""
+def _deliver_to_loop(letters: asyncio.Queue[Any]) -> Deliver:
+    """Return a `deliver` that puts outputs into a queue of the running event loop; a closed loop gets none."""
     home = asyncio.get_running_loop()
 
     def deliver(outputs: list[Output]) -> None:
@@ -109,14 +111,14 @@ def _into(letters: asyncio.Queue[Any]) -> Deliver:
     return deliver
 
 
-class _Running:
-    """One request under way. `completions` grow as it is read; `close` cancels what is not finished."""
+class _RequestHandle:
+    """One running request. `completions` grow as it is read; garbage collection cancels what is not finished."""
 
-    def __init__(self, driver: Driver, request: Request, deliver: Deliver) -> None:
-        """`deliver` must not refer to this object, which is to end when nobody else does."""
+    def __init__(self, driver: EngineThread, request: Request, deliver: Deliver) -> None:
+        """Submit the request; `deliver` must not refer to this object, or it would never be collected."""
         self.driver, self.request = driver, request
-        self._batch = Batch(driver, [request])
-        self._ready: deque[Piece] = deque()
+        self._batch = RequestBatch(driver, [request])
+        self._ready: deque[CompletionChunk] = deque()
         self._batch.submit(deliver)
 
     @property
@@ -127,9 +129,9 @@ class _Running:
     def completion(self) -> Completion:
         return self.completions[0]
 
-    def _take(self, letter: Letter) -> None:
+    def _take(self, letter: TimedOutputs) -> None:
         self._batch.take(letter)
-        self._ready += [piece(o) for o in letter[1] if o.text or o.token_ids or o.finish]
+        self._ready += [chunk_of(o) for o in letter[1] if o.text or o.token_ids or o.finish]
 
     def _cancel(self) -> None:
         self._batch.cancel()
@@ -139,15 +141,15 @@ class _Running:
             self._batch.cancel()
 
 
-class Stream(_Running, Iterator[Piece]):
-    """Pieces as the engine makes them; a context manager, or `close()` it."""
+class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
+    """Chunks as the engine makes them; a context manager, or `close()` it."""
 
-    def __init__(self, driver: Driver, request: Request) -> None:
-        letters: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+    def __init__(self, driver: EngineThread, request: Request) -> None:
+        letters: queue.SimpleQueue[TimedOutputs | None] = queue.SimpleQueue()
         self._letters = letters
         super().__init__(driver, request, lambda outputs: letters.put((time.perf_counter(), outputs)))
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> CompletionChunk:
         while not self._ready:
             if self._batch.done:
                 raise StopIteration
@@ -168,15 +170,15 @@ class Stream(_Running, Iterator[Piece]):
         self.close()
 
 
-class AsyncStream(_Running, AsyncIterator[Piece]):
-    """The same for `async for`; an async context manager, or `await aclose()` it."""
+class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
+    """Chunks for `async for`; an async context manager, or `await aclose()` it."""
 
-    def __init__(self, driver: Driver, request: Request) -> None:
-        letters: asyncio.Queue[Letter | None] = asyncio.Queue()
+    def __init__(self, driver: EngineThread, request: Request) -> None:
+        letters: asyncio.Queue[TimedOutputs | None] = asyncio.Queue()
         self._letters = letters
-        super().__init__(driver, request, _into(letters))
+        super().__init__(driver, request, _deliver_to_loop(letters))
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> CompletionChunk:
         while not self._ready:
             if self._batch.done:
                 raise StopAsyncIteration

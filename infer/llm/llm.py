@@ -1,4 +1,4 @@
-"""A language model of an artifact, opened: its step, its tokenizer and chat template, its engine and the thread."""
+"""Language model of an opened artifact: its step, tokenizer, chat template, engine and engine thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
 from .engine.engine import Engine
-from .engine.engine_thread import Driver
+from .engine.engine_thread import EngineThread
 from .engine.requests import Sampling
 from .engine.scheduler import EngineLimits
 from .engine.speculation import PromptLookup
@@ -20,15 +20,15 @@ from .lora.adapters import Adapters
 from .step.paged_step import StepShape
 from .text.chat_template import ChatTemplate, no_template
 from .text.generation_config import GenerationConfig
-from .text.grammar import Grammars
-from .text.tokenizer import Text
+from .text.grammar import GrammarCache
+from .text.tokenizer import LLMTokenizer
 
-__all__ = ["Language", "parse_size"]
+__all__ = ["LanguageModel", "parse_size"]
 DEFAULT_TOKENS = Sampling().max_tokens
 
 
-class Language:
-    """`step` runs the graph of `generate.step` over a cache of `shape`; `folder` holds the artifact's text files.
+class LanguageModel:
+    """Language model. `step` runs the graph of `llm.step` over a cache of `shape`; `folder` has its text files.
 
     Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
     `speculation`: repeated text is drafted by prompt lookup, where that was measured to pay.
@@ -49,17 +49,17 @@ class Language:
         self.step, self.shape, self.folder, self.name, self.device = step, shape, folder, name, device
         self.vocab_size = shape.vocab_size
         self._kv_bytes, self._limits, self._speculation = kv_bytes, limits, speculation
-        self._made: tuple[Engine, Driver] | None = None
+        self._made: tuple[Engine, EngineThread] | None = None
         self._closed, self._making = False, threading.Lock()
 
     @cached_property
-    def text_or_none(self) -> Text | None:
+    def text_or_none(self) -> LLMTokenizer | None:
         path = self.folder / "tokenizer.json"
-        return Text(path) if path.is_file() else None
+        return LLMTokenizer(path) if path.is_file() else None
 
     @property
-    def text(self) -> Text:
-        """Raises `UsageError` for an artifact without a tokenizer."""
+    def text(self) -> LLMTokenizer:
+        """Tokenizer of the artifact; raises `UsageError` when it has none."""
         if self.text_or_none is None:
             raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
         return self.text_or_none
@@ -74,25 +74,25 @@ class Language:
         return ChatTemplate.open(self.folder)
 
     @cached_property
-    def grammars(self) -> Grammars | None:
-        """None without a tokenizer or the package that constrains; `check_grammar` says which."""
+    def grammars(self) -> GrammarCache | None:
+        """Cache of compiled grammars; None without a tokenizer or llguidance (see `check_grammar`)."""
         if self.text_or_none is None or find_spec("llguidance") is None:
             return None
-        return Grammars(self.text.tokenizer, self.vocab_size, self.eos_ids)
+        return GrammarCache(self.text.tokenizer, self.vocab_size, self.eos_ids)
 
     @cached_property
     def adapters(self) -> Adapters | None:
-        """None for an artifact that was made without room for them."""
+        """Loaded LoRA adapters; None for an artifact that was made without room for them."""
         shape = self.shape.adapters
         return None if shape is None else Adapters(shape, self.device)
 
     def load_adapter(self, name: str, folder: Path | str) -> None:
-        """See `Adapters.load`; raises `UsageError` for a model without room for any."""
+        """Load a LoRA adapter, see `Adapters.load`; raises `UsageError` for a model without room for any."""
         self._adapters.load(name, folder)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """Of those that are loaded."""
+        """Names of the loaded adapters."""
         return () if self.adapters is None else tuple(self.adapters.names)
 
     @property
@@ -103,8 +103,10 @@ class Language:
         return self.adapters
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
-        """Compile it, outside the engine's thread. Raises `InputError` for what can't be enforced. `tried`: bytes and
-        seconds that it took in a trial."""
+        """Compile a grammar outside the engine's thread; raises `InputError` if it can't be enforced.
+
+        `tried`: bytes and seconds that it took in a trial.
+        """
         if self.grammars is None:
             _ = self.text
             raise NotUsableError(
@@ -118,26 +120,27 @@ class Language:
 
     @property
     def engine(self) -> Engine:
-        """Of the driver: only its thread may step it."""
+        """Engine of the thread, the only one that may step it."""
         return self._running[0]
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> EngineThread:
+        """Thread that runs the engine."""
         return self._running[1]
 
     @property
-    def _running(self) -> tuple[Engine, Driver]:
+    def _running(self) -> tuple[Engine, EngineThread]:
         with self._making:
             if self._closed:
                 raise UsageError(f"{self.name} is closed", hint="Open the artifact again")
             if self._made is None:
                 engine = self.new_engine()
-                self._made = engine, Driver(engine, name=self.name)
+                self._made = engine, EngineThread(engine, name=self.name)
             return self._made
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together that there is room for."""
+        """Tokens of prompt and completion together for which there is room."""
         return self.engine.context
 
     def new_engine(
@@ -147,7 +150,7 @@ class Language:
         limits: EngineLimits | None = None,
         speculation: bool | None = None,
     ) -> Engine:
-        """One more engine over the same step, with a cache of its own; whoever asks for it steps it."""
+        """Make another engine over the same step, with a cache of its own; the caller steps it."""
         drafts = self._speculation if speculation is None else speculation
         text = self.text_or_none
         return Engine(
@@ -178,7 +181,7 @@ class Language:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation, special tokens in it; raises `UsageError` for a model without a template."""
+        """Render a conversation as a prompt, special tokens included; `UsageError` without a chat template."""
         if self.template is None:
             raise no_template(self.name)
         return self.template.render(messages, tools=tools, **kwargs)
@@ -189,10 +192,11 @@ class Language:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[int]:
+        """Render a conversation as the token ids of a prompt."""
         return self.encode(self.render_chat(messages, tools, **kwargs), special=False)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Of text, or token ids as they are; raises `InputError` for anything else, and for nothing."""
+        """Convert a prompt to token ids, which may be given as they are; `InputError` for anything else."""
         given: Any = prompt
         if isinstance(given, str):
             ids = self.encode(given)
@@ -207,7 +211,7 @@ class Language:
         return ids
 
     def sampling(self, prompt_tokens: int, given: Mapping[str, Any]) -> Sampling:
-        """`given`, completed by what the model's makers recommend; without `max_tokens` at most 256, or what fits."""
+        """Complete `given` by the recommendations of the checkpoint; `max_tokens` is 256 or what fits by default."""
         made = dict(given)
         if made.get("max_tokens") is None:
             made["max_tokens"] = max(1, min(DEFAULT_TOKENS, self.context - prompt_tokens))

@@ -13,7 +13,7 @@ from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
 from ..graph import capture
 from ..llm.step import cuda_graphs
-from ..llm.step.full_sequence import Windows
+from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.paged_step import StepShape
 from ..plan import Plan
 from ..spec import Finding
@@ -138,4 +138,4 @@ class Own:
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
     """The runner, of a step as one of whole windows."""
-    return runner if shape is None else Windows(cuda_graphs.wrap(runner, device), shape, device)
+    return runner if shape is None else FullSequenceRunner(cuda_graphs.wrap(runner, device), shape, device)

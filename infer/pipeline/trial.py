@@ -17,7 +17,7 @@ from ..artifact import golden
 from ..fidelity import batch_sizes
 from ..graph import capture
 from ..latency import Paired
-from ..llm.step.full_sequence import Windows
+from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.paged_step import StepShape
 from ..llm.step.schedule_consistency import compare_schedules, judged_windows, spared_tokens
 from ..plan import Plan
@@ -178,7 +178,7 @@ def run_trial(
     step("compare", plan.backend)
     reference = floats.reference(plan)
     compared, kept = _compare(plan, reference, runner, original)
-    if isinstance(runner, Windows):
+    if isinstance(runner, FullSequenceRunner):
         compared += _in_schedules(reference, runner, original, spared_tokens(small))
     size = published_size(backend, folder, ours)
     trial = Trial(
@@ -199,7 +199,9 @@ def run_trial(
     return trial
 
 
-def _in_schedules(reference: Any, runner: Windows, original: capture.Graph, spared: int) -> list[Metric]:
+def _in_schedules(
+    reference: Any, runner: FullSequenceRunner, original: capture.Graph, spared: int
+) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
     windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
 
@@ -262,7 +264,7 @@ def _compare(
 
 def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[str, float]) -> list[Metric]:
     """The comparison at batches of one and three; the steps of a language model have schedules instead."""
-    if isinstance(runner, Windows) or not all(s.batched for s in graph.inputs):
+    if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))
     rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS

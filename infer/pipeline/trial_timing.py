@@ -13,9 +13,9 @@ from typing import Any
 
 from .. import latency, plugins
 from ..graph import capture
-from ..llm.step.full_sequence import Windows
+from ..llm.step.full_sequence import FullSequenceRunner
 from ..plan import Plan
-from ..predict.tensors import Calls
+from ..predict.tensors import ExclusiveCalls
 from ..report import formatting, step_breakdown
 from ..spec import Finding
 from ..workload import WORKLOAD
@@ -107,11 +107,11 @@ def _time(
         ours = call_of(trial.runner, original, batch, served=True)
         theirs = call_of(rival.runner, original, batch)
         trial.latency.append(Timing(batch, latency.paired(ours, theirs, device=plan.device), rival.name))
-        is_step = isinstance(trial.runner, Windows)
+        is_step = isinstance(trial.runner, FullSequenceRunner)
         if is_step and (parts := step_breakdown.of_call(trial.runner.decoding(batch), batch)):
             trial.steps.append(parts)
     rival = rivals[plan.batches[0]].runner
-    if isinstance(trial.runner, Windows) and isinstance(rival, Windows):
+    if isinstance(trial.runner, FullSequenceRunner) and isinstance(rival, FullSequenceRunner):
         ours, theirs = (runner.reading(WORKLOAD.chunk) for runner in (trial.runner, rival))
         trial.prompt = latency.paired(ours, theirs, device=plan.device)
 
@@ -126,12 +126,12 @@ def _named(rivals: Mapping[int, Form], *, several: bool) -> str:
 
 def call_of(runner: Any, graph: capture.Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
     """One call on a batch of the samples, of a language model one decode step; `served`: as the Predictor makes it."""
-    if isinstance(runner, Windows):
+    if isinstance(runner, FullSequenceRunner):
         return runner.decoding(batch)
     inputs = next(batches_of(graph, batch))
     inputs = {s.name: s.with_rows(inputs[s.name], batch) for s in graph.inputs}
     if served:
-        calls = Calls(graph.inputs, graph.outputs, graph.sizes, runner)
+        calls = ExclusiveCalls(graph.inputs, graph.outputs, graph.sizes, runner)
         return lambda: calls.predict(inputs)
     return lambda: runner.run(inputs)
 

@@ -14,14 +14,14 @@ from .. import fidelity
 from ..artifact import golden, store
 from ..artifact.manifest import read_report
 from ..errors import ArtifactError, InferError
-from ..llm import Windows
+from ..llm import FullSequenceRunner
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..spec import Finding
 from ..thresholds import LIMITS, precision
-from .open_artifact import backend_of, blaming, differences, generation_shape, lower_again
+from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .tensors import Array
-from .text_generation import Generation, Options
+from .text_generation import Options, TextGeneration
 
 __all__ = ["Array", "Options", "Predictor", "generation_shape"]
 
@@ -29,7 +29,7 @@ MAX_WARM_BYTES = 1 << 30  # of inputs: a manifest may promise a batch that no ma
 QUICK = 0.25  # seconds; what takes longer is warmed up once
 
 
-class Predictor(Generation):
+class Predictor(TextGeneration):
     """An opened artifact, safe to call from many threads.
 
         with Predictor.load("model.infer") as predictor:
@@ -89,7 +89,7 @@ class Predictor(Generation):
             store.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = [limited] if limited else []
         differs = differences(manifest.target, backend.target(place))
-        with blaming(folder, f"{manifest.backend} can't open it"):
+        with as_artifact_error(folder, f"{manifest.backend} can't open it"):
             opened = (
                 lower_again(folder, manifest, backend, place, differs, trust_code, notes)
                 if differs
@@ -97,14 +97,14 @@ class Predictor(Generation):
             )
             runner = backend.open(opened, place)
             if (shape := generation_shape(manifest)) is not None:
-                runner = Windows(cuda_graphs.wrap(runner, place), shape, place)
+                runner = FullSequenceRunner(cuda_graphs.wrap(runner, place), shape, place)
             predictor = cls(folder, manifest, runner, notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
         predictor.phases = phases
         tested = time.perf_counter()
         try:
-            with blaming(folder, "the self-test failed"):
+            with as_artifact_error(folder, "the self-test failed"):
                 predictor.self_test(exact=not differs)
             for name, adapter in (adapters or {}).items():
                 predictor.language.load_adapter(name, adapter)

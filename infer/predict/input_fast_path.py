@@ -12,7 +12,7 @@ from torch import Tensor
 from ..spec import TensorSpec
 
 
-class Fitting:
+class FastInputs:
     """Inputs of one batch that fit `specs` and `sizes` (symbolic size → smallest, largest)."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], sizes: Mapping[str, tuple[int, int]]) -> None:

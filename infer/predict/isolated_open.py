@@ -22,7 +22,7 @@ LOOK = 0.01
 NO_MEMORY = 7
 
 
-def rehearse(folder: Path, *, trust_code: bool = False) -> None:
+def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
     """Raise `ArtifactError` where opening `folder` ends the process or takes too long, `ResourceError` where it takes
     more memory than is free. Whatever else is wrong with it, opening it says."""
     alone = threading.active_count() == 1  # others would not be there in the child, whatever they hold

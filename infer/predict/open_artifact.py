@@ -28,7 +28,7 @@ def generation_shape(manifest: store.Manifest) -> StepShape | None:
 
 
 @contextlib.contextmanager
-def blaming(folder: Path, what: str) -> Iterator[None]:
+def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
     """Make an `ArtifactError` that says `what` failed of whatever a library raises while it reads an artifact."""
     try:
         yield

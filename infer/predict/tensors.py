@@ -14,12 +14,12 @@ from torch import Tensor
 from ..artifact import store
 from ..errors import InputError, UsageError
 from ..spec import Finding, TensorSpec
-from .input_fast_path import Fitting
+from .input_fast_path import FastInputs
 
 Array = np.ndarray | Tensor
 
 
-class Calls:
+class ExclusiveCalls:
     """Calls of a runner with tensors that are checked against its specs."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Calls:
         self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
         self.max_batch = self.sizes.get("batch", (1, 1))[1]
         self._batched = all(s.batched for s in (*inputs, *outputs))
-        self._fitting = Fitting(inputs, sizes)
+        self._fitting = FastInputs(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
 
     def predict(self, inputs: Any) -> Any:
@@ -137,7 +137,7 @@ class Calls:
                 self._runner = None
 
 
-class Tensors(Calls):
+class TensorInputs(ExclusiveCalls):
     """The calls of an artifact."""
 
     def __init__(self, folder: Path, manifest: store.Manifest, runner: Any, notes: list[Finding]) -> None:

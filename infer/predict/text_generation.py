@@ -13,15 +13,15 @@ import msgspec
 from torch import Tensor
 
 from ..errors import InputError, UsageError
-from ..llm.completion import Completion, Score, scored, windows
-from ..llm.engine.engine_thread import Driver
+from ..llm.completion import Completion, Score, merge_logprobs, scoring_windows
+from ..llm.engine.engine_thread import EngineThread
 from ..llm.engine.requests import Request, Sampling
 from ..llm.engine.scheduler import EngineLimits
-from ..llm.handles import AsyncStream, Stream, acomplete, complete, new_id
-from ..llm.llm import Language, parse_size
-from ..llm.step.full_sequence import Windows
+from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
+from ..llm.llm import LanguageModel, parse_size
+from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
-from .text_inputs import Texts
+from .text_inputs import TextInputs
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -74,22 +74,22 @@ _CONSTRAINTS = ("json_schema", "json_object", "regex", "choice")
 _OWN = ("priority", "adapter", *_CONSTRAINTS)
 
 
-class Generation(Texts):
+class TextGeneration(TextInputs):
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
     speculation: bool = True
     batch_invariant: bool = False
-    _language: Language | None = None
+    _language: LanguageModel | None = None
 
     @property
-    def language(self) -> Language:
+    def language(self) -> LanguageModel:
         """Tokenizer, chat template and engine of a language model; raises `UsageError` for any other."""
         if self._language is None:
             runner = self._runner
-            if not isinstance(runner, Windows):
+            if not isinstance(runner, FullSequenceRunner):
                 raise UsageError(*self._why_not())
-            self._language = Language(
-                _Shared(runner.step, self._lock),
+            self._language = LanguageModel(
+                _LockedStep(runner.step, self._lock),
                 runner.shape,
                 self.path,
                 name=self.name,
@@ -101,7 +101,7 @@ class Generation(Texts):
         return self._language
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> EngineThread:
         return self.language.driver
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
@@ -121,17 +121,17 @@ class Generation(Texts):
         requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
         return _shaped(await acomplete(self.driver, requests), many)
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """Complete a prompt piece by piece: returns an iterator of `Piece`.
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
+        """Complete a prompt piece by piece: returns an iterator of `CompletionChunk`.
 
         Its `.completion` is the `Completion` so far. `close()`, the end of its `with` block and garbage collection
         cancel the request.
         """
-        return Stream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+        return CompletionStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
 
-    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncCompletionStream:
         """Stream as `stream` does, for `async for`."""
-        return AsyncStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+        return AsyncCompletionStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
 
     def chat(
         self,
@@ -164,10 +164,10 @@ class Generation(Texts):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> CompletionStream:
         """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls."""
         ids = self.language.chat_ids(messages, tools, **dict(template or {}))
-        return Stream(self.driver, self._request(ids, options))
+        return CompletionStream(self.driver, self._request(ids, options))
 
     def score(self, texts: Prompt | Sequence[Prompt], *, special: bool = True) -> Any:
         """Score a text (or token ids): log probability of each token given those before it, and perplexity.
@@ -182,7 +182,7 @@ class Generation(Texts):
         for index, row in enumerate(ids):
             if not row:
                 raise InputError("expected at least one token", where=f"texts[{index}]")
-        cuts = [windows(len(row), language.context) for row in ids]
+        cuts = [scoring_windows(len(row), language.context) for row in ids]
         sampling = Sampling(max_tokens=0, prompt_logprobs=0)
         requests = [
             Request(id=new_id(), prompt=row[start:stop], sampling=sampling)
@@ -198,7 +198,7 @@ class Generation(Texts):
                 parts.append((first, logprobs[first - start :]))
             size = len(text.encode()) if isinstance(text, str) else None
             scores.append(
-                Score(token_ids=row, logprobs=scored(row, parts), windows=len(cut), text_bytes=size)
+                Score(token_ids=row, logprobs=merge_logprobs(row, parts), windows=len(cut), text_bytes=size)
             )
         return scores if many else scores[0]
 
@@ -241,7 +241,7 @@ class Generation(Texts):
         super().close()
 
 
-class _Shared:
+class _LockedStep:
     """The step, one call at a time with whatever else the Predictor runs."""
 
     def __init__(self, step: Any, lock: threading.Lock) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..errors import UsageError
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
-from .tensors import Tensors
+from .tensors import TensorInputs
 
 
-class Texts(Tensors):
+class TextInputs(TensorInputs):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.padding: dict[str, int] = {}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import device as hardware
-from ..llm import StepShape, Windows
+from ..llm import FullSequenceRunner, StepShape
 from ..spec import Finding
 
 SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset
@@ -219,7 +219,7 @@ def _child() -> None:
         start = time.perf_counter()
         runner = module.open(folder, device)
         shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
-        runner = runner if shape is None else Windows(runner, shape, device)
+        runner = runner if shape is None else FullSequenceRunner(runner, shape, device)
         seconds = time.perf_counter() - start
     mapped = hardware.resident_split() or (0, 0)
     with PeakMemory() as running:

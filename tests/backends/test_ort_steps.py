@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from backends import ort
 from infer import Plan, Predictor, llm
 from infer.attention import KV_DTYPES
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from infer.onnx import export, step_runner
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -42,7 +42,7 @@ def in_steps(
     table = torch.arange(3 * blocks - 1, -1, -1, dtype=torch.int32).reshape(blocks, 3).t().contiguous()
     done, found = [0, 0, 0], [[], [], []]
     for new in STEPS:
-        named = arrange(shape, done, new, table)
+        named = attention_inputs(shape, done, new, table)
         tokens = torch.cat([ids[i, d : d + n] for i, (d, n) in enumerate(zip(done, new, strict=True))])
         rows = torch.arange(len(tokens))
         logits = runner.run({"token_ids": tokens, "logit_rows": rows, "kv_cache": cache, **named})["logits"]

@@ -112,12 +112,12 @@ def text(folder: Path, trust: bool) -> int:
     from infer.errors import InferError
     from infer.llm.text.chat_template import ChatTemplate
     from infer.llm.text.generation_config import GenerationConfig
-    from infer.llm.text.tokenizer import Text
+    from infer.llm.text.tokenizer import LLMTokenizer
     from infer.sanitize import plain
 
     try:
         store.verify(folder, store.read_manifest(folder))
-        found = Text(folder / "tokenizer.json")
+        found = LLMTokenizer(folder / "tokenizer.json")
         found.decode(found.encode("hello"))
         found.token_bytes(5)
         GenerationConfig.open(folder, found.tokenizer.get_vocab(True)).complete({})

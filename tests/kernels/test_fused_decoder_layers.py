@@ -18,7 +18,7 @@ from infer.kernels import cpu
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.kernels.passes.fused_program import match
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from infer.plan import Plan
 from tests.support.tiny_decoders import SIZES, VOCABULARY, build
 
@@ -57,7 +57,7 @@ class Running:
         self.cache = shape.new_cache(sequences * 9)
 
     def __call__(self, ids: Tensor, new: tuple[int, ...], rows: Tensor) -> Tensor:
-        named = arrange(self.shape, self.done, list(new), self.table)
+        named = attention_inputs(self.shape, self.done, list(new), self.table)
         self.done = [d + n for d, n in zip(self.done, new, strict=True)]
         with torch.no_grad():
             logits: Tensor = self.module(token_ids=ids, logit_rows=rows, kv_cache=self.cache, **named)

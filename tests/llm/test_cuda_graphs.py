@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infer import llm
 from infer.llm.step.cuda_graphs import Bucket, Buffers, GraphedStep, bucket_of, wrap
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from tests.support.tiny_decoders import VOCABULARY, build
 
 PAGE = 4
@@ -46,12 +46,12 @@ class Step:
     def __init__(self) -> None:
         model = build("llama")
         self.shape = llm.probe(model, page=PAGE, kv_dtype="float32")
-        self._call = llm.capture_step(model, self.shape).callable()
+        self._model_runner = llm.capture_step(model, self.shape).callable()
         self.closed = False
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return {"logits": self._call(**inputs)[0]}
+            return {"logits": self._model_runner(**inputs)[0]}
 
     def close(self) -> None:
         self.closed = True
@@ -69,7 +69,7 @@ def inputs(
     shape: llm.StepShape, cache: Tensor, done: tuple[int, ...], new: list[int], blocks: int = 5
 ) -> dict[str, Tensor]:
     table = torch.arange(1, 1 + len(done) * blocks, dtype=torch.int32).reshape(len(done), blocks)
-    named = arrange(shape, done, new, table)
+    named = attention_inputs(shape, done, new, table)
     count = sum(new)
     ids = torch.randint(3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(count))
     return {"token_ids": ids, "logit_rows": torch.arange(count), "kv_cache": cache, **named}

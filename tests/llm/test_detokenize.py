@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from infer.llm.text.detokenize import Pieces
+from infer.llm.text.detokenize import DetokenizerFactory
 from infer.llm.text.stop_strings import StopStrings, TextStream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ TOKENIZERS = {f.__name__: f() for f in (byte_level, sentencepiece, metaspace, wo
 
 
 def pieces_of(name: str, prompt: list[int], tokens: list[int], *, skip: bool) -> list[str]:
-    stream = Pieces(TOKENIZERS[name]).start(prompt, skip_special=skip)
+    stream = DetokenizerFactory(TOKENIZERS[name]).start(prompt, skip_special=skip)
     return [*(stream.push(token) for token in tokens), stream.flush()]
 
 
@@ -98,7 +98,7 @@ def test_a_completion_goes_on_from_its_prompt(name: str, data: st.DataObject) ->
 def test_an_emoji_of_four_byte_tokens_comes_out_whole(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     if name == "byte_level":
-        pieces = Pieces(tokenizer)
+        pieces = DetokenizerFactory(tokenizer)
         single = {
             pieces.bytes_of(i): i for i in range(tokenizer.get_vocab_size()) if len(pieces.bytes_of(i)) == 1
         }
@@ -151,7 +151,7 @@ def test_what_may_be_the_beginning_of_a_stop_string_is_held_back() -> None:
 
 
 def test_text_before_min_tokens_is_not_searched() -> None:
-    pieces = Pieces(TOKENIZERS["metaspace"])
+    pieces = DetokenizerFactory(TOKENIZERS["metaspace"])
     stream = TextStream(pieces.start([]), StopStrings(["!"]))
     assert stream.push(WORDS.index("!") + 1, stops=False) == ("!", None)
     assert stream.push(WORDS.index("!") + 1) == ("", "!")

@@ -14,7 +14,7 @@ from infer.compress import quantize_model
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request, Sampling
-from infer.llm.step.paged_step import Step, paged
+from infer.llm.step.paged_step import Step, use_paged_attention
 from infer.llm.step.probe import probe
 from infer.plan import Plan
 from tests.support.llm_artifacts import PYDOC
@@ -34,7 +34,7 @@ class Eager:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.calls.append((len(inputs["token_ids"]), len(inputs["seq_lens"])))
-        with paged(self.model), torch.no_grad():
+        with use_paged_attention(self.model), torch.no_grad():
             return {"logits": self.step(**inputs)}
 
 
@@ -68,7 +68,7 @@ def finish(running: Engine, *, each: Callable[[], None] | None = None) -> dict[t
         if each:
             each()
     assert all(outputs[-1].finish for outputs in found.values())
-    assert running.pool.used == 0
+    assert running.block_manager.num_used == 0
     return found
 
 

@@ -118,9 +118,9 @@ def test_a_cancelled_request_frees_its_pages_at_once_and_says_so() -> None:
     running.submit(request("a", letters(30), n=3, temperature=1.0))
     running.submit(request("b", letters(9)))
     running.step()
-    assert running.pool.used == 8 + 3
+    assert running.block_manager.num_used == 8 + 3
     running.cancel("a")
-    assert running.pool.used == 3
+    assert running.block_manager.num_used == 3
     running.check_integrity()
     ends = [(o.id, o.index, o.finish) for o in running.step() if o.finish]
     assert ends == [("a", 0, "cancelled"), ("a", 1, "cancelled"), ("a", 2, "cancelled")]
@@ -219,7 +219,7 @@ def test_a_request_at_which_the_model_fails_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("where", ["take", "take_next", "build"])
+@pytest.mark.parametrize("where", ["append_tokens", "append_token", "build"])
 def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
     monkeypatch: pytest.MonkeyPatch, where: str, n: int
 ) -> None:
@@ -227,21 +227,23 @@ def test_a_request_at_which_anything_else_of_a_step_fails_fails_alone(
 
     def broken(real: Any, of: Any) -> Any:
         def call(first: Any, *rest: Any) -> Any:
-            if any(s.job.request.id == "bad" and len(s.tokens) > 7 for s in of(first)):
+            if any(s.state.request.id == "bad" and len(s.tokens) > 7 for s in of(first)):
                 raise RuntimeError("the tokenizer broke")
             return real(first, *rest)
 
         return call
 
     if where == "build":
-        build = broken(running._call._batch.build, lambda work: [item.sequence for item in work])
-        monkeypatch.setattr(running._call._batch, "build", build)
+        build = broken(
+            running._model_runner._step_inputs.build, lambda work: [item.sequence for item in work]
+        )
+        monkeypatch.setattr(running._model_runner._step_inputs, "build", build)
     else:
         from infer.llm.engine import model_runner as module
 
         monkeypatch.setattr(module, where, broken(getattr(module, where), lambda sequence: [sequence]))
     running.submit(request("good", letters(6)))
-    size = 6 if where == "take_next" else 8  # prompts are read by one way, what follows by the other
+    size = 6 if where == "append_token" else 8  # prompts are read by one way, what follows by the other
     running.submit(request("bad", letters(size), n=n))
     outputs = drive(running)
     assert tokens(outputs, "good") == expected(request("good", letters(6)))
@@ -425,7 +427,7 @@ def test_integrity_notices_a_page_that_was_forgotten() -> None:
     running = engine()
     running.submit(request("a", letters(9)))
     running.step()
-    running.pool.take()
+    running.block_manager.allocate()
     with pytest.raises(InferError, match="counted 1 times and held 0 times"):
         running.check_integrity()
 
@@ -436,7 +438,7 @@ def test_the_step_is_told_where_drafts_go_and_pages_taken_for_them_come_back() -
     while not running.idle:
         running.step()
         for sequence in running.scheduler.running:
-            assert len(sequence.pages) <= -(-(sequence.computed + 1) // PAGE)
+            assert len(sequence.pages) <= -(-(sequence.num_computed_tokens + 1) // PAGE)
 
 
 def test_statistics_count_what_was_done() -> None:
@@ -460,16 +462,16 @@ def test_what_a_request_held_is_free_when_it_ends_without_a_collection(ending: s
     gc.disable()
     try:
         running.submit(request("a", letters(6), n=2))
-        held = [weakref.ref(job) for job in running._in_flight.jobs.values()]
+        held = [weakref.ref(state) for state in running._request_manager.states.values()]
         running.step()
-        held += [weakref.ref(job) for job in running._in_flight.jobs.values()]
+        held += [weakref.ref(state) for state in running._request_manager.states.values()]
         assert [ref() is not None for ref in held] == [True, True]
         if ending == "cancel":
             running.cancel("a")
         elif ending == "fail":
-            for job in list(running._in_flight.jobs.values()):
-                running._in_flight.blame(job.sequences[1], ValueError("no"))
-            del job
+            for state in list(running._request_manager.states.values()):
+                running._request_manager.blame(state.sequences[1], ValueError("no"))
+            del state
         drive(running)
         assert [ref() for ref in held] == [None, None]
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from infer.errors import InputError, NotReadyError, OverloadedError
-from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.requests import Output, Request, Sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -99,8 +99,8 @@ def engine() -> Echo:
 
 
 @pytest.fixture
-def driver(engine: Echo) -> Iterator[Driver]:
-    made = Driver(engine)
+def driver(engine: Echo) -> Iterator[EngineThread]:
+    made = EngineThread(engine)
     yield made
     engine.gate.set()
     made.close()
@@ -111,14 +111,14 @@ def request(id: str, *prompt: int, n: int = 1) -> Request:
     return Request(id=id, prompt=list(prompt), sampling=Sampling(n=n))
 
 
-def test_a_request_gets_its_tokens_in_order(driver: Driver) -> None:
+def test_a_request_gets_its_tokens_in_order(driver: EngineThread) -> None:
     box = Box()
     driver.submit(request("a", 3, 1, 2), box.put)
     assert [o.token_ids for o in box.wait()] == [(3,), (1,), (2,)]
     assert driver.running == 0
 
 
-def test_outputs_of_one_step_come_in_one_call(driver: Driver, engine: Echo) -> None:
+def test_outputs_of_one_step_come_in_one_call(driver: EngineThread, engine: Echo) -> None:
     box = Box()
     engine.gate.clear()
     driver.submit(request("first", 9), box.put)
@@ -131,7 +131,7 @@ def test_outputs_of_one_step_come_in_one_call(driver: Driver, engine: Echo) -> N
     assert all(len(set(call)) == len(call) for call in calls)
 
 
-def test_each_deliver_gets_only_its_own(driver: Driver) -> None:
+def test_each_deliver_gets_only_its_own(driver: EngineThread) -> None:
     boxes = {name: Box() for name in "abcdef"}
     for name, box in boxes.items():
         driver.submit(request(name, 1, 2, 3), box.put)
@@ -139,7 +139,7 @@ def test_each_deliver_gets_only_its_own(driver: Driver) -> None:
         assert {o.id for o in box.wait()} == {name}
 
 
-def test_the_engine_is_touched_by_one_thread(driver: Driver, engine: Echo) -> None:
+def test_the_engine_is_touched_by_one_thread(driver: EngineThread, engine: Echo) -> None:
     box = Box()
 
     def many(name: str) -> None:
@@ -153,7 +153,7 @@ def test_the_engine_is_touched_by_one_thread(driver: Driver, engine: Echo) -> No
     assert len(engine.threads) == 1
 
 
-def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: Driver, engine: Echo) -> None:
+def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: EngineThread, engine: Echo) -> None:
     box, other = Box(), Box()
     engine.gate.clear()
     driver.submit(request("a", *range(1000), n=2), box.put)
@@ -170,13 +170,13 @@ def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: Driver, engi
     assert "a" in engine.cancelled
 
 
-def test_what_is_wrong_is_said_to_whoever_submits(driver: Driver) -> None:
+def test_what_is_wrong_is_said_to_whoever_submits(driver: EngineThread) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         driver.submit(request("a"), lambda outputs: None)
     assert driver.running == 0
 
 
-def test_what_only_the_engine_notices_ends_the_request(driver: Driver) -> None:
+def test_what_only_the_engine_notices_ends_the_request(driver: EngineThread) -> None:
     box = Box()
     driver.submit(request("a", 666), box.put)
     (output,) = box.wait()
@@ -184,7 +184,9 @@ def test_what_only_the_engine_notices_ends_the_request(driver: Driver) -> None:
     assert driver.failure is None
 
 
-def test_requests_that_came_together_wait_until_the_engine_takes_them(driver: Driver, engine: Echo) -> None:
+def test_requests_that_came_together_wait_until_the_engine_takes_them(
+    driver: EngineThread, engine: Echo
+) -> None:
     engine.most, box = 2, Box()
     engine.gate.clear()
     for i in range(10):
@@ -195,7 +197,7 @@ def test_requests_that_came_together_wait_until_the_engine_takes_them(driver: Dr
     assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
 
 
-def test_a_name_that_runs_is_taken(driver: Driver, engine: Echo) -> None:
+def test_a_name_that_runs_is_taken(driver: EngineThread, engine: Echo) -> None:
     engine.gate.clear()
     box = Box()
     driver.submit(request("a", 1), box.put)
@@ -207,7 +209,7 @@ def test_a_name_that_runs_is_taken(driver: Driver, engine: Echo) -> None:
     box.wait(2)
 
 
-def test_the_death_of_the_engine_is_an_error_of_all_and_is_kept(driver: Driver, engine: Echo) -> None:
+def test_the_death_of_the_engine_is_an_error_of_all_and_is_kept(driver: EngineThread, engine: Echo) -> None:
     boxes = [Box(), Box()]
     engine.gate.clear()
     for i, box in enumerate(boxes):
@@ -223,7 +225,7 @@ def test_the_death_of_the_engine_is_an_error_of_all_and_is_kept(driver: Driver, 
     assert driver.drain(1)
 
 
-def test_a_deliver_that_raises_ends_only_its_own_request(driver: Driver, engine: Echo) -> None:
+def test_a_deliver_that_raises_ends_only_its_own_request(driver: EngineThread, engine: Echo) -> None:
     def broken(outputs: list[Output]) -> None:
         raise ValueError("not my day")
 
@@ -236,7 +238,7 @@ def test_a_deliver_that_raises_ends_only_its_own_request(driver: Driver, engine:
     assert engine.cancelled == ["bad"]
 
 
-def test_draining_finishes_what_is_there_and_takes_no_more(driver: Driver, engine: Echo) -> None:
+def test_draining_finishes_what_is_there_and_takes_no_more(driver: EngineThread, engine: Echo) -> None:
     box = Box()
     engine.gate.clear()
     driver.submit(request("a", 1, 2), box.put)
@@ -249,7 +251,7 @@ def test_draining_finishes_what_is_there_and_takes_no_more(driver: Driver, engin
 
 
 def test_closing_cancels_what_runs(engine: Echo) -> None:
-    driver, box = Driver(engine), Box()
+    driver, box = EngineThread(engine), Box()
     driver.submit(request("a", *range(100_000)), box.put)
     driver.close()
     driver.close()
@@ -259,7 +261,7 @@ def test_closing_cancels_what_runs(engine: Echo) -> None:
         driver.submit(request("b", 1), box.put)
 
 
-def test_an_idle_driver_shows_that_it_lives_and_costs_nothing(driver: Driver) -> None:
+def test_an_idle_driver_shows_that_it_lives_and_costs_nothing(driver: EngineThread) -> None:
     steps, beat = driver.steps, driver.beat
     deadline = time.monotonic() + 5
     while driver.beat == beat and time.monotonic() < deadline:

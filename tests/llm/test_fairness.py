@@ -11,11 +11,11 @@ import pytest
 
 from infer.errors import InputError, OverloadedError
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.fairness import MOST_TENANTS, Shares
+from infer.llm.engine.fairness import MAX_TENANTS, FairShares
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.quota import is_beyond_share
 from infer.llm.engine.requests import Request, Sampling
-from infer.llm.engine.sequence import Job, Sequence
+from infer.llm.engine.sequence import RequestState, Sequence
 from tests.support.fake_step import VOCABULARY, FakeStep, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,7 +176,7 @@ def test_a_priority_takes_no_place_of_another_tenant() -> None:
     clocked.ask("a", tokens=5, priority=-100)
     clocked.step()
     preempted = clocked.engine.scheduler.waiting
-    assert [s.job.request.id for s in preempted] == [slow[0]]  # its own, not that of b
+    assert [s.state.request.id for s in preempted] == [slow[0]]  # its own, not that of b
 
 
 def test_a_full_queue_still_takes_the_share_of_another_tenant() -> None:
@@ -199,11 +199,13 @@ def test_a_priority_out_of_range_is_refused(priority: int) -> None:
 
 
 def _sequence(tenant: str, number: int = 0) -> Sequence:
-    return Sequence(Job(Request(id=str(number), prompt=[1], tenant=tenant), number, float(number), 30.0), 0)
+    return Sequence(
+        RequestState(Request(id=str(number), prompt=[1], tenant=tenant), number, float(number), 30.0), 0
+    )
 
 
 def test_a_tenant_that_was_away_is_owed_nothing_and_owes_what_it_took() -> None:
-    shares, busy, late = Shares(), _sequence("busy"), _sequence("late")
+    shares, busy, late = FairShares(), _sequence("busy"), _sequence("late")
     shares.join("busy", [])
     shares.charge(busy, 1000, output=False)
     shares.join("late", [busy])
@@ -214,12 +216,12 @@ def test_a_tenant_that_was_away_is_owed_nothing_and_owes_what_it_took() -> None:
 
 
 def test_names_of_tenants_take_bounded_memory() -> None:
-    shares, busy = Shares(), _sequence("busy")
+    shares, busy = FairShares(), _sequence("busy")
     shares.join("busy", [])
     shares.charge(busy, 10, output=True)
-    for number in range(3 * MOST_TENANTS):
+    for number in range(3 * MAX_TENANTS):
         shares.join(f"t{number}", [busy])
-    assert len(shares.served) <= MOST_TENANTS + 1
+    assert len(shares.served) <= MAX_TENANTS + 1
     assert shares.served["busy"] == 11
 
 

@@ -17,7 +17,7 @@ from infer.errors import GrammarError, InputError, NotUsableError, OverloadedErr
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
 
-from infer.llm.text.grammar import Grammars, Matcher  # noqa: E402
+from infer.llm.text.grammar import GrammarCache, Matcher  # noqa: E402
 from infer.llm.text.grammar_request import GrammarLimits  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
@@ -52,8 +52,8 @@ VOCAB = 4160  # more than either tokenizer has, as a padded head
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(BYTES, VOCAB, [0])
+def grammars() -> GrammarCache:
+    return GrammarCache(BYTES, VOCAB, [0])
 
 
 def bitmask(matcher: Matcher, vocab: int = VOCAB) -> list[int]:
@@ -71,7 +71,7 @@ def takes(matcher: Matcher, text: str, tokenizer: Any = BYTES) -> bool:
     return all(matcher.accept(token) for token in ids) and matcher.complete
 
 
-def wander(grammars: Grammars, tokenizer: Any, constraint: dict[str, Any], seed: int) -> str:
+def wander(grammars: GrammarCache, tokenizer: Any, constraint: dict[str, Any], seed: int) -> str:
     """Random tokens out of the mask, the end token as soon as it may come after 200."""
     matcher, end, chance = grammars.open(constraint), EOS[id(tokenizer)], random.Random(seed)
     ids: list[int] = []
@@ -107,7 +107,7 @@ PERSON = {
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte-level", "sentencepiece"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_walk_through_the_mask_ends_in_json_valid_under_the_schema(tokenizer: Any, seed: int) -> None:
-    grammars = Grammars(tokenizer, VOCAB, [EOS[id(tokenizer)]])
+    grammars = GrammarCache(tokenizer, VOCAB, [EOS[id(tokenizer)]])
     value = json.loads(wander(grammars, tokenizer, {"json_schema": PERSON}, seed))
     assert set(value) - {"tags"} == {"name", "age", "kind"}
     assert 1 <= len(value["name"]) <= 12
@@ -117,11 +117,11 @@ def test_any_walk_through_the_mask_ends_in_json_valid_under_the_schema(tokenizer
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_json_object_gives_an_object(grammars: Grammars, seed: int) -> None:
+def test_json_object_gives_an_object(grammars: GrammarCache, seed: int) -> None:
     assert isinstance(json.loads(wander(grammars, BYTES, {"json_object": True}, seed)), dict)
 
 
-def test_a_choice_is_one_of_its_strings_and_a_longer_one_may_go_on(grammars: Grammars) -> None:
+def test_a_choice_is_one_of_its_strings_and_a_longer_one_may_go_on(grammars: GrammarCache) -> None:
     constraint = {"choice": ["yes", "yes, but", 'a "quoted"\nline', "é😀"]}
     for text in constraint["choice"]:
         assert takes(grammars.open(constraint), text)
@@ -132,14 +132,14 @@ def test_a_choice_is_one_of_its_strings_and_a_longer_one_may_go_on(grammars: Gra
     assert 0 in bitmask(matcher)
 
 
-def test_a_regex_matches_the_whole_output(grammars: Grammars) -> None:
+def test_a_regex_matches_the_whole_output(grammars: GrammarCache) -> None:
     constraint = {"regex": r"\d{3}-[a-f]+"}
     assert takes(grammars.open(constraint), "123-abc")
     assert not takes(grammars.open(constraint), "123-")
     assert not takes(grammars.open(constraint), "x123-abc")
 
 
-def test_the_end_token_may_come_only_when_the_output_is_complete(grammars: Grammars) -> None:
+def test_the_end_token_may_come_only_when_the_output_is_complete(grammars: GrammarCache) -> None:
     matcher = grammars.open({"choice": ["alpha beta"]})
     assert 0 not in bitmask(matcher)
     assert not matcher.accept(0)
@@ -149,13 +149,13 @@ def test_the_end_token_may_come_only_when_the_output_is_complete(grammars: Gramm
     assert matcher.accept(0)
 
 
-def test_every_end_token_ends(grammars: Grammars) -> None:
-    matcher = Grammars(BYTES, VOCAB, [0, 1]).open({"choice": ["a"]})
+def test_every_end_token_ends(grammars: GrammarCache) -> None:
+    matcher = GrammarCache(BYTES, VOCAB, [0, 1]).open({"choice": ["a"]})
     assert takes(matcher, "a")
     assert bitmask(matcher) == [0, 1]
 
 
-def test_a_refused_token_changes_nothing(grammars: Grammars) -> None:
+def test_a_refused_token_changes_nothing(grammars: GrammarCache) -> None:
     matcher = grammars.open({"regex": "ab+"})
     before = bitmask(matcher)
     for token in (0, BYTES.token_to_id("z"), 4159, VOCAB, 10**9, -1):
@@ -164,7 +164,7 @@ def test_a_refused_token_changes_nothing(grammars: Grammars) -> None:
     assert takes(matcher, "ab")
 
 
-def test_rollback_restores_the_mask_of_each_position(grammars: Grammars) -> None:
+def test_rollback_restores_the_mask_of_each_position(grammars: GrammarCache) -> None:
     matcher = grammars.open({"json_schema": PERSON})
     ids = BYTES.encode('{"name": "Ada", "age": 36, "kind": "cat"}', add_special_tokens=False).ids
     masks = []
@@ -179,23 +179,23 @@ def test_rollback_restores_the_mask_of_each_position(grammars: Grammars) -> None
     assert bitmask(matcher) == masks[0]
 
 
-def test_completions_of_one_constraint_do_not_share_their_place(grammars: Grammars) -> None:
+def test_completions_of_one_constraint_do_not_share_their_place(grammars: GrammarCache) -> None:
     first, second = (grammars.open({"choice": ["ab", "cd"]}) for _ in range(2))
     assert takes(first, "ab")
     assert takes(second, "cd")
 
 
-def test_tokens_the_tokenizer_lacks_are_never_allowed(grammars: Grammars) -> None:
+def test_tokens_the_tokenizer_lacks_are_never_allowed(grammars: GrammarCache) -> None:
     known = BYTES.get_vocab_size(with_added_tokens=True)
     assert max(bitmask(grammars.open({"regex": "(?s).*"}))) < known
 
 
 def test_a_model_with_fewer_words_than_its_tokenizer_is_masked_all_the_same() -> None:
-    matcher = Grammars(BYTES, 4000, [0]).open({"regex": "[a-z]+"})
+    matcher = GrammarCache(BYTES, 4000, [0]).open({"regex": "[a-z]+"})
     assert max(bitmask(matcher, vocab=4000)) < 4000
 
 
-def test_whitespace_of_json_is_bounded(grammars: Grammars) -> None:
+def test_whitespace_of_json_is_bounded(grammars: GrammarCache) -> None:
     assert takes(grammars.open({"json_object": True}), '{\n    "a": 1\n}')
     assert not takes(grammars.open({"json_object": True}), "{" + " " * 64 + "}")
 
@@ -217,7 +217,7 @@ def test_whitespace_of_json_is_bounded(grammars: Grammars) -> None:
     ],
 )
 def test_what_a_schema_asks_and_nobody_can_enforce_is_refused_by_name(
-    grammars: Grammars, schema: dict[str, Any], named: str
+    grammars: GrammarCache, schema: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as caught:
         grammars.check({"json_schema": schema})
@@ -245,12 +245,14 @@ def test_what_a_schema_asks_and_nobody_can_enforce_is_refused_by_name(
     ],
     ids=repr,
 )
-def test_a_constraint_that_makes_no_sense_is_refused(grammars: Grammars, constraint: dict[str, Any]) -> None:
+def test_a_constraint_that_makes_no_sense_is_refused(
+    grammars: GrammarCache, constraint: dict[str, Any]
+) -> None:
     with pytest.raises(InputError):
         grammars.check(constraint)
 
 
-def test_an_unknown_kind_is_told_the_known_ones(grammars: Grammars) -> None:
+def test_an_unknown_kind_is_told_the_known_ones(grammars: GrammarCache) -> None:
     with pytest.raises(UsageError, match="Did you mean regex"):
         grammars.check({"regx": "a"})
 
@@ -280,7 +282,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused_or_runs_within_bounds(grammars: Grammars, name: str) -> None:
+def test_a_hostile_grammar_is_refused_or_runs_within_bounds(grammars: GrammarCache, name: str) -> None:
     start = time.monotonic()
     try:
         matcher = grammars.open(HOSTILE[name])
@@ -297,7 +299,7 @@ def test_a_hostile_grammar_is_refused_or_runs_within_bounds(grammars: Grammars, 
 
 
 def test_a_pattern_with_exponential_states_ends_its_completion_only() -> None:
-    grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(lexer_states=300))
+    grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(lexer_states=300))
     constraint = {"regex": "(.*a.{40})(b|c)*"}
     matcher = grammars.open(constraint)
     chance = random.Random(1)
@@ -319,7 +321,7 @@ def test_a_pattern_with_exponential_states_ends_its_completion_only() -> None:
 def test_a_compile_that_takes_too_long_is_given_up_and_holds_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(compile_seconds=0.05, compiling=1))
+    grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(compile_seconds=0.05, compiling=1))
     done = threading.Event()
     monkeypatch.setattr(grammars._compiler, "compile", lambda kind, value: done.wait(60))
     with pytest.raises(InputError, match="takes longer than 0.05 s"):
@@ -335,7 +337,7 @@ def test_a_compile_that_takes_too_long_is_given_up_and_holds_its_place(
 
 
 def test_the_cache_keeps_the_constraints_used_last() -> None:
-    grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(cached=2))
+    grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(cached=2))
     for text in ("a", "b", "a", "c"):
         grammars.check({"choice": [text]})
     assert len(grammars) == 2
@@ -345,7 +347,7 @@ def test_the_cache_keeps_the_constraints_used_last() -> None:
 
 def test_the_cache_and_all_grammars_in_use_stay_within_their_memory() -> None:
     limits = GrammarLimits(cached_bytes=64 << 20, used_bytes=96 << 20)
-    grammars = Grammars(BYTES, VOCAB, [0], limits)
+    grammars = GrammarCache(BYTES, VOCAB, [0], limits)
     for text in ("a", "b", "c", "d"):
         grammars.check({"choice": [text]}, 20 << 20)
     assert len(grammars) == 2
@@ -356,8 +358,8 @@ def test_the_cache_and_all_grammars_in_use_stay_within_their_memory() -> None:
     grammars.check({"choice": ["e"]}, 60 << 20)
 
 
-def test_a_constraint_in_use_is_not_compiled_again_though_the_cache_lost_it(grammars: Grammars) -> None:
-    grammars = Grammars(BYTES, VOCAB, [0], GrammarLimits(cached=1))
+def test_a_constraint_in_use_is_not_compiled_again_though_the_cache_lost_it(grammars: GrammarCache) -> None:
+    grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(cached=1))
     first = grammars.open({"choice": ["a"]})
     grammars.check({"choice": ["b"]})
     grammars._compiler = None  # type: ignore[assignment]
@@ -365,7 +367,7 @@ def test_a_constraint_in_use_is_not_compiled_again_though_the_cache_lost_it(gram
     assert takes(first, "a")
 
 
-def test_a_grammar_for_nothing_but_the_empty_output_ends_at_once(grammars: Grammars) -> None:
+def test_a_grammar_for_nothing_but_the_empty_output_ends_at_once(grammars: GrammarCache) -> None:
     matcher = grammars.open({"regex": ""})
     assert bitmask(matcher) == [0]
     assert matcher.accept(0)
@@ -374,7 +376,7 @@ def test_a_grammar_for_nothing_but_the_empty_output_ends_at_once(grammars: Gramm
     assert matcher.complete
 
 
-def test_schemas_that_differ_in_the_order_of_their_keys_differ(grammars: Grammars) -> None:
+def test_schemas_that_differ_in_the_order_of_their_keys_differ(grammars: GrammarCache) -> None:
     one = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}
     two = {"type": "object", "properties": {"b": {"const": 2}, "a": {"const": 1}}, "required": ["a", "b"]}
     assert takes(grammars.open({"json_schema": one}), '{"a":1,"b":2}')
@@ -384,10 +386,10 @@ def test_schemas_that_differ_in_the_order_of_their_keys_differ(grammars: Grammar
 def test_a_tokenizer_without_bytes_is_refused_with_a_sentence() -> None:
     model = tokenizers.models.WordLevel({"<unk>": 0, "hello": 1, "</s>": 2}, unk_token="<unk>")  # noqa: S106
     with pytest.raises(NotUsableError, match="can't be constrained"):
-        Grammars(tokenizers.Tokenizer(model), 3, [2]).check({"choice": ["hello"]})
+        GrammarCache(tokenizers.Tokenizer(model), 3, [2]).check({"choice": ["hello"]})
 
 
-def test_special_tokens_in_calls_are_asked_for_by_id(grammars: Grammars) -> None:
+def test_special_tokens_in_calls_are_asked_for_by_id(grammars: GrammarCache) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     calls = {
         "schema": schema,

@@ -124,11 +124,11 @@ def test_a_stream_whose_grammar_fails_late_ends_with_the_client_s_error(
 def test_a_matcher_that_met_a_limit_raises_instead_of_refusing_a_token(pattern: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
-    from infer.llm.text.grammar import Grammars
+    from infer.llm.text.grammar import GrammarCache
 
     path = Path(__file__).resolve().parents[2] / "models/pydoc_lm/tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    matcher, letter = Grammars(tokenizer, 4096, [0]).open({"regex": pattern}), tokenizer.token_to_id("a")
+    matcher, letter = GrammarCache(tokenizer, 4096, [0]).open({"regex": pattern}), tokenizer.token_to_id("a")
 
     def go_on() -> None:
         for _ in range(10_000):

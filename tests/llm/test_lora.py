@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from infer import compress, llm
 from infer.compress.layers import QuantizedLinear
 from infer.errors import BusyError, InferError, SourceError, UsageError
-from infer.llm import Engine, EngineLimits, Request, Sampling, StepShape, Windows
+from infer.llm import Engine, EngineLimits, FullSequenceRunner, Request, Sampling, StepShape
 from infer.llm.lora.adapters import Adapters
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from infer.option_values import parse_adapters as parse
 from infer.plan import Plan
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -38,11 +38,15 @@ class Graph:
         shape = llm.probe(model, page=4, kv_dtype="float32")
         self.shape = llm.with_adapters(model, shape, 2, 4)
         graph = llm.capture_step(model, self.shape)
-        self.inputs, self._call, self.constants = graph.inputs, graph.callable(), graph.exported.constants
+        self.inputs, self._model_runner, self.constants = (
+            graph.inputs,
+            graph.callable(),
+            graph.exported.constants,
+        )
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return {"logits": self._call(**inputs)[0]}
+            return {"logits": self._model_runner(**inputs)[0]}
 
     def close(self) -> None:
         pass
@@ -106,7 +110,7 @@ def together(graph: Graph, adapters: Adapters, prompts: list[list[int]], slots: 
     """The logits after each prompt, in one call of the step."""
     shape, counts = graph.shape, [len(prompt) for prompt in prompts]
     table = torch.arange(len(prompts) * 8, dtype=torch.int32).reshape(len(prompts), 8)
-    named = arrange(shape, [0] * len(prompts), counts, table)
+    named = attention_inputs(shape, [0] * len(prompts), counts, table)
     rows = torch.tensor(counts).cumsum(0) - 1
     ids = torch.tensor([token for prompt in prompts for token in prompt])
     named |= {"token_ids": ids, "logit_rows": rows, "kv_cache": shape.new_cache(len(prompts) * 8)}
@@ -143,8 +147,8 @@ def test_without_an_adapter_the_logits_are_those_of_a_step_without_room(llama: G
         def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {"logits": call(**inputs)[0]}
 
-    expected = Windows(Plain(), plain).run({"input_ids": ids})["logits"]
-    assert torch.equal(Windows(llama, llama.shape).run({"input_ids": ids})["logits"], expected)
+    expected = FullSequenceRunner(Plain(), plain).run({"input_ids": ids})["logits"]
+    assert torch.equal(FullSequenceRunner(llama, llama.shape).run({"input_ids": ids})["logits"], expected)
 
 
 def test_an_adapter_works_over_a_quantized_base(tmp_path: Path) -> None:

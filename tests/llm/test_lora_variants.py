@@ -105,7 +105,7 @@ class Base:
         shape = llm.with_adapters(self.model, llm.probe(self.model, page=4, kv_dtype="float32"), 1, 8)
         self.graph = Graph.__new__(Graph)
         captured = llm.capture_step(self.model, shape)
-        self.graph.shape, self.graph._call = shape, captured.callable()
+        self.graph.shape, self.graph._model_runner = shape, captured.callable()
 
     def loaded(self, folder: Path) -> torch.Tensor:
         """The logits after the prompt, with the adapter of a folder."""

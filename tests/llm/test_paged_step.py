@@ -9,7 +9,7 @@ from infer import llm
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
 from infer.llm.step import paged_step
-from infer.llm.step.full_sequence import arrange
+from infer.llm.step.full_sequence import attention_inputs
 from tests.support.tiny_decoders import SIZES, VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -25,7 +25,7 @@ def in_steps(model: torch.nn.Module, shape: llm.StepShape, ids: torch.Tensor) ->
     cache, done = shape.new_cache(2 * pages), [0, 0]
     logits = torch.full((2, 21, shape.vocab_size), torch.nan)
     for new in STEPS:
-        named = arrange(shape, done, new, table)
+        named = attention_inputs(shape, done, new, table)
         cut = [slice(d, d + n) for d, n in zip(done, new, strict=True)]
         tokens = torch.cat([ids[i, part] for i, part in enumerate(cut)])
         with torch.no_grad():
@@ -53,7 +53,7 @@ def test_layers_are_told_apart_by_their_order() -> None:
     cache = shape.new_cache(2)
     named = {**paged_step.example(cache), "slot_mapping": torch.arange(5)}
     token = paged_step._CALL.set(
-        paged_step._Call(named, shape.page, KV_DTYPES.index(shape.kv_dtype), looks=False)
+        paged_step._StepCall(named, shape.page, KV_DTYPES.index(shape.kv_dtype), records_attention=False)
     )
     query, key = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 5, 16)
     for _ in range(shape.layers):

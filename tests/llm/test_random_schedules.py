@@ -82,7 +82,7 @@ def test_ten_thousand_requests_leave_nothing_behind_and_get_their_own_tokens(nam
             found[output.id, output.index].append(output)
         now[0] += 0.1
         engine.check_integrity()
-    assert engine.pool.used == 0
+    assert engine.block_manager.num_used == 0
     sampler = Sampler(VOCABULARY, [EOS])
     finished = 0
     for request in asked.values():

@@ -16,16 +16,18 @@ from torch import Tensor
 from infer.kernels import cpu
 from infer.llm.engine import sampler_cpu, sampler_device
 from infer.llm.engine.requests import Request, Sampling
-from infer.llm.engine.sampler import Pick, Sampler, uniform
-from infer.llm.engine.sequence import Job, Sequence
+from infer.llm.engine.sampler import Sampler, SampleRow, uniform
+from infer.llm.engine.sequence import RequestState, Sequence
 
 VOCABULARY = 700  # more than the candidates and no multiple of a block
 
 
 def sequence(prompt: tuple[int, ...] = (5,), outputs: tuple[int, ...] = (), **sampling: Any) -> Sequence:
-    found = Sequence(Job(Request(id="r", prompt=list(prompt), sampling=Sampling(**sampling)), 0, 0.0, 1.0), 0)
+    found = Sequence(
+        RequestState(Request(id="r", prompt=list(prompt), sampling=Sampling(**sampling)), 0, 0.0, 1.0), 0
+    )
     found.tokens += outputs
-    found.outputs = len(outputs)
+    found.num_output_tokens = len(outputs)
     return found
 
 
@@ -153,9 +155,9 @@ def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
     logits = torch.randn(len(CUTS), VOCABULARY) * 3
     rows = [sequence(temperature=1.0, seed=i, **cut) for i, cut in enumerate(CUTS)]
     sampler = Sampler(VOCABULARY, [])
-    together = sampler(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)]).tokens
+    together = sampler(logits.clone(), [SampleRow(s, i) for i, s in enumerate(rows)]).tokens
     for i, s in enumerate(rows):
-        assert sampler(logits[i : i + 1].clone(), [Pick(s, 0)]).tokens == [together[i]]
+        assert sampler(logits[i : i + 1].clone(), [SampleRow(s, 0)]).tokens == [together[i]]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -164,8 +166,8 @@ def test_draws_follow_the_distribution() -> None:
     counts = np.zeros(5)
     sampler = Sampler(5, [])
     for place in range(4000):
-        one.outputs = place
-        counts[sampler(logits.clone(), [Pick(one, 0)]).tokens[0]] += 1
+        one.num_output_tokens = place
+        counts[sampler(logits.clone(), [SampleRow(one, 0)]).tokens[0]] += 1
     expected = (logits[0] / 0.7).softmax(0).numpy() * 4000
     assert ((counts - expected) ** 2 / expected).sum() < 23.5  # chi square of 4 degrees: one in ten thousand
 
@@ -184,14 +186,14 @@ def test_random_numbers_are_below_one_and_differ_between_completions(
 def test_the_largest_random_number_takes_a_token_that_has_weight() -> None:
     values = torch.full((1, VOCABULARY), -torch.inf)
     values[0, 3] = 0.0
-    for choose in (by_rows, sampler_device.choose_all, sampler_device.choose_cut):
+    for choose in (by_rows, sampler_device.sample_full, sampler_device.sample_truncated):
         assert choose(values, [Sampling()], [1 - 2.0**-53]) == [3]
 
 
-def shaped(row: Tensor, one: Sequence, ends: tuple[int, ...] = ()) -> Tensor:
+def shaped(row: Tensor, one: Sequence, end_ids: tuple[int, ...] = ()) -> Tensor:
     """Logits after bias and penalties."""
     logits = row.clone()[None]
-    Sampler(len(row), ends)(logits, [Pick(one, 0)])
+    Sampler(len(row), end_ids)(logits, [SampleRow(one, 0)])
     return logits[0]
 
 
@@ -203,9 +205,9 @@ def test_penalties_are_those_of_the_formulas() -> None:
     shaped(row, one)  # the first draw knows only the prompt
     for token in (3, 7, 7):
         one.tokens.append(token)
-        one.outputs += 1
-        assert one.counts is not None
-        one.counts.add(token)
+        one.num_output_tokens += 1
+        assert one.token_counts is not None
+        one.token_counts.add(token)
     expected = row.clone()
     for token in (1, 2, 3, 7):
         expected[token] = expected[token] / 1.3 if expected[token] > 0 else expected[token] * 1.3
@@ -217,11 +219,11 @@ def test_penalties_are_those_of_the_formulas() -> None:
 def test_drafts_count_for_penalties_only_in_the_rows_behind_them() -> None:
     row = torch.zeros(8)
     one = sequence((1,), (2,), temperature=0, presence_penalty=1.0)
-    one.draft = [3, 4]
+    one.draft_tokens = [3, 4]
     logits = row.repeat(3, 1)
     for _ in range(2):  # nothing is left behind by the first time
         logits = row.repeat(3, 1)
-        Sampler(8, [])(logits, [Pick(one, place, place) for place in range(3)])
+        Sampler(8, [])(logits, [SampleRow(one, place, place) for place in range(3)])
     assert (logits != 0).nonzero().tolist() == [[1, 3], [2, 3], [2, 4]]
 
 
@@ -229,7 +231,7 @@ def test_bias_and_forbidden_ends() -> None:
     row = torch.zeros(8)
     one = sequence(temperature=0, logit_bias={3: 2.5}, min_tokens=2, stop_token_ids=(6,))
     assert shaped(row, one, (1,)).tolist() == [0, -math.inf, 0, 2.5, 0, 0, -math.inf, 0]
-    one.outputs = 2
+    one.num_output_tokens = 2
     assert shaped(row, one, (1,)).tolist() == [0, 0, 0, 2.5, 0, 0, 0, 0]
 
 
@@ -239,7 +241,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
         sequence(temperature=0.1, logprobs=3, logit_bias={4: 100.0}, top_k=2),
         sequence(temperature=0, logprobs=0),
     ]
-    picked = Sampler(20, [])(logits.clone(), [Pick(s, i) for i, s in enumerate(rows)])
+    picked = Sampler(20, [])(logits.clone(), [SampleRow(s, i) for i, s in enumerate(rows)])
     own = logits.log_softmax(-1)
     first, second = picked.logprobs[0], picked.logprobs[1]
     assert first.token_id == picked.tokens[0] == 4
@@ -259,5 +261,5 @@ def test_logits_that_are_not_finite_give_no_token_and_spoil_no_neighbour(
     logits[0, 7] = bad
     logits[1, 9] = 50.0
     rows = [sequence(temperature=temperature, top_p=0.9), sequence(temperature=temperature)]
-    picked = Sampler(600, [])(logits, [Pick(s, i) for i, s in enumerate(rows)])
+    picked = Sampler(600, [])(logits, [SampleRow(s, i) for i, s in enumerate(rows)])
     assert picked.tokens == [-1, 9]

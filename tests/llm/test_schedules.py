@@ -17,8 +17,8 @@ from infer.cli import main
 from infer.errors import GateError
 from infer.fidelity import excess, judge
 from infer.fidelity.token_errors import token_errors
-from infer.llm.step.full_sequence import Windows
-from infer.llm.step.paged_step import Step, StepShape, paged
+from infer.llm.step.full_sequence import FullSequenceRunner
+from infer.llm.step.paged_step import Step, StepShape, use_paged_attention
 from infer.llm.step.schedule_consistency import compare_schedules, judged_windows, require_float_step
 from infer.llm.step.schedules import SCHEDULES
 from infer.plan import Plan
@@ -107,7 +107,7 @@ class Runner:
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = dict(inputs)
         self.wrong(given)
-        with paged(self.model), torch.no_grad():
+        with use_paged_attention(self.model), torch.no_grad():
             return {"logits": self.step(**given)}
 
 
@@ -144,7 +144,7 @@ def metrics_of(wrong: Callable[[dict[str, Tensor]], None], **changes: str) -> li
     model = build("llama")
     shape = llm.probe(model, **changes)
     windows = judged_windows(IDS, VOCABULARY, 256)
-    stepping = Windows(Runner(model, shape, wrong), shape)
+    stepping = FullSequenceRunner(Runner(model, shape, wrong), shape)
     with torch.no_grad():
         return compare_schedules(stepping, windows, lambda ids: model(input_ids=ids[None]).logits[0])
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.requests import Request, Sampling
-from infer.llm.engine.speculation import WINDOW, Acceptance, Costs, Lookup, PromptLookup
+from infer.llm.engine.speculation import WINDOW, AcceptanceRate, PromptLookup, SequenceLookup, StepCosts
 from infer.llm.step.paged_step import StepShape
 
 VOCAB, PAGE = 32, 4
 
 
-def lookup(most: int = 4, **options: Any) -> Lookup:
+def lookup(most: int = 4, **options: Any) -> SequenceLookup:
     found = PromptLookup(most, prior_cost=0.0, **options).open(Request(id="a", prompt=[1]))
     assert found is not None
     return found
@@ -93,7 +93,7 @@ def test_a_draft_is_never_longer_than_asked() -> None:
 
 
 def test_a_draft_grows_with_its_acceptance_and_shrinks_with_its_cost() -> None:
-    rate = Acceptance(0.5, patience=8, retry=32)
+    rate = AcceptanceRate(0.5, patience=8, retry=32)
     for _ in range(30):
         rate.add(4, 4)
     assert rate.rate > 0.9
@@ -106,7 +106,7 @@ def test_a_draft_grows_with_its_acceptance_and_shrinks_with_its_cost() -> None:
 
 
 def test_drafts_that_fail_are_off_after_eight_checks_and_tried_again_later() -> None:
-    rate = Acceptance(0.6, patience=8, retry=32)
+    rate = AcceptanceRate(0.6, patience=8, retry=32)
     tried = []
     for chance in range(400):
         if rate.length(4, 0.3, 0.15):
@@ -119,7 +119,7 @@ def test_drafts_that_fail_are_off_after_eight_checks_and_tried_again_later() -> 
 
 
 def test_a_step_that_costs_as_much_as_its_tokens_is_not_drafted_for() -> None:
-    costs = Costs(prior=0.3)
+    costs = StepCosts(prior=0.3)
     assert costs.ratio(1) == 0.3
     for _ in range(50):
         costs.add(1, 1, 0.010)

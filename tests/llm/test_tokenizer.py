@@ -8,7 +8,7 @@ import pytest
 
 from infer.errors import InputError
 from infer.llm.text.generation_config import GenerationConfig
-from infer.llm.text.tokenizer import Text, Tokenizer
+from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer
 
 PYDOC = Path(__file__).resolve().parents[2] / "models/pydoc_lm"
 WORDS = [
@@ -23,12 +23,12 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def text() -> Text:
-    return Text(PYDOC / "tokenizer.json")
+def text() -> LLMTokenizer:
+    return LLMTokenizer(PYDOC / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")
-def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Text:
+def metaspace(tmp_path_factory: pytest.TempPathFactory) -> LLMTokenizer:
     """Pieces and bytes as SentencePiece models have them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,54 +39,54 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Text:
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     path = tmp_path_factory.mktemp("metaspace") / "tokenizer.json"
     made.save(str(path))
-    return Text(path)
+    return LLMTokenizer(path)
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_text_comes_back_whole_however_long(text: Text, words: str) -> None:
+def test_text_comes_back_whole_however_long(text: LLMTokenizer, words: str) -> None:
     ids = text.encode(words)
     assert ids[0] == 0
     assert ids[1:] == text.encode(words, special=False)
     assert text.decode(ids) == words
 
 
-def test_the_tokenizer_of_encoders_still_cuts(text: Text) -> None:
+def test_the_tokenizer_of_encoders_still_cuts(text: LLMTokenizer) -> None:
     tokenizer = Tokenizer(PYDOC / "tokenizer.json", max_length=8)
     assert tokenizer.encode([WORDS[-2]]) == [text.encode(WORDS[-2])[:8]]
 
 
-def test_special_tokens_are_left_out_unless_wanted(text: Text) -> None:
+def test_special_tokens_are_left_out_unless_wanted(text: LLMTokenizer) -> None:
     assert text.special == {0: "<|begin|>", 1: "<|end|>", 2: "<|pad|>"}
     assert text.decode([0, 1]) == ""
     assert text.decode([0, 1], skip_special=False) == "<|begin|><|end|>"
     assert text.encode("<|end|>", special=False) == [1]
 
 
-def test_an_id_outside_the_vocabulary_has_no_piece(text: Text) -> None:
+def test_an_id_outside_the_vocabulary_has_no_piece(text: LLMTokenizer) -> None:
     assert text.vocab_size == 4096
     assert text.piece(4096) is None
     assert text.piece(-1) is None
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_the_bytes_of_tokens_are_the_bytes_of_the_text(text: Text, words: str) -> None:
+def test_the_bytes_of_tokens_are_the_bytes_of_the_text(text: LLMTokenizer, words: str) -> None:
     ids = text.encode(words, special=False)
     assert b"".join(map(text.token_bytes, ids)) == words.encode()
 
 
-def test_bytes_of_sentencepiece_tokens(metaspace: Text) -> None:
+def test_bytes_of_sentencepiece_tokens(metaspace: LLMTokenizer) -> None:
     made = [metaspace.token_bytes(i) for i in range(1, 7)]
     assert made == [b" the", b"re", b" ", b"\xc3", b"\xa9", b"a"]
     assert metaspace.decode([1, 2, 4, 5]) == " there" + "é" or metaspace.decode([4, 5]) == "é"
 
 
 @pytest.mark.parametrize("ids", [[4096], [-1], [5, 10**9]])
-def test_an_id_outside_the_vocabulary_is_named(text: Text, ids: list[int]) -> None:
+def test_an_id_outside_the_vocabulary_is_named(text: LLMTokenizer, ids: list[int]) -> None:
     with pytest.raises(InputError, match=rf"no token has the id {ids[-1]} - at ids\[{len(ids) - 1}\]"):
         text.decode(ids)
 
 
-def test_what_is_no_text_is_refused(text: Text) -> None:
+def test_what_is_no_text_is_refused(text: LLMTokenizer) -> None:
     with pytest.raises(InputError, match="a lone surrogate - at text"):
         text.encode("half \ud83d")
     with pytest.raises(InputError, match="expected text, got bytes"):

@@ -11,15 +11,15 @@ import pytest
 
 from infer.errors import InputError
 from infer.llm.text.tools import (
-    Call,
-    Style,
     Tool,
+    ToolCall,
+    ToolStyle,
     check_choice,
     check_tools,
     constrain,
     parse,
-    stream,
     style_of,
+    tool_parser,
 )
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -38,7 +38,7 @@ NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 BOTH = [("weather", json.loads(ARGUMENTS)), ("now", {})]
 
 # style, output, content, calls
-CASES: dict[str, tuple[Style, str, str | None, list[tuple[str, Any]]]] = {
+CASES: dict[str, tuple[ToolStyle, str, str | None, list[tuple[str, Any]]]] = {
     "hermes": ("hermes", HERMES, None, BOTH[:1]),
     "hermes, text before": ("hermes", f"Let me look.\n\n{HERMES}", "Let me look.", BOTH[:1]),
     "hermes, two": ("hermes", f"{HERMES}\n{NOW}", None, BOTH),
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Style, str, str | None, list[tuple[str, Any]]]] = {
 }  # fmt: skip
 
 
-def plain(calls: list[Call]) -> list[tuple[str, Any]]:
+def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
@@ -99,7 +99,7 @@ def test_a_stream_says_the_same_however_it_is_cut(name: str) -> None:
     style, text, content, calls = CASES[name]
     for seed in range(12):
         chance = random.Random(seed)
-        reader, spoken, at = stream(style, TOOLS), "", 0
+        reader, spoken, at = tool_parser(style, TOOLS), "", 0
         names: list[str] = []
         arguments: list[str] = []
         pieces = []
@@ -123,20 +123,20 @@ def test_a_stream_says_the_same_however_it_is_cut(name: str) -> None:
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    reader = stream("hermes", TOOLS)
+    reader = tool_parser("hermes", TOOLS)
     first = reader.push('<tool_call>\n{"name": "weather", "arguments": {"ci')
     assert [(d.name, d.arguments) for d in first] == [("weather", ""), (None, '{"ci')]
     assert [d.arguments for d in reader.push('ty": "x"')] == ['ty": "x"']
 
 
 def test_text_is_streamed_as_it_comes_but_for_what_may_become_a_marker() -> None:
-    reader = stream("hermes", TOOLS)
+    reader = tool_parser("hermes", TOOLS)
     assert [d.content for d in reader.push("Hello <tool")] == ["Hello"]
     assert [d.content for d in reader.push("s> and")] == [" <tools> and"]
 
 
 def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
-    reader = stream("llama", TOOLS)
+    reader = tool_parser("llama", TOOLS)
     assert "".join(d.content for d in reader.push('{"city": "Pa')) == '{"city": "Pa'
 
 
@@ -200,13 +200,13 @@ def test_nothing_is_constrained_where_the_model_is_free() -> None:
 def grammars() -> Any:
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
-    from infer.llm.text.grammar import Grammars
+    from infer.llm.text.grammar import GrammarCache
 
     folder = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["[TOOL_CALLS]"])
     tokenizer.add_tokens(["<tool_call>"])
-    return tokenizer, Grammars(tokenizer, 4096, [0])
+    return tokenizer, GrammarCache(tokenizer, 4096, [0])
 
 
 def takes(grammars: Any, constraint: Any, text: str) -> bool:
@@ -217,7 +217,7 @@ def takes(grammars: Any, constraint: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral"])
-def test_required_lets_nothing_but_valid_calls_through(grammars: Any, style: Style) -> None:
+def test_required_lets_nothing_but_valid_calls_through(grammars: Any, style: ToolStyle) -> None:
     constraint = constrain(TOOLS, "required", style)
     one, other = CASES[style][1], CASES[style][1].replace("weather", "now")
     assert takes(grammars, constraint, one)

@@ -26,7 +26,7 @@ from infer.cli import main
 from infer.errors import ArtifactError, InferError, SourceError, UsageError
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.generation_config import GenerationConfig
-from infer.llm.text.tokenizer import Text
+from infer.llm.text.tokenizer import LLMTokenizer
 from infer.load import identify, read_data
 from infer.report import inspection
 from infer.serve.http import api_keys
@@ -452,7 +452,7 @@ def test_texts_of_a_model_that_no_parser_takes_are_refused(tmp_path: Path) -> No
             GenerationConfig.open(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ArtifactError, match="tokenizer can't be read"):
-        Text(tmp_path / "tokenizer.json")
+        LLMTokenizer(tmp_path / "tokenizer.json")
 
 
 def test_onnx_runtime_prints_nothing_of_its_own(

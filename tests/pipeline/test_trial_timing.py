@@ -18,8 +18,8 @@ from infer.pipeline import trial_timing
 from infer.pipeline.float_reference import EAGER, FloatForms, Own
 from infer.pipeline.trial import Timing, Trial
 from infer.plan import Plan
-from infer.predict.input_fast_path import Fitting
-from infer.predict.tensors import Calls
+from infer.predict.input_fast_path import FastInputs
+from infer.predict.tensors import ExclusiveCalls
 from infer.spec import TensorSpec
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
@@ -203,7 +203,7 @@ def test_a_plain_call_gives_what_the_program_gives_whatever_the_order() -> None:
         assert torch.equal(got, made.run(inputs)["y"])
 
 
-FITS = Fitting(
+FITS = FastInputs(
     (TensorSpec("a", "float32", ("batch", 3)), TensorSpec("b", "int64", ("batch",))), {"batch": (1, 4)}
 )
 
@@ -237,7 +237,7 @@ def test_inputs_that_fit_come_as_tensors_in_the_order_of_the_specs() -> None:
 
 def test_the_short_way_answers_as_the_long_one() -> None:
     made = graph()
-    calls = Calls(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
+    calls = ExclusiveCalls(made.inputs, made.outputs, made.sizes, SimpleNamespace(run=made.run))
     arrays = {name: value.numpy() for name, value in made.samples.items()}
     short, long = calls.predict(arrays)["y"], calls.predict([arrays])[0]["y"]
     assert isinstance(short, np.ndarray)

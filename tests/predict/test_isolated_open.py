@@ -59,7 +59,7 @@ def test_what_opening_it_would_do_is_a_sentence(
     monkeypatch.setattr(isolated_open, "PATIENCE", 0.5)
     monkeypatch.setattr(isolated_open, "memory_available", lambda device: 1 << 28)
     with pytest.raises(error, match=sentence):
-        isolated_open.rehearse(stranger)
+        isolated_open.open_in_subprocess(stranger)
     for command in (["verify"], ["predict"], ["generate"], ["bench"]):
         more = {"predict": ["x.npz"], "generate": ["hello"]}.get(command[0], [])
         assert main([*command, str(stranger), *more]) == error("").exit_code  # type: ignore[attr-defined]
@@ -70,12 +70,12 @@ def test_an_artifact_of_this_user_or_a_trusted_one_opens_at_once(
     tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was started"))
-    isolated_open.rehearse(stranger, trust_code=True)
-    isolated_open.rehearse(make(tmp_path / "own.infer"))
+    isolated_open.open_in_subprocess(stranger, trust_code=True)
+    isolated_open.open_in_subprocess(make(tmp_path / "own.infer"))
 
 
 def test_what_else_is_wrong_is_said_by_opening_it(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    isolated_open.rehearse(stranger)
+    isolated_open.open_in_subprocess(stranger)
     (stranger / "weights/a.bin").write_bytes(b"changed")
-    isolated_open.rehearse(stranger)
+    isolated_open.open_in_subprocess(stranger)
     assert main(["verify", str(stranger)]) == 3

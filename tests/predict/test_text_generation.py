@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from infer import Predictor
 from infer.errors import InputError, UsageError
-from infer.llm.completion import scored, windows
+from infer.llm.completion import merge_logprobs, scoring_windows
 from infer.llm.engine.requests import TokenLogprob
 from infer.llm.llm import parse_size
 from tests.support.llm_artifacts import tiny
@@ -195,12 +195,16 @@ def test_a_text_longer_than_the_context_is_scored_in_windows_that_overlap(model:
 
 def test_windows_cover_every_token_once() -> None:
     for count in (1, 2, 7, 8, 9, 12, 13, 100):
-        cuts = windows(count, 8)
+        cuts = scoring_windows(count, 8)
         assert [first for *_, first in cuts[1:]] == [stop for _, stop, _ in cuts[:-1]]
         assert cuts[-1][1] == count
         assert all(stop - start <= 8 for start, stop, _ in cuts)
         assert all(first - start >= 4 for start, _, first in cuts[1:])
-    assert scored([5, 6, 7], [(1, [TokenLogprob(6, -1.0), TokenLogprob(7, -2.0)])]) == [None, -1.0, -2.0]
+    assert merge_logprobs([5, 6, 7], [(1, [TokenLogprob(6, -1.0), TokenLogprob(7, -2.0)])]) == [
+        None,
+        -1.0,
+        -2.0,
+    ]
 
 
 def test_text_is_scored_per_byte_too(lm: Predictor) -> None:

@@ -36,7 +36,8 @@ def test_it_is_what_the_engine_takes(
 ) -> None:
     shape = StepShape(**SIZES, max_positions=positions, kv_dtype=dtype)
     monkeypatch.setattr(hardware, "memory_available", lambda device: free)
-    assert cache_bytes(model(tmp_path, shape), None, free) == block_manager.default_budget(shape)
+    expected = block_manager.default_budget(shape.layers * shape.page_bytes, shape.page, positions)
+    assert cache_bytes(model(tmp_path, shape), None, free) == expected
 
 
 def test_what_was_asked_for_is_taken(tmp_path: Path) -> None:

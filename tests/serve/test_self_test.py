@@ -125,7 +125,7 @@ def test_near_takes_nan_for_nan_and_for_nothing_else() -> None:
     assert not near(known[:3], known)
 
 
-class Driver:
+class EngineThread:
     """Answers `tokens` when `answer` is called."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Driver:
 
 
 def test_a_language_model_asks_itself_for_two_tokens_when_nobody_else_does() -> None:
-    clock, driver = Clock(), Driver()
+    clock, driver = Clock(), EngineThread()
     golden = GoldenPrompt(driver, clock)
     driver.running, clock.now = 1, 100.0
     golden.look()
@@ -158,7 +158,7 @@ def test_a_language_model_asks_itself_for_two_tokens_when_nobody_else_does() -> 
 
 
 def test_tokens_that_stay_other_ones_end_the_worker() -> None:
-    clock, driver = Clock(), Driver()
+    clock, driver = Clock(), EngineThread()
     golden = GoldenPrompt(driver, clock)
 
     def turn() -> None:
@@ -176,7 +176,7 @@ def test_tokens_that_stay_other_ones_end_the_worker() -> None:
 
 
 def test_tokens_that_do_not_come_make_it_unready_and_then_end_it() -> None:
-    clock, driver = Clock(), Driver()
+    clock, driver = Clock(), EngineThread()
     golden = GoldenPrompt(driver, clock)
     clock.now = 2 * EVERY
     golden.look()

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from infer.llm.engine.block_manager import PagePool
+from infer.llm.engine.block_manager import BlockManager
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.limits import EngineLimits
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.batching.results import InferResult, PendingResult
@@ -54,7 +54,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Live, Engine]]:
     )
     speaker = Speaker(tmp_path, context=256)
     speaker.close()
-    speaker.language.driver, speaker.language.vocab_size = Driver(engine), 61
+    speaker.language.driver, speaker.language.vocab_size = EngineThread(engine), 61
     with live(speaker) as server:
         yield server, engine
 
@@ -83,7 +83,7 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
     generator, driver = server.service.generators["speaker"], server.service.generators["speaker"].driver
     kinds = [type(thing) for thing in gc.get_objects()]
     return {
-        "pages": engine.pool.used,
+        "pages": engine.block_manager.num_used,
         "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
         "requests of the driver": driver.running + len(driver._running),
         "streams": len(generator._streams) + kinds.count(Stream),
@@ -165,13 +165,13 @@ def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, 
 
 
 def test_a_leak_of_pages_is_seen(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    release, calls = PagePool.release, itertools.count()
+    release, calls = BlockManager.release, itertools.count()
 
-    def forgets(pool: PagePool, page: int) -> None:
+    def forgets(block_manager: BlockManager, page: int) -> None:
         if next(calls) % 100:
-            release(pool, page)
+            release(block_manager, page)
 
-    monkeypatch.setattr(PagePool, "release", forgets)
+    monkeypatch.setattr(BlockManager, "release", forgets)
     assert "pages" in growth(served, 30, "pages")
 
 

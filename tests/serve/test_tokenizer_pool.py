@@ -17,7 +17,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from infer.errors import ArtifactError, InferError, InputError  # noqa: E402
 from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
-from infer.llm.text.tokenizer import Text, Tokenizer  # noqa: E402
+from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
 from infer.serve.fork_server.client import ForkServer  # noqa: E402
 from infer.serve.fork_server.messages import Prepare  # noqa: E402
 from infer.serve.llm import tokenizer_pool  # noqa: E402
@@ -66,7 +66,9 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    language = SimpleNamespace(text=Text(folder / "tokenizer.json"), template=ChatTemplate.open(folder))
+    language = SimpleNamespace(
+        text=LLMTokenizer(folder / "tokenizer.json"), template=ChatTemplate.open(folder)
+    )
     local = LocalTexts(language)
 
     async def work(texts: ForkedTexts) -> None:

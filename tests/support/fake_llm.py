@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from infer.errors import InputError
-from infer.llm.engine.engine_thread import Driver
+from infer.llm.engine.engine_thread import EngineThread
 from infer.llm.engine.requests import Output, Request, TokenLogprob
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.generation_config import GenerationConfig
@@ -170,7 +170,7 @@ class Speaker:
         self.language = SimpleNamespace(
             text=Bytes(),
             template=ChatTemplate({"default": template}, tokens) if template else None,
-            driver=Driver(engine or Alphabet(), name=name),
+            driver=EngineThread(engine or Alphabet(), name=name),
             config=GenerationConfig(),
             context=context,
             check_grammar=check_grammar,

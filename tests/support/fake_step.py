@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from infer.llm.engine.requests import Request
-from infer.llm.engine.sampler import Pick, Sampler
-from infer.llm.engine.sequence import Job
+from infer.llm.engine.sampler import Sampler, SampleRow
+from infer.llm.engine.sequence import RequestState
 from infer.llm.engine.sequence import Sequence as Completion
 from infer.llm.step.paged_step import StepShape
 
@@ -79,22 +79,22 @@ class FakeStep:
 def expected(request: Request, index: int = 0, sampler: Sampler | None = None) -> list[int]:
     """What one completion of the request must be, token by token, alone."""
     sampling = request.sampling
-    job = Job(request, 0, 0.0, 1.0)
-    alone = Completion(job, index)
+    state = RequestState(request, 0, 0.0, 1.0)
+    alone = Completion(state, index)
     choose = sampler or Sampler(VOCABULARY, [EOS])
-    while alone.outputs < sampling.max_tokens:
+    while alone.num_output_tokens < sampling.max_tokens:
         row = logits_after(np.array(alone.tokens))
-        if job.simple and sampling.temperature == 0:
+        if state.fast_decode and sampling.temperature == 0:
             token = int(row.argmax())
         else:
-            token = choose(torch.from_numpy(row.copy())[None], [Pick(alone, 0)]).tokens[0]
+            token = choose(torch.from_numpy(row.copy())[None], [SampleRow(alone, 0)]).tokens[0]
         alone.tokens.append(token)
-        alone.outputs += 1
-        if alone.counts is not None:
-            alone.counts.add(token)
+        alone.num_output_tokens += 1
+        if alone.token_counts is not None:
+            alone.token_counts.add(token)
         if token == EOS and not sampling.ignore_eos:
             break
-    return alone.tokens[job.prompt_length :]
+    return alone.tokens[state.prompt_length :]
 
 
 class Guesses:

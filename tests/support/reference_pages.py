@@ -15,7 +15,7 @@ import typer
 import infer
 import infer.serve
 from infer.cli import app
-from infer.llm.completion import Completion, Piece, Score
+from infer.llm.completion import Completion, CompletionChunk, Score
 from infer.options import Field, command_line, fields, to_toml
 from infer.pipeline.publish import Outcome
 from infer.plan import Plan
@@ -180,7 +180,7 @@ def api_page() -> str:
         kind, help = get_args(hint)
         lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
-    for kind in (Outcome, Completion, Piece, Score):
+    for kind in (Outcome, Completion, CompletionChunk, Score):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]
         hints = get_type_hints(kind)
         lines += [f"| `{n}` | `{_cell(_kind(hint))}` |" for n, hint in hints.items() if not n.startswith("_")]

@@ -1,4 +1,4 @@
-"""What the engine refuses at the door: requests that can't be run, and more than it wants to have waiting."""
+"""Admission control of the engine: requests that can't run are refused, and requests beyond the queue limits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from ...errors import InputError, OverloadedError
 from ..step.paged_step import StepShape
 from .limits import EngineLimits
 from .quota import is_beyond_share
-from .requests import MOST_PRIORITY, Request
+from .requests import MAX_PRIORITY, Request
 from .sequence import Sequence
 
-LONGEST_RETRY = 60.0  # seconds
+MAX_RETRY_SECONDS = 60.0  # seconds
 
 
 class Admission:
-    """`context`: tokens of one sequence that model and cache have room for. `texts`: whether there is a tokenizer."""
+    """Checks requests before they are queued.
+
+    `context`: tokens of one sequence for which model and cache have room. `texts`: True if there is a tokenizer.
+    """
 
     def __init__(self, limits: EngineLimits, shape: StepShape, context: int, *, texts: bool) -> None:
         self.limits, self.shape, self.context, self.texts = limits, shape, context, texts
@@ -23,8 +26,8 @@ class Admission:
     def check(self, request: Request, waiting: Many[Sequence], tokens_per_second: float) -> None:
         """Raise `InputError` or `OverloadedError`."""
         sampling, prompt = request.sampling, request.prompt
-        if abs(request.priority) > MOST_PRIORITY:
-            said = f"expected priority between -{MOST_PRIORITY} and {MOST_PRIORITY}, got {request.priority}"
+        if abs(request.priority) > MAX_PRIORITY:
+            said = f"expected priority between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {request.priority}"
             raise InputError(said, where="priority")
         sampling.check(self.shape.vocab_size)
         if not prompt:
@@ -55,5 +58,5 @@ class Admission:
         if not many and (not own or not is_beyond_share(sum(own) + size, tokens + size, tenants, most)):
             return
         full = f"{len(waiting)} requests" if many else f"{tokens} tokens of prompts"
-        seconds = min(max(tokens / rate, 1.0), LONGEST_RETRY) if rate > 0 else 1.0
+        seconds = min(max(tokens / rate, 1.0), MAX_RETRY_SECONDS) if rate > 0 else 1.0
         raise OverloadedError(f"{full} are waiting already", retry_after=round(seconds, 1))

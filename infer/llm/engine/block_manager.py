@@ -1,7 +1,8 @@
-"""Who holds which page of the KV cache: reference counts, prefix cache, copy on write.
+"""Pages of the KV cache: allocation, reference counts, prefix cache, copy on write (vLLM calls a page a block).
 
-A page is free (holds nothing), used (so many sequences hold it) or idle (nobody holds it, but its tokens are known
-and may be asked for again; the one that was let go longest ago is taken first when no page is free).
+A page is free (holds nothing), used (its count of references is the number of sequences that hold it) or evictable
+(no sequence holds it, but its tokens are known and may be requested again; the least recently released one is reused
+first when no page is free).
 """
 
 from __future__ import annotations
@@ -16,162 +17,172 @@ from torch import Tensor
 
 from ... import device as hardware
 from ...errors import InferError, ResourceError
-from ..step.paged_step import StepShape
 
-ALIGNMENT = 64
+ALIGNMENT = 64  # bytes
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of the memory that is free
 ENOUGH_TOKENS = 1 << 16  # on a CPU, where memory has other uses
 
 
-def pages_for(budget_bytes: int, shape: StepShape) -> int:
-    """How many pages, of all layers together, fit. Raises `ResourceError` when not one does."""
-    pages = budget_bytes // (shape.layers * shape.page_bytes)
+def pages_for(budget_bytes: int, bytes_per_page: int) -> int:
+    """Return how many pages fit; `bytes_per_page`: of all layers together. Raises `ResourceError` if none does."""
+    pages = budget_bytes // bytes_per_page
     if pages < 1:
         raise ResourceError(
-            f"{budget_bytes} bytes hold no page of the KV cache: one has {shape.layers * shape.page_bytes}",
+            f"the KV cache got {budget_bytes} bytes, but one page takes {bytes_per_page}",
             hint="Give more memory",
         )
     return pages
 
 
-def default_budget(shape: StepShape, device: str = "cpu") -> int:
-    """Bytes: most of a GPU; of RAM a quarter of what is free, or what 65,536 tokens or one whole context take."""
+def default_budget(bytes_per_page: int, page_size: int, max_positions: int, device: str = "cpu") -> int:
+    """Return the bytes of a KV cache for which no size was given.
+
+    85 % of a GPU's free memory; of RAM 25 % of what is free, or the bytes of 65,536 tokens or of one whole context if
+    that is less. `page_size`: tokens of one page; `bytes_per_page`: of all layers together.
+    """
     free = hardware.memory_available(device)
     if device != "cpu":
         return int(free * GPU_SHARE)
-    enough = -(-max(ENOUGH_TOKENS, shape.max_positions) // shape.page) * shape.layers * shape.page_bytes
+    enough = -(-max(ENOUGH_TOKENS, max_positions) // page_size) * bytes_per_page
     return min(int(free * CPU_SHARE), enough)
 
 
-def new_cache(shape: StepShape, pages: int, device: str = "cpu") -> Tensor:
-    """uint8 [layers, pages, page_bytes] of zeros; RAM is taken when it is first written."""
+def new_cache(layers: int, pages: int, page_bytes: int, device: str = "cpu") -> Tensor:
+    """Allocate zeros, uint8 [layers, pages, page_bytes]; the system maps RAM when it is first written."""
     if device != "cpu":
-        return shape.new_cache(pages, device)
-    size = shape.layers * pages * shape.page_bytes
+        return torch.zeros((layers, pages, page_bytes), dtype=torch.uint8, device=device)
+    size = layers * pages * page_bytes
     block = np.zeros(size + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
-    return torch.from_numpy(block[start : start + size]).view(shape.layers, pages, shape.page_bytes)
+    return torch.from_numpy(block[start : start + size]).view(layers, pages, page_bytes)
 
 
-def chain(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full page: what is in it and in all before it."""
+def hash_page(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash a full page: its tokens and, through `parent`, all tokens before it."""
     return hashlib.sha256(parent + np.array(tokens, dtype=np.int64).tobytes()).digest()
 
 
-def root(*marks: str) -> bytes:
-    """What the chain starts with: pages of another adapter or salt are other pages."""
+def hash_root(*marks: str) -> bytes:
+    """Hash what pages depend on besides tokens (adapter, salt): the parent of a sequence's first page."""
     return hashlib.sha256("\0".join(f"{len(mark)}:{mark}" for mark in marks).encode()).digest()
 
 
-class PagePool:
-    """Pages of `cache` uint8 [layers, pages, page_bytes], `page` tokens each."""
+class BlockManager:
+    """Allocator of the pages of `cache` uint8 [layers, pages, page_bytes], `page_size` tokens each."""
 
-    def __init__(self, cache: Tensor, page: int, *, caching: bool = True) -> None:
-        self.cache, self.page, self.caching = cache, page, caching
-        self.total = cache.shape[1]
-        self.refs = [0] * self.total
-        self._names: list[bytes | None] = [None] * self.total
-        self._known: dict[bytes, int] = {}
-        self._free = list(range(self.total - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, cache: Tensor, page_size: int, *, prefix_caching: bool = True) -> None:
+        self.cache, self.page_size, self.prefix_caching = cache, page_size, prefix_caching
+        self.num_pages = cache.shape[1]
+        self.ref_counts = [0] * self.num_pages
+        self._hashes: list[bytes | None] = [None] * self.num_pages
+        self._page_of_hash: dict[bytes, int] = {}
+        self._free = list(range(self.num_pages - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
         self.evictions = 0
 
     @property
-    def available(self) -> int:
-        return len(self._free) + len(self._idle)
+    def num_available(self) -> int:
+        """Pages that `allocate` can return: free or evictable."""
+        return len(self._free) + len(self._evictable)
 
     @property
-    def used(self) -> int:
-        return self.total - self.available
+    def num_used(self) -> int:
+        """Pages that sequences hold."""
+        return self.num_pages - self.num_available
 
     @property
-    def cached(self) -> int:
-        """Pages whose tokens are known, held or idle."""
-        return len(self._known)
+    def num_cached(self) -> int:
+        """Pages in the prefix cache, used or evictable."""
+        return len(self._page_of_hash)
 
-    def take(self) -> int:
-        """A page for one holder; look at `available` first."""
+    def allocate(self) -> int:
+        """Take a page with one reference; the caller checks `num_available` first."""
         if self._free:
             page = self._free.pop()
         else:
-            page, _ = self._idle.popitem(last=False)
-            self._forget(page)
+            page, _ = self._evictable.popitem(last=False)
+            self._evict(page)
             self.evictions += 1
-        self.refs[page] = 1
+        self.ref_counts[page] = 1
         return page
 
-    def share(self, page: int) -> None:
-        if self.refs[page] == 0:
-            del self._idle[page]
-        self.refs[page] += 1
+    def add_reference(self, page: int) -> None:
+        """Let one more sequence hold the page."""
+        if self.ref_counts[page] == 0:
+            del self._evictable[page]
+        self.ref_counts[page] += 1
 
     def release(self, page: int) -> None:
-        self.refs[page] -= 1
-        if self.refs[page] > 0:
+        """Drop one reference; without any the page becomes evictable, or free when its hash is unknown."""
+        self.ref_counts[page] -= 1
+        if self.ref_counts[page] > 0:
             return
-        if self._names[page] is None:
+        if self._hashes[page] is None:
             self._free.append(page)
         else:
-            self._idle[page] = None
+            self._evictable[page] = None
 
     def release_all(self, pages: list[int]) -> None:
-        """The last first: of a prompt the beginning is likeliest to come again."""
+        """Empty the list and release its pages, the last first: the beginning of a prompt is reused most often."""
         while pages:
             self.release(pages.pop())
 
-    def name(self, page: int, name: bytes) -> None:
-        """The page is full and will not be written again; of two pages alike the first is found."""
-        if self.caching and name not in self._known and self._names[page] is None:
-            self._known[name] = page
-            self._names[page] = name
+    def register(self, page: int, page_hash: bytes) -> None:
+        """Add a full page, which is not written again, to the prefix cache; of two equal pages the first stays."""
+        if self.prefix_caching and page_hash not in self._page_of_hash and self._hashes[page] is None:
+            self._page_of_hash[page_hash] = page
+            self._hashes[page] = page_hash
 
-    def find(self, name: bytes) -> int | None:
-        return self._known.get(name)
+    def lookup(self, page_hash: bytes) -> int | None:
+        """Return the page of this hash in the prefix cache, or None."""
+        return self._page_of_hash.get(page_hash)
 
-    def match(self, names: Iterable[bytes]) -> list[int]:
-        """Pages of the longest run of names, from the first on, that are known; not yet held."""
+    def match_prefix(self, page_hashes: Iterable[bytes]) -> list[int]:
+        """Return the cached pages of the longest run of hashes from the first on; adds no references."""
         pages = []
-        for name in names:
-            page = self._known.get(name)
+        for page_hash in page_hashes:
+            page = self._page_of_hash.get(page_hash)
             if page is None:
                 break
             pages.append(page)
         return pages
 
-    def is_idle(self, page: int) -> bool:
-        return self.refs[page] == 0
+    def is_evictable(self, page: int) -> bool:
+        """Tell if no sequence holds the page."""
+        return self.ref_counts[page] == 0
 
-    def own(self, page: int) -> int:
-        """A page with the same content that only this holder holds: itself, or a copy of all layers."""
-        if self.refs[page] == 1:
+    def copy_on_write(self, page: int) -> int:
+        """Return a page of the same content with a single reference: `page` itself, or a copy in all layers."""
+        if self.ref_counts[page] == 1:
             return page
-        copy = self.take()
+        copy = self.allocate()
         self.cache[:, copy].copy_(self.cache[:, page])
         self.release(page)
         return copy
 
-    def _forget(self, page: int) -> None:
-        name = self._names[page]
-        if name is not None:
-            del self._known[name]
-            self._names[page] = None
+    def _evict(self, page: int) -> None:
+        page_hash = self._hashes[page]
+        if page_hash is not None:
+            del self._page_of_hash[page_hash]
+            self._hashes[page] = None
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise `InferError` unless every page is free, idle or held by exactly these holders."""
+        """Raise `InferError` unless every page is free, evictable or held by exactly these holders."""
         held = Counter(page for pages in holders for page in pages)
-        wrong = [p for p in range(self.total) if self.refs[p] != held[p]]
+        wrong = [p for p in range(self.num_pages) if self.ref_counts[p] != held[p]]
         if wrong:
             page = wrong[0]
             raise InferError(
-                f"page {page} is counted {self.refs[page]} times and held {held[page]} times; {len(wrong)} wrong"
+                f"page {page} has {self.ref_counts[page]} references but {held[page]} holders; {len(wrong)} pages "
+                "are wrong"
             )
-        places = Counter([*self._free, *self._idle, *held])
-        if len(places) != self.total or any(count != 1 for count in places.values()):
-            raise InferError("a page is missing from, or twice among, the free, idle and used ones")
-        if any(self._names[page] is not None for page in self._free):
-            raise InferError("a free page is named")
-        if any(self._names[page] is None for page in self._idle):
-            raise InferError("an idle page has no name")
-        named = {name: page for page, name in enumerate(self._names) if name is not None}
-        if named != self._known:
-            raise InferError("the table of names and the pages differ")
+        places = Counter([*self._free, *self._evictable, *held])
+        if len(places) != self.num_pages or any(count != 1 for count in places.values()):
+            raise InferError("a page is missing from, or twice among, the free, evictable and used ones")
+        if any(self._hashes[page] is not None for page in self._free):
+            raise InferError("a free page has a hash")
+        if any(self._hashes[page] is None for page in self._evictable):
+            raise InferError("an evictable page has no hash")
+        hashed = {page_hash: page for page, page_hash in enumerate(self._hashes) if page_hash is not None}
+        if hashed != self._page_of_hash:
+            raise InferError("the prefix cache and the hashes of the pages differ")

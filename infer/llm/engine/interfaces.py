@@ -1,4 +1,4 @@
-"""What the engine asks of others: constraints on the output, drafts of what may come. Passed in as objects."""
+"""Interfaces of what is passed to the engine: grammars that constrain outputs, and drafts of tokens."""
 
 from __future__ import annotations
 
@@ -11,46 +11,50 @@ from .requests import Request
 
 
 class Grammar(Protocol):
-    """A constraint and how far one completion is in it."""
+    """State of one completion within its grammar."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing may follow: the completion ends here, without an end token."""
+        """True when no token may follow: the completion ends here, without an end token."""
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Say in `bitmask[row]` which tokens may come next, the end token where it may end.
+        """Set in `bitmask[row]` the tokens that may come next, the end token where the output may end.
 
-        int32 [rows, ceil(vocab / 32)] on the CPU; bit t % 32 of word t // 32 stands for token t. All set before.
+        int32 [rows, ceil(vocab / 32)] on the CPU, all bits set before; bit t % 32 of word t // 32 is token t.
         """
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; False, and nothing happens, when it may not come."""
+        """Advance by one token; False, without effect, for a token that is not allowed."""
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
+        """Undo the last `count` accepted tokens."""
 
 
-class Grammars(Protocol):
+class GrammarBackend(Protocol):
+    """Compiler of grammars."""
+
     def check(self, constraint: Mapping[str, Any]) -> None:
-        """Raise `InputError` for what `open` would refuse; from any thread."""
+        """Raise `InputError` for what `open` would refuse; may be called from any thread."""
 
     def open(self, constraint: Mapping[str, Any]) -> Grammar:
-        """A fresh state of `Request.grammar`; called once for each completion. Raises `InputError`."""
+        """Return a new state of `Request.grammar`, one for each completion; raises `InputError`."""
 
 
 class Speculator(Protocol):
-    """Guesses how one sequence goes on."""
+    """Draft tokens of one sequence."""
 
     def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        """At most `limit` tokens that may follow prompt and output so far; none when it is not worth trying."""
+        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """How the last draft that ran fared; it may have been cut."""
+        """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
 
 
 class Speculation(Protocol):
+    """Factory of speculators, one for each completion."""
+
     def open(self, request: Request) -> Speculator | None:
-        """For one completion; None where it is not wanted."""
+        """Return the speculator of a completion, or None for no drafts."""
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
-        """What a step without prefill took that ran `tokens` tokens (drafts included) of so many sequences."""
+        """Report the seconds of a step without prefill: `tokens` (drafts included) of `sequences` sequences."""

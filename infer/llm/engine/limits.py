@@ -1,4 +1,4 @@
-"""How much an engine runs at a time, and how much it lets wait."""
+"""Limits of an engine: tokens and sequences of a step, and lengths of queues."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ..step.paged_step import MAX_SEQUENCES, MAX_TOKENS
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`batch_invariant`: a sequence runs in calls of its own and its prompt in fixed pieces, so that its tokens depend
-    on nothing else that runs, with any kernel that repeats itself; slower, as nothing is batched."""
+    """Limits of one engine.
+
+    `batch_invariant`: each sequence runs in calls of its own and its prompt in chunks of fixed size, so that its tokens
+    are bit-identical whatever else runs (with kernels that are deterministic); slower, as nothing is batched.
+    """
 
     step_tokens: int = 512  # of one step
     mixed_tokens: int = (

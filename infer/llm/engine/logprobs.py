@@ -1,4 +1,4 @@
-"""Natural logarithms of the model's own probabilities: of chosen tokens, of prompts, and of the most likely ones."""
+"""Log probabilities under the model's own distribution: of chosen tokens, of prompts, of the most likely tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .requests import TokenLogprob
 
 
 def score(logits: Tensor, tokens: Sequence[int], numbers: Sequence[int]) -> list[TokenLogprob]:
-    """Of `tokens[i]` under row i of `logits` float32 [rows, vocab], and of the `numbers[i]` most likely ones."""
+    """Return the logprob of `tokens[i]` in row i of `logits`, and of its `numbers[i]` most likely tokens.
+
+    `logits`: float32 [rows, vocab], on any device; natural logarithms, before temperature and truncation.
+    """
     if logits.device.type == "cpu":
         return [sampler_cpu.score(*one) for one in zip(logits.numpy(), tokens, numbers, strict=True)]
     whole = logits.logsumexp(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Which tokens a sequence has had, and what that changes in the logits of the next one."""
+"""Counts of a sequence's tokens, and the penalties on their logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from .requests import Sampling
 
 
-class Counts:
-    """Distinct tokens of prompt and output, and how often each is in the output; grows by one token at a time."""
+class TokenCounts:
+    """Distinct tokens of prompt and output, and their counts in the output; grows by one token at a time."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         tokens = list(dict.fromkeys(prompt))
@@ -23,6 +23,7 @@ class Counts:
         self._counts = np.zeros(len(self._tokens), dtype=np.int64)
 
     def add(self, token: int) -> None:
+        """Count one more output token."""
         place = self._place.setdefault(token, len(self._place))
         if place == len(self._tokens):
             self._tokens, self._counts = (
@@ -31,7 +32,7 @@ class Counts:
         self._tokens[place] = token
         self._counts[place] += 1
 
-    def take_back(self, tokens: Sequence[int]) -> None:
+    def remove(self, tokens: Sequence[int]) -> None:
         """Undo `add` of these tokens, the last ones added."""
         for token in reversed(tokens):
             place = self._place[token]
@@ -40,8 +41,11 @@ class Counts:
                 del self._place[token]
 
     def apply(self, row: Any, sampling: Sampling) -> None:
-        """Change logits float32 [vocab], a tensor or an array, in place: repetition (prompt and output; Keskar et al.
-        2019, CTRL), then frequency and presence (output alone; OpenAI)."""
+        """Apply penalties to logits float32 [vocab], a tensor or an array, in place.
+
+        Repetition counts prompt and output (Keskar et al. 2019, CTRL), then frequency and presence the output alone
+        (OpenAI).
+        """
         size = len(self._place)
         index: Any = self._tokens[:size]
         counts: Any = self._counts[:size].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Logprobs of the tokens of prompts, from the logits of the tokens before them, piece by piece."""
+"""Logprobs of prompt tokens, from the logits of the tokens before them, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from torch import Tensor
 
 from .logprobs import score
 from .requests import TokenLogprob
-from .scheduler import Work
-from .sequence import Job
+from .scheduler import ScheduledSequence
+from .sequence import RequestState
 
 
-class Scored(NamedTuple):
-    """Rows `start:stop` of the logits say how likely these tokens of the job's prompt were."""
+class PromptRows(NamedTuple):
+    """Rows `start:stop` of the logits, which give the logprobs of these tokens of a request's prompt."""
 
-    job: Job
+    state: RequestState
     start: int
     stop: int
     tokens: list[int]
 
 
-def rows_to_score(work: Many[Work], rows: list[int]) -> list[Scored]:
-    """Append to `rows` the tokens whose logits are wanted. A sequence that starts anew is not scored twice."""
-    found, at = [], 0
+def prompt_logit_rows(work: Many[ScheduledSequence], rows: list[int]) -> list[PromptRows]:
+    """Append the rows of prompt tokens to `rows`; a sequence that is recomputed is not scored twice."""
+    prompt_rows, at = [], 0
     for sequence, count in work:
-        job = sequence.job
-        if job.scoring and job.scores is not None:
-            first = max(len(job.scores) - 1, sequence.computed)
-            last = min(sequence.computed + count, job.prompt_length - 1)
+        state = sequence.state
+        if state.needs_prompt_logprobs and state.prompt_logprobs is not None:
+            first = max(len(state.prompt_logprobs) - 1, sequence.num_computed_tokens)
+            last = min(sequence.num_computed_tokens + count, state.prompt_length - 1)
             if first < last:
-                start, offset = len(rows), at - sequence.computed
+                start, offset = len(rows), at - sequence.num_computed_tokens
                 rows += range(offset + first, offset + last)
-                found.append(Scored(job, start, len(rows), sequence.tokens[first + 1 : last + 1]))
+                prompt_rows.append(PromptRows(state, start, len(rows), sequence.tokens[first + 1 : last + 1]))
         at += count
-    return found
+    return prompt_rows
 
 
-def score_prompts(found: Many[Scored], logits: Tensor) -> list[tuple[Job, list[TokenLogprob]]]:
-    answers = []
-    for job, start, stop, tokens in found:
-        number = job.sampling.prompt_logprobs or 0
-        answers.append((job, score(logits[start:stop], tokens, [number] * len(tokens))))
-    return answers
+def compute_prompt_logprobs(
+    prompt_rows: Many[PromptRows], logits: Tensor
+) -> list[tuple[RequestState, list[TokenLogprob]]]:
+    """Compute the logprobs of each request's rows from logits float32 [rows, vocab]."""
+    results = []
+    for state, start, stop, tokens in prompt_rows:
+        number = state.sampling.prompt_logprobs or 0
+        results.append((state, score(logits[start:stop], tokens, [number] * len(tokens))))
+    return results

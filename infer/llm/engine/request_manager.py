@@ -1,56 +1,61 @@
-"""Requests in flight: how one begins, forks, fails and ends, and what is to be told of it."""
+"""Request manager: requests from their start through forks to their end, and the outputs to return."""
 
 from __future__ import annotations
 
 import msgspec
 
 from ..lora.adapters import Adapters
-from ..text.detokenize import Pieces
+from ..text.detokenize import DetokenizerFactory
 from ..text.stop_strings import StopStrings, TextStream
-from .interfaces import Grammars, Speculation
+from .interfaces import GrammarBackend, Speculation
 from .requests import FinishReason, Output, Request
 from .scheduler import Scheduler
-from .sequence import Job, Sequence
+from .sequence import RequestState, Sequence
 from .stats import EngineStats
-from .stop_conditions import ended, told
+from .stop_conditions import error_fields, final_output
 
 
-class InFlight:
-    """`outputs` since they were last taken; a sequence that ends leaves the scheduler at once."""
+class RequestManager:
+    """States of the unfinished requests by id, and `outputs` since they were last taken.
+
+    A sequence that ends leaves the scheduler at once.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         statistics: EngineStats,
         *,
-        pieces: Pieces | None,
-        grammars: Grammars | None,
+        pieces: DetokenizerFactory | None,
+        grammars: GrammarBackend | None,
         speculation: Speculation | None,
         adapters: Adapters | None,
     ) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.states: dict[str, RequestState] = {}
         self.outputs: list[Output] = []
         self._scheduler, self._statistics = scheduler, statistics
-        self._pieces, self._grammars, self._speculation = pieces, grammars, speculation
+        self._detokenizers, self._grammars, self._speculation = pieces, grammars, speculation
         self._adapters = adapters
         self._number = 0
 
     def begin(self, request: Request, now: float, aging: float) -> None:
-        """Queue its first sequence; the others are forked from it once the prompt is read."""
-        job = Job(request, self._number, now, aging)
-        job.sequences.append(self.open(job, 0))
+        """Queue the first sequence of a request; the others are forked from it once the prompt is computed."""
+        state = RequestState(request, self._number, now, aging)
+        state.sequences.append(self.open(state, 0))
         if self._adapters is not None and request.adapter is not None:
-            job.use_adapter(*self._adapters.take(request.adapter))
+            state.use_adapter(*self._adapters.take(request.adapter))
         self._number += 1
-        self.jobs[request.id] = job
-        self._scheduler.add(job.sequences[0])
+        self.states[request.id] = state
+        self._scheduler.add(state.sequences[0])
 
-    def open(self, job: Job, index: int) -> Sequence:
-        """A completion of the job with text, grammar and drafts of its own; not yet scheduled."""
-        sequence, request = Sequence(job, index), job.request
-        if self._pieces is not None:
-            detokenizer = self._pieces.start(request.prompt, skip_special=job.sampling.skip_special_tokens)
-            stops = StopStrings(job.sampling.stop, include=job.sampling.include_stop)
+    def open(self, state: RequestState, index: int) -> Sequence:
+        """Create a completion with its own text, grammar and drafts; it is not yet scheduled."""
+        sequence, request = Sequence(state, index), state.request
+        if self._detokenizers is not None:
+            detokenizer = self._detokenizers.start(
+                request.prompt, skip_special=state.sampling.skip_special_tokens
+            )
+            stops = StopStrings(state.sampling.stop, include=state.sampling.include_stop)
             sequence.text = TextStream(detokenizer, stops)
         if request.grammar is not None and self._grammars is not None:
             sequence.grammar = self._grammars.open(request.grammar)
@@ -59,63 +64,65 @@ class InFlight:
         return sequence
 
     def fork(self, family: list[Sequence]) -> None:
-        """The first goes on as all of them; of a job that wants one completion that is all."""
-        parent, job = family[0], family[0].job
+        """Start the other completions of a request from its first one, over the same pages."""
+        parent, state = family[0], family[0].state
         for child in family[1:]:
-            job.sequences.append(child)
+            state.sequences.append(child)
             self._scheduler.fork(parent, child)
-        job.forked = True
+        state.forked = True
 
     def close(self, sequence: Sequence, output: Output) -> None:
-        """Hand on an output, and end the sequence with its last one."""
+        """Add an output, and end the sequence with its last one."""
         self.outputs.append(output)
         if output.finish is not None:
             self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
+        """End a sequence, and its request with the last one."""
         self._end(sequence)
-        if sequence.job.unfinished == 0:
-            self._forget(sequence.job)
+        if sequence.state.unfinished == 0:
+            self._forget(sequence.state)
             self._statistics.finished += 1
 
     def close_all(
         self, sequence: Sequence, finish: FinishReason, by: str | None = None, fault: str = ""
     ) -> None:
-        """Without a token; with those completions that were to be forked from it."""
-        job, output = sequence.job, ended(sequence, finish, by, fault)
-        if not job.forked:
-            job.unfinished = 1
-            self.outputs += [msgspec.structs.replace(output, index=i) for i in range(1, job.sampling.n)]
+        """End a sequence without a token, with the completions that were to be forked from it."""
+        state, output = sequence.state, final_output(sequence, finish, by, fault)
+        if not state.forked:
+            state.unfinished = 1
+            self.outputs += [msgspec.structs.replace(output, index=i) for i in range(1, state.sampling.n)]
         self.close(sequence, output)
 
-    def drop(self, job: Job, finish: FinishReason, by: str | None = None, fault: str = "") -> None:
-        """End all its completions that are not over, without a token; their pages are free at once."""
-        id = job.request.id
-        for index in range(job.sampling.n):
-            if index >= len(job.sequences):
+    def drop(self, state: RequestState, finish: FinishReason, by: str | None = None, fault: str = "") -> None:
+        """End all unfinished completions of a request without a token; their pages are free at once."""
+        id = state.request.id
+        for index in range(state.sampling.n):
+            if index >= len(state.sequences):
                 self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, fault=fault))
-            elif not job.sequences[index].finished:
-                self._end(job.sequences[index])
+            elif not state.sequences[index].finished:
+                self._end(state.sequences[index])
                 self.outputs.append(Output(id=id, index=index, finish=finish, stopped_by=by, fault=fault))
-        self._forget(job)
+        self._forget(state)
 
     def blame(self, sequence: Sequence, error: Exception) -> None:
-        """What followed the model raised on account of this sequence: its request ends, the others go on."""
+        """Fail the request of a sequence on which processing raised; the other requests go on."""
         self._statistics.failed += 1
-        if sequence.job.request.id in self.jobs:
-            self.drop(sequence.job, "error", *told(error))
+        if sequence.state.request.id in self.states:
+            self.drop(sequence.state, "error", *error_fields(error))
 
     def live(self) -> list[Sequence]:
-        return [s for job in self.jobs.values() for s in job.sequences if not s.finished]
+        """List the sequences that are not finished."""
+        return [s for state in self.states.values() for s in state.sequences if not s.finished]
 
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
-        sequence.job.unfinished -= 1
+        sequence.state.unfinished -= 1
         self._scheduler.remove(sequence)
 
-    def _forget(self, job: Job) -> None:
-        """Let go of it; its sequences refer back, and would stay until a full collection."""
-        del self.jobs[job.request.id]
-        job.sequences.clear()
-        if self._adapters is not None and job.request.adapter is not None:
-            self._adapters.release(job.request.adapter)
+    def _forget(self, state: RequestState) -> None:
+        """Remove a request; its sequences refer back to it and would stay until a full collection."""
+        del self.states[state.request.id]
+        state.sequences.clear()
+        if self._adapters is not None and state.request.adapter is not None:
+            self._adapters.release(state.request.adapter)

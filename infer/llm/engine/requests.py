@@ -1,4 +1,4 @@
-"""What a caller asks of the engine and what comes back; both as plain values that cross threads and processes."""
+"""Requests and outputs of the engine: plain values that cross threads and processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 from ...errors import InputError
 
-MOST_PRIORITY = 100  # from minus that on
+MAX_PRIORITY = 100  # from minus that on
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen and when a completion ends. Defaults: the model's own distribution, until its end.
+    """Sampling parameters and stop conditions. Defaults: the model's own distribution, until its end.
 
     Order: logit_bias, penalties, temperature, then top_k, top_p, min_p; `temperature` 0 takes the most likely token.
     The same seed, prompt and parameters give the same tokens.
@@ -73,7 +73,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms under the model's distribution, before temperature and truncation."""
+    """Log probability (natural) of a token under the model's distribution, before temperature and truncation."""
 
     token_id: int
     logprob: float
@@ -96,7 +96,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step brought to one of the `n` completions of a request; `text` never ends within a character.
+    """Output of one step for one of the `n` completions of a request; `text` never ends within a character.
 
     `finish` is set on the last one; `stopped_by` then is the stop string or token id, or the reason of an error.
     """

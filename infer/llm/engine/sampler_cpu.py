@@ -1,7 +1,7 @@
-"""Draws and logprobs of single rows on a CPU, in numpy: what `truncation` and `logprobs` do for rows on a device.
+"""Sampling and logprobs of single rows on a CPU, in numpy: the counterpart of `sampler_device` and `logprobs`.
 
-Looking for the largest of a row is the work. The k-th largest of the maxima of its blocks is no more than its k-th
-largest number, so that one cheap pass leaves a few candidates, and only those are sorted. Ties go to the lower id.
+Most of the time goes into finding the largest logits. The k-th largest of the maxima of a row's blocks is at most its
+k-th largest logit, so one cheap pass leaves few candidates, and only those are sorted. Ties go to the lower id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SUM = 256  # weights are added up in blocks first
 
 
 def candidates(row: Row, count: int) -> np.ndarray:
-    """Ids of at least the `count` largest, int64, most likely first."""
+    """Return ids of at least the `count` largest logits, int64, most likely first."""
     whole = len(row) // BLOCK * BLOCK
     if whole // BLOCK <= count:
         return np.argsort(-row, kind="stable")
@@ -30,7 +30,7 @@ def candidates(row: Row, count: int) -> np.ndarray:
 
 
 def weights(row: Row, top: float, temperature: float) -> np.ndarray:
-    """Probabilities over that of the most likely token, float32 [vocab]."""
+    """Return probabilities relative to that of the most likely token, float32 [vocab]."""
     found = row - np.float32(top)
     if temperature != 1:
         found /= np.float32(temperature)
@@ -38,7 +38,7 @@ def weights(row: Row, top: float, temperature: float) -> np.ndarray:
 
 
 def draw(row: Row, top: float, sampling: Sampling, place: float) -> int:
-    """The token at `place` in [0, 1) of the cumulative distribution that top_k, top_p and min_p leave."""
+    """Return the token at `place` in [0, 1) of the cumulative distribution that top_k, top_p and min_p leave."""
     vocab = len(row)
     if 0 < sampling.top_k < vocab or sampling.top_p < 1 or sampling.min_p > 0:
         return _draw_cut(row, top, sampling, place)
@@ -79,18 +79,21 @@ def _draw_cut(row: Row, top: float, sampling: Sampling, place: float) -> int:
 
 
 def _nucleus(mass: np.ndarray, goal: float) -> int:
-    """How many of the most likely it takes to reach a mass."""
+    """Count the most likely tokens that are needed to reach a mass."""
     return min(int(mass.cumsum().searchsorted(goal, side="left")) + 1, len(mass))
 
 
 def _at(reached: np.ndarray, goal: float) -> int:
-    """The first place beyond the goal; rounding may lead past the last that adds anything, which then is meant."""
+    """Return the first index whose sum exceeds the goal.
+
+    Rounding may lead past the last token with any weight; then that token is returned.
+    """
     place = int(reached.searchsorted(goal, side="right"))
     return place if place < len(reached) else int(reached.searchsorted(reached[-1], side="left"))
 
 
 def score(row: Row, token: int, number: int) -> TokenLogprob:
-    """Of a token, and of the `number` most likely ones."""
+    """Return the logprob of a token, and of the `number` most likely ones."""
     top = float(row.max())
     whole = top + math.log(float(weights(row, top, 1.0).sum(dtype=np.float64)))
     if not number:

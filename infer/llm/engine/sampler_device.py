@@ -1,6 +1,6 @@
-"""Draws from a distribution, whole or cut by top-k, top-p (Holtzman et al. 2020) and min-p (Nguyen et al. 2024).
+"""Sampling on a device: whole distributions, top-k, top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
 
-What a row draws depends on that row alone.
+The token of a row depends on that row alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole 
 
 
 def choose(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
-    """A token of each row of float32 [rows, vocab], on whatever device."""
+    """Sample a token of each row of float32 [rows, vocab], on any device."""
     vocab, tokens = values.shape[1], [0] * len(samplings)
     cut = [i for i, s in enumerate(samplings) if 0 < s.top_k < vocab or s.top_p < 1 or s.min_p > 0]
     rest = sorted(set(range(len(samplings))) - set(cut))
-    for rows, by in ((cut, choose_cut), (rest, choose_all)):
+    for rows, by in ((cut, sample_truncated), (rest, sample_full)):
         if rows:
             part = values if len(rows) == len(values) else values[rows]
             found = by(part, [samplings[i] for i in rows], [draws[i] for i in rows])
@@ -30,8 +30,8 @@ def choose(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
     return tokens
 
 
-def choose_all(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
-    """From all of float32 [rows, vocab]; blocks are summed first, so that only one is walked through."""
+def sample_full(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """Sample from whole distributions, float32 [rows, vocab]; blocks are summed first and one of them is searched."""
     weights = _weights(values, samplings, values.amax(-1, keepdim=True))
     rows, vocab = weights.shape
     short = -vocab % BLOCK
@@ -47,8 +47,8 @@ def choose_all(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[fl
     return (block * BLOCK + torch.minimum(place, last)).tolist()
 
 
-def choose_cut(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
-    """From what top_k, then top_p, then min_p leave of float32 [rows, vocab], most likely first."""
+def sample_truncated(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> list[int]:
+    """Sample from what top_k, then top_p, then min_p leave of float32 [rows, vocab], most likely first."""
     vocab = values.shape[1]
     tokens = [0] * len(samplings)
     groups: dict[
@@ -60,11 +60,13 @@ def choose_cut(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[fl
     for width, rows in groups.items():
         whole = len(rows) == len(samplings)
         part = values if whole else values[rows]
-        found, enough = _cut(part, width, [samplings[i] for i in rows], [draws[i] for i in rows])
+        found, enough = _sample_top(part, width, [samplings[i] for i in rows], [draws[i] for i in rows])
         wide = [at for at, is_enough in enumerate(enough) if not is_enough]
         if wide:
             named = [rows[at] for at in wide]
-            again, _ = _cut(part[wide], vocab, [samplings[i] for i in named], [draws[i] for i in named])
+            again, _ = _sample_top(
+                part[wide], vocab, [samplings[i] for i in named], [draws[i] for i in named]
+            )
             for at, token in zip(wide, again, strict=True):
                 found[at] = token
         for i, token in zip(rows, found, strict=True):
@@ -72,10 +74,10 @@ def choose_cut(values: Tensor, samplings: Sequence[Sampling], draws: Sequence[fl
     return tokens
 
 
-def _cut(
+def _sample_top(
     values: Tensor, width: int, samplings: Sequence[Sampling], draws: Sequence[float]
 ) -> tuple[list[int], list[bool]]:
-    """Tokens, and of each row whether its `width` most likely ones were enough to know it."""
+    """Sample among the `width` most likely tokens; also tell for each row if these were enough."""
     vocab, device = values.shape[1], values.device
     best = values.topk(width, -1) if width < vocab else values.sort(stable=True, dim=-1, descending=True)
     table = [(s.top_k or vocab, s.top_p, s.min_p, draw) for s, draw in zip(samplings, draws, strict=True)]
@@ -101,11 +103,11 @@ def _cut(
 
 
 def _weights(values: Tensor, samplings: Sequence[Sampling], top: Tensor) -> Tensor:
-    """Probabilities over that of the most likely token, whose logit is `top` [rows, 1]."""
+    """Return probabilities relative to that of the most likely token, whose logit is `top` [rows, 1]."""
     heat = torch.tensor([[s.temperature] for s in samplings], device=values.device, dtype=values.dtype)
     return ((values - top) / heat).exp_()
 
 
 def _first_above(sums: Tensor, goal: Tensor) -> Tensor:
-    """Per row of ascending sums the first place whose sum exceeds the goal."""
+    """Return, per row of ascending sums, the first index whose sum exceeds the goal."""
     return torch.searchsorted(sums, goal[:, None].contiguous(), right=True)[:, 0].clamp_max(sums.shape[1] - 1)

@@ -1,8 +1,8 @@
-"""Which tokens run in the next step: decode first, then pieces of prompts, within a budget of tokens and pages.
+"""Scheduler of the engine: decodes first, then chunks of prompts, within a budget of tokens and pages per step.
 
-Requests of one tenant are ordered by rank (arrival, moved by priority; see `Job`), tenants by what they were given (see
-`fairness`). No two sequences push each other out in turns: the oldest of those that come first for their tenants can
-take the pages of all others, and what is admitted fits alone, so there is always somebody who goes on.
+Requests of one tenant are ordered by rank (arrival, shifted by priority; see `RequestState`), tenants by the tokens
+they were served (see `fairness`). Progress is certain: the oldest of the requests that come first for their tenants
+can preempt all others, and an admitted request fits into the cache alone, so no two preempt each other in turns.
 """
 
 from __future__ import annotations
@@ -11,293 +11,309 @@ import itertools
 from bisect import insort
 from typing import NamedTuple
 
-from .block_manager import PagePool
-from .fairness import OLDEST, Shares, arrived
+from .block_manager import BlockManager
+from .fairness import OLDEST_EVERY, FairShares, arrival_order
 from .limits import EngineLimits
 from .sequence import Rank, Sequence
 
 
-class Work(NamedTuple):
-    """The next `size` tokens of a sequence, counted from `sequence.computed`; drafts stand after its tokens."""
+class ScheduledSequence(NamedTuple):
+    """`num_tokens` tokens of a sequence from `num_computed_tokens` on; draft tokens follow its own tokens."""
 
     sequence: Sequence
-    size: int
+    num_tokens: int
 
     @property
-    def decodes(self) -> bool:
-        """Whether it goes on with an output, as opposed to reading a prompt or what was computed before."""
+    def is_decode(self) -> bool:
+        """True when it continues the output, False when it computes a prompt or recomputes."""
         sequence = self.sequence
-        return sequence.outputs > 0 and sequence.computed + 1 == len(sequence.tokens)
+        return sequence.num_output_tokens > 0 and sequence.num_computed_tokens + 1 == len(sequence.tokens)
 
 
 class Scheduler:
-    def __init__(self, pool: PagePool, limits: EngineLimits) -> None:
-        self.pool, self.limits = pool, limits
-        self.shares = Shares()
+    """Queues of waiting and running sequences, both in order of rank, and the choice of what runs in a step."""
+
+    def __init__(self, block_manager: BlockManager, limits: EngineLimits) -> None:
+        self.block_manager, self.limits = block_manager, limits
+        self.fair_shares = FairShares()
         self.waiting: list[Sequence] = []  # both in order of rank
         self.running: list[Sequence] = []
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
-        self.free_slots = list(range(limits.max_running - 1, -1, -1))
+        self.free_rows = list(range(limits.max_running - 1, -1, -1))
         self._turn = 0
-        self._reserve = max(1, int(pool.total * limits.watermark))
+        self._reserve = max(1, int(block_manager.num_pages * limits.watermark))
 
     def add(self, sequence: Sequence) -> None:
-        self.shares.join(sequence.tenant, itertools.chain(self.waiting, self.running))
+        """Queue a new sequence."""
+        self.fair_shares.join(sequence.tenant, itertools.chain(self.waiting, self.running))
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """It is over, wherever it is; its pages are free at once."""
-        if sequence.slot >= 0:
-            self._leave(sequence)
+        """Take out a finished sequence, waiting or running; its pages are free at once."""
+        if sequence.table_row >= 0:
+            self._stop_running(sequence)
         else:
             self.waiting.remove(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` goes on where `parent` is, on the same pages; with no place for it, it waits and recomputes."""
-        if not self.free_slots:
+        """Start `child` where `parent` is, over the same pages; without a free row it waits and recomputes."""
+        if not self.free_rows:
             self.add(child)
             return
-        child.computed, child.names = parent.computed, list(parent.names)
+        child.num_computed_tokens, child.page_hashes = parent.num_computed_tokens, list(parent.page_hashes)
         child.pages = list(parent.pages)
         for page in child.pages:
-            self.pool.share(page)
-        self._enter(child)
+            self.block_manager.add_reference(page)
+        self._start_running(child)
 
-    def plan(self) -> list[Work]:
-        """What to run next, pages taken for it; empty when there is nothing."""
-        self._make_way()
-        work = self._plan_alone() if self.limits.batch_invariant else self._plan()
-        for item in work:
-            self.shares.charge(item.sequence, item.size, output=item.decodes)
-        return work
+    def schedule(self) -> list[ScheduledSequence]:
+        """Choose the sequences and tokens of the next step and allocate their pages; [] if there is nothing to run."""
+        self._preempt_for_waiting()
+        scheduled = (
+            self._schedule_batch_invariant() if self.limits.batch_invariant else self._schedule_batched()
+        )
+        for item in scheduled:
+            self.fair_shares.charge(item.sequence, item.num_tokens, output=item.is_decode)
+        return scheduled
 
-    def _plan(self) -> list[Work]:
-        work = self._decodes()
-        budget = self.limits.step_tokens - sum(item.size for item in work)
-        if work:
+    def _schedule_batched(self) -> list[ScheduledSequence]:
+        scheduled = self._schedule_decodes()
+        budget = self.limits.step_tokens - sum(item.num_tokens for item in scheduled)
+        if scheduled:
             budget = min(budget, self.limits.mixed_tokens)
         if budget > 0:
-            work += self._prefills(budget)
-        return work
+            scheduled += self._schedule_prefills(budget)
+        return scheduled
 
-    def _decodes(self) -> list[Work]:
-        work: list[Work] = []
-        decoding = [s for s in self.running if len(s.tokens) - s.computed == 1]
+    def _schedule_decodes(self) -> list[ScheduledSequence]:
+        scheduled: list[ScheduledSequence] = []
+        decoding = [s for s in self.running if len(s.tokens) - s.num_computed_tokens == 1]
         budget = self.limits.step_tokens
         spare = budget - len(decoding)
-        page, refs = self.pool.page, self.pool.refs
+        page, refs = self.block_manager.page_size, self.block_manager.ref_counts
         for sequence in decoding[:budget]:
-            if sequence.slot < 0:
+            if sequence.table_row < 0:
                 continue  # lost its pages to one before it
-            block = sequence.computed // page
-            if not sequence.draft and block < len(sequence.pages) and refs[sequence.pages[block]] == 1:
-                work.append(Work(sequence, 1))
+            block = sequence.num_computed_tokens // page
+            if not sequence.draft_tokens and block < len(sequence.pages) and refs[sequence.pages[block]] == 1:
+                scheduled.append(ScheduledSequence(sequence, 1))
                 continue
-            draft = len(sequence.draft)
-            if draft and (draft > spare or not self._has_room(sequence, sequence.computed + 1 + draft)):
-                del sequence.draft[max(spare, 0) :]
-                if not self._has_room(sequence, sequence.computed + 1 + len(sequence.draft)):
-                    sequence.draft = []
-            if self._make_room(sequence, sequence.computed + 1 + len(sequence.draft)):
-                work.append(Work(sequence, 1 + len(sequence.draft)))
-                spare -= len(sequence.draft)
-        return work
+            draft = len(sequence.draft_tokens)
+            if draft and (
+                draft > spare or not self._has_room(sequence, sequence.num_computed_tokens + 1 + draft)
+            ):
+                del sequence.draft_tokens[max(spare, 0) :]
+                if not self._has_room(
+                    sequence, sequence.num_computed_tokens + 1 + len(sequence.draft_tokens)
+                ):
+                    sequence.draft_tokens = []
+            if self._ensure_room(sequence, sequence.num_computed_tokens + 1 + len(sequence.draft_tokens)):
+                scheduled.append(ScheduledSequence(sequence, 1 + len(sequence.draft_tokens)))
+                spare -= len(sequence.draft_tokens)
+        return scheduled
 
-    def _prefills(self, budget: int) -> list[Work]:
-        """The one that has waited longest gets a quarter of the budget, the tenant that was given least the rest, its
-        shortest first."""
-        waiting = self._prefilling()
+    def _schedule_prefills(self, budget: int) -> list[ScheduledSequence]:
+        """Divide the budget: a quarter to the oldest prompt, the rest by tenant and then shortest first."""
+        waiting = self._admit_prefills()
         if not waiting:
             return []
         counts: dict[int, int] = {}
         scored = self.limits.score_tokens
-        order = [min(waiting, key=arrived)]
+        order = [min(waiting, key=arrival_order)]
         if len(waiting) > 1:
-            order += sorted(waiting, key=self.shares.shortest)
+            order += sorted(waiting, key=self.fair_shares.shortest)
         for i, sequence in enumerate(order):
-            self._adopt(sequence)
-            left = len(sequence.tokens) - sequence.computed - counts.get(sequence.slot, 0)
-            limit = budget if i or len(order) == 1 else max(budget // OLDEST, 1)
+            self._use_cached_pages(sequence)
+            left = len(sequence.tokens) - sequence.num_computed_tokens - counts.get(sequence.table_row, 0)
+            limit = budget if i or len(order) == 1 else max(budget // OLDEST_EVERY, 1)
             count = min(left, limit, budget)
-            if sequence.job.scoring:
+            if sequence.state.needs_prompt_logprobs:
                 count = min(count, scored)
                 scored -= count
-            counts[sequence.slot] = counts.get(sequence.slot, 0) + count
+            counts[sequence.table_row] = counts.get(sequence.table_row, 0) + count
             budget -= count
-        return [Work(s, counts[s.slot]) for s in waiting if counts.get(s.slot)]
+        return [ScheduledSequence(s, counts[s.table_row]) for s in waiting if counts.get(s.table_row)]
 
-    def _prefilling(self) -> list[Sequence]:
-        """In order of rank, those just admitted included; of each tenant one, however many others there are."""
-        found = [s for s in self.running if len(s.tokens) - s.computed > 1]
+    def _admit_prefills(self) -> list[Sequence]:
+        """Return the running prefills by rank after admitting waiting ones; of each tenant at least one."""
+        found = [s for s in self.running if len(s.tokens) - s.num_computed_tokens > 1]
         while self.waiting:
-            first = self.shares.first(self.waiting)
+            first = self.fair_shares.first(self.waiting)
             if len(found) >= self.limits.max_prefills and any(s.tenant == first.tenant for s in found):
                 break
-            if not self._fits(first, hits := self._match(first)):
+            if not self._can_admit(first, hits := self._match_prefix(first)):
                 break
             self._admit(first, hits)
             insort(found, first, key=_rank)
         return found
 
-    def _make_way(self) -> None:
-        """The first of the waiting takes the places of running ones, where its share or its priority allows it and
-        while it lacks its own."""
+    def _preempt_for_waiting(self) -> None:
+        """Preempt for the first waiting sequence while its share or priority allows it and room is missing."""
         while self.waiting and self.running:
-            first = self.shares.first(self.waiting)
-            lacking = self._lacking(first, self._match(first))
-            if self.free_slots and lacking <= 0:
+            first = self.fair_shares.first(self.waiting)
+            lacking = self._num_missing_pages(first, self._match_prefix(first))
+            if self.free_rows and lacking <= 0:
                 return
-            if (victim := self.shares.victim(first, self.running, lacking)) is None:
+            if (victim := self.fair_shares.victim(first, self.running, lacking)) is None:
                 return
             self.preempt(victim)
 
-    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
-        return bool(self.free_slots) and self._lacking(sequence, hits) <= 0
+    def _can_admit(self, sequence: Sequence, hits: list[int]) -> bool:
+        return bool(self.free_rows) and self._num_missing_pages(sequence, hits) <= 0
 
-    def _lacking(self, sequence: Sequence, hits: list[int]) -> int:
-        """Pages that it would need beyond those that can be had."""
-        needed = -(-len(sequence.tokens) // self.pool.page) - len(hits) + sum(map(self.pool.is_idle, hits))
+    def _num_missing_pages(self, sequence: Sequence, hits: list[int]) -> int:
+        """Count the pages that the sequence needs beyond the available ones, the reserve included."""
+        needed = (
+            -(-len(sequence.tokens) // self.block_manager.page_size)
+            - len(hits)
+            + sum(map(self.block_manager.is_evictable, hits))
+        )
         reserve = self._reserve if self.running else 0
-        return needed + reserve - self.pool.available
+        return needed + reserve - self.block_manager.num_available
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
-        """Give the first of the waiting a slot, and pages for all its tokens."""
-        pool, page = self.pool, self.pool.page
+        """Give the first waiting sequence a row, and pages for all its tokens."""
+        block_manager, page = self.block_manager, self.block_manager.page_size
         blocks = -(-len(sequence.tokens) // page)
         for hit in hits:
-            pool.share(hit)
-        sequence.pages = [*hits, *(pool.take() for _ in range(blocks - len(hits)))]
-        sequence.computed = sequence.cached = len(hits) * page
+            block_manager.add_reference(hit)
+        sequence.pages = [*hits, *(block_manager.allocate() for _ in range(blocks - len(hits)))]
+        sequence.num_computed_tokens = sequence.num_cached_tokens = len(hits) * page
         self.prefix_queries += len(sequence.tokens)
-        self.prefix_hits += sequence.cached
+        self.prefix_hits += sequence.num_cached_tokens
         self.waiting.remove(sequence)
-        self.shares.admitted(sequence)
-        self._enter(sequence)
+        self.fair_shares.admitted(sequence)
+        self._start_running(sequence)
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        """Known pages of its beginning, one token at least left over to compute."""
-        page, step = self.pool.page, self.limits.step_tokens
-        if not self.pool.caching or sequence.job.scoring:
+    def _match_prefix(self, sequence: Sequence) -> list[int]:
+        """Return cached pages of its beginning; at least one token is left to compute."""
+        page, step = self.block_manager.page_size, self.limits.step_tokens
+        if not self.block_manager.prefix_caching or sequence.state.needs_prompt_logprobs:
             return []
         full = (len(sequence.tokens) - 1) // page
-        hits = self.pool.match(sequence.page_name(block, page) for block in range(full))
+        hits = self.block_manager.match_prefix(sequence.page_hash(block, page) for block in range(full))
         if self.limits.batch_invariant:
             del hits[len(hits) * page // step * step // page :]
         return hits
 
-    def _adopt(self, sequence: Sequence) -> None:
-        """Take over pages that another with the same beginning has computed meanwhile."""
-        pool, page = self.pool, self.pool.page
-        if not pool.caching or sequence.job.scoring or sequence.computed % page:
+    def _use_cached_pages(self, sequence: Sequence) -> None:
+        """Replace own pages by those that another sequence with the same beginning has computed meanwhile."""
+        block_manager, page = self.block_manager, self.block_manager.page_size
+        if (
+            not block_manager.prefix_caching
+            or sequence.state.needs_prompt_logprobs
+            or sequence.num_computed_tokens % page
+        ):
             return
-        while sequence.computed + page < len(sequence.tokens):
-            block = sequence.computed // page
-            known = pool.find(sequence.page_name(block, page))
+        while sequence.num_computed_tokens + page < len(sequence.tokens):
+            block = sequence.num_computed_tokens // page
+            known = block_manager.lookup(sequence.page_hash(block, page))
             if known is None:
                 return
             if known != sequence.pages[block]:
-                pool.share(known)
-                pool.release(sequence.pages[block])
+                block_manager.add_reference(known)
+                block_manager.release(sequence.pages[block])
                 sequence.pages[block] = known
-                sequence.synced = min(sequence.synced, block)
-            sequence.computed += page
-            sequence.cached += page
+                sequence.num_synced_pages = min(sequence.num_synced_pages, block)
+            sequence.num_computed_tokens += page
+            sequence.num_cached_tokens += page
             self.prefix_hits += page
 
     def _has_room(self, sequence: Sequence, length: int) -> bool:
-        return self._missing(sequence, length) <= self.pool.available
+        return self._num_pages_to_allocate(sequence, length) <= self.block_manager.num_available
 
-    def _missing(self, sequence: Sequence, length: int) -> int:
-        """Pages to take so that `length` tokens fit and the next one is written to a page of its own."""
-        pages, page = sequence.pages, self.pool.page
-        block = sequence.computed // page
-        shared = block < len(pages) and self.pool.refs[pages[block]] > 1
+    def _num_pages_to_allocate(self, sequence: Sequence, length: int) -> int:
+        """Count the pages needed so that `length` tokens fit and the next one is written to an unshared page."""
+        pages, page = sequence.pages, self.block_manager.page_size
+        block = sequence.num_computed_tokens // page
+        shared = block < len(pages) and self.block_manager.ref_counts[pages[block]] > 1
         return -(-length // page) - len(pages) + shared
 
-    def _make_room(self, sequence: Sequence, length: int) -> bool:
-        """False when its own pages were taken from it, since all others rank before it."""
-        pool, page = self.pool, self.pool.page
-        block = sequence.computed // page
+    def _ensure_room(self, sequence: Sequence, length: int) -> bool:
+        """Allocate pages for `length` tokens, preempting others; False when the sequence itself was preempted."""
+        block_manager, page = self.block_manager, self.block_manager.page_size
+        block = sequence.num_computed_tokens // page
         pages = sequence.pages
-        if block < len(pages) and length <= len(pages) * page and pool.refs[pages[block]] == 1:
+        if block < len(pages) and length <= len(pages) * page and block_manager.ref_counts[pages[block]] == 1:
             return True
-        while self._missing(sequence, length) > pool.available:
-            last = self.shares.last(self.running)
+        while self._num_pages_to_allocate(sequence, length) > block_manager.num_available:
+            last = self.fair_shares.last(self.running)
             self.preempt(last)
             if last is sequence:
                 return False
         if block < len(pages):
-            owned = pool.own(pages[block])
+            owned = block_manager.copy_on_write(pages[block])
             if owned != pages[block]:
                 pages[block] = owned
-                sequence.synced = min(sequence.synced, block)
+                sequence.num_synced_pages = min(sequence.num_synced_pages, block)
         while len(pages) * page < length:
-            pages.append(pool.take())
+            pages.append(block_manager.allocate())
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Its pages go; it waits in its place by rank, and what it had is computed again."""
-        self._leave(sequence)
-        sequence.computed = 0
-        sequence.draft = []
+        """Release the pages of a running sequence; it waits by its rank and is recomputed."""
+        self._stop_running(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.draft_tokens = []
         insort(self.waiting, sequence, key=_rank)
         self.preemptions += 1
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """`count` more tokens are in its pages; pages taken for drafts that failed go back."""
-        pool, page = self.pool, self.pool.page
-        before = sequence.computed // page
-        sequence.computed += count
-        after = sequence.computed // page
-        if after > before and pool.caching:
-            end = sequence.computed
+        """Count `count` more tokens as computed and add full pages to the prefix cache."""
+        block_manager, page = self.block_manager, self.block_manager.page_size
+        before = sequence.num_computed_tokens // page
+        sequence.num_computed_tokens += count
+        after = sequence.num_computed_tokens // page
+        if after > before and block_manager.prefix_caching:
+            end = sequence.num_computed_tokens
             if self.limits.batch_invariant:  # of whole pieces only: other cuts may differ in the last bit
                 step = self.limits.step_tokens
-                end = min(sequence.computed, sequence.job.prompt_length // step * step)
+                end = min(sequence.num_computed_tokens, sequence.state.prompt_length // step * step)
             for block in range(before, end // page):
-                pool.name(sequence.pages[block], sequence.page_name(block, page))
+                block_manager.register(sequence.pages[block], sequence.page_hash(block, page))
 
-    def trim(self, sequence: Sequence) -> None:
-        """Give back pages beyond the computed tokens."""
-        keep = -(-sequence.computed // self.pool.page)
+    def release_unused_pages(self, sequence: Sequence) -> None:
+        """Release pages beyond the computed tokens."""
+        keep = -(-sequence.num_computed_tokens // self.block_manager.page_size)
         while len(sequence.pages) > keep:
-            self.pool.release(sequence.pages.pop())
-        sequence.synced = min(sequence.synced, keep)
+            self.block_manager.release(sequence.pages.pop())
+        sequence.num_synced_pages = min(sequence.num_synced_pages, keep)
 
-    def _plan_alone(self) -> list[Work]:
-        """Every sequence that decodes, and a piece of one prompt: of the shortest, now and then of the oldest.
+    def _schedule_batch_invariant(self) -> list[ScheduledSequence]:
+        """Schedule every decode and a chunk of one prompt: the shortest, every few steps the oldest.
 
-        Outputs that are computed again after a preemption run one by one, as they did the first time.
+        Outputs that are recomputed after a preemption run one by one, as they did the first time.
         """
-        self._prefilling()  # admits
-        work: list[Work] = []
+        self._admit_prefills()  # admits
+        scheduled: list[ScheduledSequence] = []
         reading: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.computed < sequence.job.prompt_length and sequence.computed + 1 < len(
-                sequence.tokens
+            if (
+                sequence.num_computed_tokens < sequence.state.prompt_length
+                and sequence.num_computed_tokens + 1 < len(sequence.tokens)
             ):
                 reading.append(sequence)
-            elif sequence.slot >= 0 and self._make_room(sequence, sequence.computed + 1):
-                work.append(Work(sequence, 1))
-        reading = [sequence for sequence in reading if sequence.slot >= 0]
+            elif sequence.table_row >= 0 and self._ensure_room(sequence, sequence.num_computed_tokens + 1):
+                scheduled.append(ScheduledSequence(sequence, 1))
+        reading = [sequence for sequence in reading if sequence.table_row >= 0]
         if reading:
             self._turn += 1
-            order = arrived if self._turn % OLDEST == 0 else self.shares.shortest
+            order = arrival_order if self._turn % OLDEST_EVERY == 0 else self.fair_shares.shortest
             sequence = min(reading, key=order)
             piece = self.limits.step_tokens
-            end = min((sequence.computed // piece + 1) * piece, sequence.job.prompt_length)
-            work.append(Work(sequence, end - sequence.computed))
-        return work
+            end = min((sequence.num_computed_tokens // piece + 1) * piece, sequence.state.prompt_length)
+            scheduled.append(ScheduledSequence(sequence, end - sequence.num_computed_tokens))
+        return scheduled
 
-    def _enter(self, sequence: Sequence) -> None:
-        sequence.slot, sequence.synced = self.free_slots.pop(), 0
+    def _start_running(self, sequence: Sequence) -> None:
+        sequence.table_row, sequence.num_synced_pages = self.free_rows.pop(), 0
         insort(self.running, sequence, key=_rank)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.free_slots.append(sequence.slot)
-        sequence.slot = -1
-        self.pool.release_all(sequence.pages)
+        self.free_rows.append(sequence.table_row)
+        sequence.table_row = -1
+        self.block_manager.release_all(sequence.pages)
 
 
 def _rank(sequence: Sequence) -> Rank:

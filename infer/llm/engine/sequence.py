@@ -1,47 +1,49 @@
-"""A request in flight and its completions: what the scheduler, the sampler and the engine know of each."""
+"""State of a request and of its completions, as scheduler, sampler and engine see it."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from .block_manager import chain, root
+from .block_manager import hash_page, hash_root
 from .interfaces import Grammar, Speculator
 from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
     from ..text.stop_strings import TextStream
-    from .penalties import Counts
+    from .penalties import TokenCounts
 
 Rank = tuple[float, int, int]
 
 
-class Job:
-    """One request. `rank` orders requests for good: a step of priority is worth `aging` seconds of waiting."""
+class RequestState:
+    """State of one request. `rank`: its fixed order; one step of priority is worth `aging` seconds of waiting."""
 
     def __init__(self, request: Request, number: int, arrival: float, aging: float) -> None:
         self.request, self.sampling = request, request.sampling
         self.rank = (arrival + request.priority * aging, number)
         self.arrival = arrival
-        self.begun: float | None = None  # when a step first read of its prompt
+        self.started_at: float | None = None  # when a step first read of its prompt
         self.prompt_length = len(request.prompt)
         self.adapter = 0  # its slot
-        self.root = root(request.adapter or "", request.salt)
+        self.root_hash = hash_root(request.adapter or "", request.salt)
         sampling = request.sampling
         self.seed = int.from_bytes(os.urandom(8)) if sampling.seed is None else sampling.seed
         self.sequences: list[Sequence] = []
         self.forked = sampling.n == 1
         self.unfinished = sampling.n
-        self.scores: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if sampling.prompt_logprobs is None else [None]
+        )
         self.cached_tokens = 0
-        self.penalised = (
+        self.has_penalties = (
             sampling.repetition_penalty != 1
             or sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
         )
         # Whether temperature and cuts are all that shapes its tokens, and nothing but tokens and text is told.
-        self.simple = (
-            not self.penalised
+        self.fast_decode = (
+            not self.has_penalties
             and not sampling.logit_bias
             and sampling.logprobs is None
             and sampling.min_tokens == 0
@@ -49,50 +51,51 @@ class Job:
         )
 
     def use_adapter(self, slot: int, key: str) -> None:
-        self.adapter, self.root = slot, root(key, self.request.salt)
+        self.adapter, self.root_hash = slot, hash_root(key, self.request.salt)
 
     @property
-    def scoring(self) -> bool:
-        """Whether logits of prompt tokens are still wanted."""
-        return self.scores is not None and len(self.scores) < self.prompt_length
+    def needs_prompt_logprobs(self) -> bool:
+        """True while logits of prompt tokens are still needed."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
 
-    def add_scores(self, values: list[TokenLogprob]) -> None:
-        if self.scores is not None:
-            self.scores += values
+    def add_prompt_logprobs(self, values: list[TokenLogprob]) -> None:
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += values
 
 
 class Sequence:
-    """One completion. `tokens`: prompt and output; the first `computed` are in `pages`, in the cache."""
+    """One completion. `tokens`: prompt and output; the first `num_computed_tokens` are in `pages`."""
 
     __slots__ = (
-        "cached", "computed", "counts", "draft", "finished", "grammar", "index", "job", "names", "outputs", "pages",
-        "rank", "simple", "slot", "speculator", "synced", "tenant", "text", "tokens",
+        "draft_tokens", "fast_decode", "finished", "grammar", "index", "num_cached_tokens", "num_computed_tokens",
+        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "speculator", "state", "table_row",
+        "tenant", "text", "token_counts", "tokens",
     )  # fmt: skip
 
-    def __init__(self, job: Job, index: int) -> None:
-        self.job, self.index = job, index
-        self.rank: Rank = (*job.rank, index)
-        self.simple = job.simple
-        self.tenant = job.request.tenant
-        self.tokens = list(job.request.prompt)
-        self.outputs = 0  # how many of the tokens are output
-        self.computed = 0
-        self.cached = 0  # how many of those were found in the prefix cache, when it last started
+    def __init__(self, state: RequestState, index: int) -> None:
+        self.state, self.index = state, index
+        self.rank: Rank = (*state.rank, index)
+        self.fast_decode = state.fast_decode
+        self.tenant = state.request.tenant
+        self.tokens = list(state.request.prompt)
+        self.num_output_tokens = 0  # how many of the tokens are output
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # how many of those were found in the prefix cache, when it last started
         self.pages: list[int] = []
-        self.names: list[bytes] = []  # of full pages, as far as asked for
-        self.slot = -1  # its row among the running ones
-        self.synced = 0  # how many of its pages stand in that row
-        self.draft: list[int] = []
+        self.page_hashes: list[bytes] = []  # of full pages, as far as asked for
+        self.table_row = -1  # its row among the running ones
+        self.num_synced_pages = 0  # how many of its pages stand in that row
+        self.draft_tokens: list[int] = []
         self.finished = False
         self.grammar: Grammar | None = None
         self.speculator: Speculator | None = None
         self.text: TextStream | None = None
-        self.counts: Counts | None = None
+        self.token_counts: TokenCounts | None = None
 
-    def page_name(self, block: int, page: int) -> bytes:
-        """Of a full page; the tokens up to its end must be there."""
-        while len(self.names) <= block:
-            start = len(self.names) * page
-            parent = self.names[-1] if self.names else self.job.root
-            self.names.append(chain(parent, self.tokens[start : start + page]))
-        return self.names[block]
+    def page_hash(self, block: int, page: int) -> bytes:
+        """Return the hash of a full page; the tokens up to its end must exist."""
+        while len(self.page_hashes) <= block:
+            start = len(self.page_hashes) * page
+            parent = self.page_hashes[-1] if self.page_hashes else self.state.root_hash
+            self.page_hashes.append(hash_page(parent, self.tokens[start : start + page]))
+        return self.page_hashes[block]

@@ -1,9 +1,9 @@
-"""Drafts by prompt lookup: what followed the last tokens when they came before, in the prompt or the output.
+"""Drafts by prompt lookup: the tokens that followed the last ones when they occurred before, in prompt or output.
 
-(Saxena, "Prompt lookup decoding", 2023.) The engine verifies drafts, and its draws depend on seed and place alone, so
-the output is token for token the one without drafts. Here it is decided only whether a draft is worth its time: a
-token that is k-th in a draft comes true with about p^k, p counted per sequence and per length of match, and costs what
-one more token in a step was measured to cost. On a CPU, where few rows already fill the machine, that is a lot.
+(Saxena, "Prompt lookup decoding", 2023.) The engine verifies drafts, and its samples depend on seed and position alone,
+so the output equals the one without drafts. This file decides if a draft is worth its time: the k-th token of a draft
+is accepted with about p^k, p counted per sequence and per length of match, and costs what one more token in a step was
+measured to cost. On a CPU, where few rows already fill the machine, that is a lot.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 from .requests import Request
 
 WINDOW = 1 << 15  # tokens of the prompt's end that are searched
-LONGEST = 8  # tokens compared: beyond, matches do not get better
-TRIED = 16  # earlier places looked at for the longest match
-CLASSES = 3  # lengths of match that are counted apart: 1, 2, 3 and more
+MAX_MATCH = 8  # tokens compared: beyond, matches do not get better
+MAX_CANDIDATES = 16  # earlier places looked at for the longest match
+MATCH_CLASSES = 3  # lengths of match that are counted apart: 1, 2, 3 and more
 
 
 class LookupStats(msgspec.Struct):
-    """Of all sequences. Tokens a step gave for each that decodes: 1 + accepted / checks on those with drafts."""
+    """Totals over all sequences; a step yields 1 + accepted / checks tokens for a sequence with drafts."""
 
     checks: int = 0
     drafted: int = 0
@@ -35,8 +35,8 @@ class LookupStats(msgspec.Struct):
         return self.accepted / self.drafted if self.drafted else None
 
 
-class Costs:
-    """What a step takes: one token for each of `sequences`, and what each more token adds (moving averages)."""
+class StepCosts:
+    """Moving averages of a step's time: one token for each of `sequences`, and each token beyond."""
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -53,15 +53,15 @@ class Costs:
             _average(self._more, sequences, min(max((seconds - plain) / more, 0.0), plain))
 
     def ratio(self, sequences: int) -> float:
-        """Of what one more token adds to what one token of one sequence takes; 1 would be no gain, ever."""
+        """Return the cost of one more token relative to one token of one sequence; at 1 drafts can't pay."""
         plain, more = self._plain.get(sequences), self._more.get(sequences)
         if not plain or more is None:
             return self._prior
         return min(more * sequences / plain, 1.0)
 
 
-class Acceptance:
-    """How often the next drafted token came true, lately; `prior` weighs as much as two tokens."""
+class AcceptanceRate:
+    """Recent share of accepted draft tokens; `prior` weighs as much as two tokens."""
 
     def __init__(self, prior: float, patience: int, retry: int) -> None:
         self._hits, self._tried, self._prior = 0.0, 0.0, prior
@@ -80,7 +80,7 @@ class Acceptance:
             self._retry = self._first
 
     def length(self, most: int, cost: float, floor: float) -> int:
-        """How many tokens are worth drafting; after a while without, one is tried again."""
+        """Return how many tokens are worth drafting; after a while without any, one is tried again."""
         rate, count, chance = self.rate, 0, self.rate
         while count < most and chance > cost:
             count, chance = count + 1, chance * rate
@@ -96,8 +96,11 @@ class Acceptance:
 
 
 class PromptLookup:
-    """Implements `hooks.Speculation`. `most`: tokens of a draft; `floor`: the acceptance below which it is off after
-    `patience` checks, to be tried again after `retry` chances, then twice as many, and so on."""
+    """Prompt lookup decoding; implements `interfaces.Speculation`.
+
+    `most`: tokens of a draft; `floor`: the acceptance below which drafting stops after `patience` checks, to be tried
+    again after `retry` chances, then twice as many, and so on.
+    """
 
     def __init__(
         self,
@@ -109,12 +112,12 @@ class PromptLookup:
         prior_cost: float = 0.3,
     ) -> None:
         self.most, self.floor, self.patience, self.retry = most, floor, patience, retry
-        self.costs, self.stats = Costs(prior_cost), LookupStats(token_cost=prior_cost)
+        self.costs, self.stats = StepCosts(prior_cost), LookupStats(token_cost=prior_cost)
         self._sequences = 1
 
-    def open(self, request: Request) -> Lookup | None:
-        """None where one or two tokens are wanted: nothing could be gained."""
-        return Lookup(self) if request.sampling.max_tokens > 2 else None
+    def open(self, request: Request) -> SequenceLookup | None:
+        """Return a speculator, or None where one or two tokens are wanted: drafts could gain nothing."""
+        return SequenceLookup(self) if request.sampling.max_tokens > 2 else None
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
         self._sequences = sequences
@@ -126,11 +129,11 @@ class PromptLookup:
         return self.costs.ratio(self._sequences)
 
 
-class Lookup:
-    """Implements `hooks.Speculator` for one sequence.
+class SequenceLookup:
+    """Index of one sequence's tokens; implements `interfaces.Speculator`.
 
-    Places of a pair of tokens are chained, the last one first, so that a token is added in constant time and the
-    longest match among the last `TRIED` places is found by comparing.
+    Positions of equal pairs of tokens are chained, the last one first, so that a token is added in constant time and
+    the longest match among the last `MAX_CANDIDATES` positions is found by comparing.
     """
 
     def __init__(self, owner: PromptLookup) -> None:
@@ -141,7 +144,7 @@ class Lookup:
         self._singles: dict[int, int] = {}
         self._before = array("i")  # place of the same pair before this one, -1: none
         self._rates = [
-            Acceptance(prior, owner.patience, owner.retry) for prior in (0.2, 0.4, 0.6)
+            AcceptanceRate(prior, owner.patience, owner.retry) for prior in (0.2, 0.4, 0.6)
         ]  # by length of match
         self._used = 0
 
@@ -149,7 +152,7 @@ class Lookup:
         place, length = self._match(tokens)
         if not length:
             return ()
-        owner, self._used = self._owner, min(length, CLASSES) - 1
+        owner, self._used = self._owner, min(length, MATCH_CLASSES) - 1
         count = self._rates[self._used].length(min(limit, owner.most), owner.cost, owner.floor)
         if not count:
             owner.stats.declined += 1
@@ -165,17 +168,19 @@ class Lookup:
         stats.accepted += accepted
 
     def _match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The place after the longest earlier match of the end of `tokens`, and its length; (0, 0) without one."""
+        """Find the longest earlier match of the end of `tokens`: (position after it, length), (0, 0) for none."""
         self._index(tokens)
         last = len(tokens) - 1
         best, length = 0, 0
         place = self._pairs.get((tokens[last - 1], tokens[last]), -1) if last > self._start else -1
-        for _ in range(TRIED):
-            if place < 0 or length >= LONGEST:
+        for _ in range(MAX_CANDIDATES):
+            if place < 0 or length >= MAX_MATCH:
                 break
             size = 2
             while (
-                size < LONGEST and place - size >= self._start and tokens[place - size] == tokens[last - size]
+                size < MAX_MATCH
+                and place - size >= self._start
+                and tokens[place - size] == tokens[last - size]
             ):
                 size += 1
             if size > length:
@@ -186,7 +191,7 @@ class Lookup:
         return best, length
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """All tokens but the last, which is what is looked for."""
+        """Add all tokens but the last, which is the one to match."""
         if self._start < 0:
             self._start = self._next = max(len(tokens) - WINDOW, 0)
         pairs, singles, before = self._pairs, self._singles, self._before

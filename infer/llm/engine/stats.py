@@ -1,4 +1,4 @@
-"""What an engine has done and how long it took."""
+"""Counters and times of an engine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Self
 
 import msgspec
 
-from .block_manager import PagePool
+from .block_manager import BlockManager
 from .scheduler import Scheduler
 
 SMOOTHING = 0.05  # weight of the newest step in the measured rate
 
 
 class EngineStats(msgspec.Struct):
-    """Counts since the start; tokens, pages, seconds. `prefix_*` count prompt tokens."""
+    """Counts since the start, of tokens, pages and seconds; `prefix_*` count prompt tokens."""
 
     pages_total: int = 0
     page: int = 0
@@ -41,26 +41,29 @@ class EngineStats(msgspec.Struct):
     step_tokens: list[int] = []  # steps of at most 1, 2, 4, … tokens and more than those before
 
     def count(self, prefill: int, decoded: int, times: tuple[float, float, float, float]) -> None:
-        """`times`: seconds of building inputs, of the model, of sampling, of outputs."""
+        """Add one step. `times`: seconds of building inputs, of the model, of sampling, of outputs."""
         place = max(prefill + decoded - 1, 0).bit_length()
         while len(self.step_tokens) <= place:
             self.step_tokens.append(0)
         self.step_tokens[place] += 1
         self.prefill_tokens += prefill
         self.decode_tokens += decoded
-        built, ran, sampled, told = times
+        built, ran, sampled, error_fields = times
         self.scheduling_seconds += built
         self.step_seconds += ran
         self.sampling_seconds += sampled
-        self.output_seconds += told
+        self.output_seconds += error_fields
         rate = (prefill + decoded) / max(sum(times), 1e-9)
         before = self.tokens_per_second or rate
         self.tokens_per_second = before + SMOOTHING * (rate - before)
 
-    def snapshot(self, scheduler: Scheduler, pool: PagePool) -> Self:
+    def snapshot(self, scheduler: Scheduler, block_manager: BlockManager) -> Self:
         now = msgspec.structs.replace(self, step_tokens=list(self.step_tokens))
         now.running, now.waiting = len(scheduler.running), len(scheduler.waiting)
-        now.pages_used, now.cached_tokens = pool.used, pool.cached * pool.page
-        now.preemptions, now.evictions = scheduler.preemptions, pool.evictions
+        now.pages_used, now.cached_tokens = (
+            block_manager.num_used,
+            block_manager.num_cached * block_manager.page_size,
+        )
+        now.preemptions, now.evictions = scheduler.preemptions, block_manager.evictions
         now.prefix_queries, now.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         return now

@@ -1,4 +1,4 @@
-"""The inputs of one step, written into arrays that are kept from step to step."""
+"""Inputs of a step, written into arrays that are reused from step to step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .scheduler import Work
+from .scheduler import ScheduledSequence
 from .sequence import Sequence
 
 
-class Batch:
+class StepInputs:
     """Room for `tokens` tokens of `sequences` sequences of at most `blocks` pages of `page` tokens.
 
     What `build` returns are views; they hold until the next call.
@@ -30,15 +30,15 @@ class Batch:
         self._each, self._all = torch.arange(sequences + 1, dtype=torch.int32), torch.arange(sequences)
 
     def decode(self, sequences: Many[Sequence]) -> dict[str, Tensor]:
-        """What `build` gives for the next token of each, and its logits."""
+        """Build the inputs of a step of one next token for each sequence, with its logits."""
         page, count = self.page, len(sequences)
         for sequence in sequences:
-            if sequence.synced < len(sequence.pages):
+            if sequence.num_synced_pages < len(sequence.pages):
                 self._sync(sequence)
         positions = self._positions[:count]
-        positions[:] = [s.computed for s in sequences]
-        self._ids[:count] = [s.tokens[s.computed] for s in sequences]
-        table = self.tables[[s.slot for s in sequences], : max([len(s.pages) for s in sequences])]
+        positions[:] = [s.num_computed_tokens for s in sequences]
+        self._ids[:count] = [s.tokens[s.num_computed_tokens] for s in sequences]
+        table = self.tables[[s.table_row for s in sequences], : max([len(s.pages) for s in sequences])]
         blocks, places = np.divmod(positions, page)
         self._slots[:count] = table[self._range[:count], blocks] * np.int64(page) + places
         self._lengths[:count] = positions
@@ -53,15 +53,15 @@ class Batch:
             "logit_rows": self._all[:count],
         }
 
-    def build(self, work: Many[Work], rows: Many[int]) -> dict[str, Tensor]:
-        """Inputs but for the cache; `rows`: of which tokens logits are wanted, the last one's if of none."""
+    def build(self, work: Many[ScheduledSequence], rows: Many[int]) -> dict[str, Tensor]:
+        """Build all inputs but the cache. `rows`: tokens whose logits are wanted; if empty, the last token's."""
         page, at = self.page, 0
         starts, lengths, slots, widest = [0], [], [], 1
         ids: list[int] = []
         positions: list[int] = []
         places: list[int] = []
         for sequence, count in work:
-            done, pages = sequence.computed, sequence.pages
+            done, pages = sequence.num_computed_tokens, sequence.pages
             self._sync(sequence)
             if count == 1:
                 if not ids:
@@ -77,7 +77,7 @@ class Batch:
             at += count
             starts.append(at)
             lengths.append(done + count)
-            slots.append(sequence.slot)
+            slots.append(sequence.table_row)
             if len(pages) > widest:
                 widest = len(pages)
         if ids:
@@ -102,17 +102,19 @@ class Batch:
         self._ids[at:stop], self._positions[at:stop], self._slots[at:stop] = ids, positions, places
 
     def _piece(self, at: int, sequence: Sequence, count: int) -> None:
-        """Several tokens of one sequence, drafts behind its own."""
-        done, stop, page = sequence.computed, at + count, self.page
+        """Write several tokens of one sequence, its draft tokens after its own."""
+        done, stop, page = sequence.num_computed_tokens, at + count, self.page
         own = sequence.tokens[done : done + count]
-        self._ids[at:stop] = own + sequence.draft[: count - len(own)] if len(own) < count else own
+        self._ids[at:stop] = own + sequence.draft_tokens[: count - len(own)] if len(own) < count else own
         where = self._range[done : done + count]
         self._positions[at:stop] = where
-        pages = self.tables[sequence.slot, where // page].astype(np.int64)
+        pages = self.tables[sequence.table_row, where // page].astype(np.int64)
         self._slots[at:stop] = pages * page + where % page
 
     def _sync(self, sequence: Sequence) -> None:
         have = len(sequence.pages)
-        if sequence.synced < have:
-            self.tables[sequence.slot, sequence.synced : have] = sequence.pages[sequence.synced :]
-            sequence.synced = have
+        if sequence.num_synced_pages < have:
+            self.tables[sequence.table_row, sequence.num_synced_pages : have] = sequence.pages[
+                sequence.num_synced_pages :
+            ]
+            sequence.num_synced_pages = have

@@ -25,7 +25,7 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight
 
 
 class Adapters:
-    """The buffer of a step, and who is in which slot. Methods may be called from any thread."""
+    """Buffer of adapter weights of a step, and the adapter in each slot. Methods may be called from any thread."""
 
     def __init__(self, shape: AdapterShape, device: str = "cpu") -> None:
         self.shape, self.device = shape, device
@@ -43,8 +43,11 @@ class Adapters:
         return sorted(self._slots)
 
     def load(self, name: str, folder: Path | str) -> None:
-        """Raises `SourceError` for a folder that is not such an adapter, or not of this model; `BusyError` when the
-        name or all slots are taken."""
+        """Load an adapter from PEFT's folder into a free slot.
+
+        Raises `SourceError` for a folder that is not such an adapter, or not of this model; `BusyError` when the name
+        or all slots are taken.
+        """
         if not _NAME.fullmatch(name):
             raise InputError("expected a name of letters, digits, ., _ and -", where="name")
         tensors = read(Path(folder), self.shape)
@@ -59,7 +62,7 @@ class Adapters:
             self._slots[name], self._keys[name], self._users[name] = free[0], f"{name}@{self._loads}", 0
 
     def unload(self, name: str) -> None:
-        """Raises `BusyError` while requests use it."""
+        """Clear the slot of an adapter; raises `BusyError` while requests use it."""
         with self._lock:
             self.check(name)
             if self._users[name]:
@@ -69,11 +72,12 @@ class Adapters:
                 table.pop(name)
 
     def check(self, name: str) -> None:
+        """Raise `InputError` unless an adapter of this name is loaded."""
         if name not in self._slots:
             raise unknown("adapter", name, self.names or ["none is loaded"])
 
     def take(self, name: str) -> tuple[int, str]:
-        """Its slot, and a key that no other adapter had or will have; it stays until `release`."""
+        """Use an adapter until `release`: its slot, and a key that no other adapter had or will have."""
         with self._lock:
             self.check(name)
             self._users[name] += 1
@@ -84,7 +88,7 @@ class Adapters:
             self._users[name] -= 1
 
     def inputs(self, slots: Sequence[int], sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Of a step with `sizes[i]` tokens of a sequence that uses slot `slots[i]`, 0: none."""
+        """Return the adapter inputs of a step: `sizes[i]` tokens of a sequence with slot `slots[i]` (0: none)."""
         index = torch.tensor(slots, dtype=torch.int64).repeat_interleave(
             torch.tensor(sizes, dtype=torch.int64)
         )
@@ -103,7 +107,7 @@ class Adapters:
 
 
 def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
-    """By layer: A [rank, inputs] and B [outputs, rank], float32, the scale in B."""
+    """Read an adapter's folder: by layer A [rank, inputs] and B [outputs, rank], float32, the scale in B."""
     config = read_config(folder)
     path = folder / MODEL
     if not path.is_file():

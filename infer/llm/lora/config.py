@@ -1,7 +1,7 @@
-"""The configuration of a LoRA adapter as PEFT saves it: read like PEFT reads it, or refused by the name of a field.
+"""Configuration of a LoRA adapter, read as PEFT reads it; unsupported fields are refused by name.
 
 Each field is read here, has no effect on the outputs, or must have the value that switches it off. A field that is not
-in these tables is refused unless its value is empty, so that what a later release of PEFT adds is never ignored.
+in these tables is refused unless its value is empty, so that a field of a later PEFT release is never ignored.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LoraConfig:
                 )
 
     def _index(self, name: str) -> int:
-        """The first number in a name, as PEFT takes it, or -1."""
+        """Return the first number in a name, as PEFT takes it, or -1."""
         patterns = [rf"(?:^|.*?\.){p}" for p in self.layers_pattern] or [r".*?\.[^.]*"]
         for pattern in patterns:
             if match := re.match(rf"{pattern}\.(?P<idx>\d+)\.", name):
@@ -109,7 +109,7 @@ class LoraConfig:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Raises `SourceError` for a configuration with anything in it that this program does not compute."""
+    """Read adapter_config.json; raises `SourceError` for anything in it that is not computed here."""
     path = folder / CONFIG
     config = _load(folder, path)
     for field, value in config.items():
@@ -210,7 +210,7 @@ def _names(config: Mapping[str, Any], key: str, path: Path) -> Sequence[str] | s
 
 
 def _indices(value: Any, path: Path) -> Sequence[int] | None:
-    """Empty means all layers, as in PEFT."""
+    """Return the layers to transform; empty means all of them, as in PEFT."""
     found = [value] if isinstance(value, int) else value
     if found is not None and not (
         isinstance(found, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in found)

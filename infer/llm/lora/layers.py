@@ -24,7 +24,7 @@ _ALIGN = 16  # floats
 
 
 class Site(msgspec.Struct, frozen=True):
-    """A linear layer. `start`: of its A [slots · rank, inputs] in the buffer; B [slots · rank, outputs] follows."""
+    """Linear layer that takes adapters. `start`: of its A [slots · rank, inputs] in the buffer; B follows."""
 
     name: str
     inputs: int
@@ -33,7 +33,7 @@ class Site(msgspec.Struct, frozen=True):
 
 
 class AdapterShape(msgspec.Struct, frozen=True):
-    """`slots` adapters of at most `rank` can be loaded; stored in the manifest within the `StepShape`."""
+    """Room for `slots` adapters of at most `rank`; stored in the manifest within the `StepShape`."""
 
     slots: int
     rank: int
@@ -50,10 +50,11 @@ class AdapterShape(msgspec.Struct, frozen=True):
         return [Finding("capture", what, 4 * self.size, "bytes", f"at {len(self.sites)} linear layers")]
 
     def room(self, inputs: int, outputs: int) -> int:
+        """Return the floats of one layer's A and B of all slots, aligned."""
         return -(-self.slots * self.rank * (inputs + outputs) // _ALIGN) * _ALIGN
 
     def parts(self, buffer: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-        """Views of the A and the B of all slots, [slots · rank, inputs] and [slots · rank, outputs]."""
+        """Return views of the A and the B of all slots, [slots · rank, inputs] and [slots · rank, outputs]."""
         rows = self.slots * self.rank
         middle, stop = site.start + rows * site.inputs, site.start + rows * (site.inputs + site.outputs)
         return buffer[site.start : middle].view(rows, site.inputs), buffer[middle:stop].view(
@@ -61,7 +62,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
         )
 
     def none(self, tokens: int, device: str = "cpu") -> dict[str, Tensor]:
-        """Inputs of a step that uses no adapter."""
+        """Return the inputs of a step that uses no adapter."""
         index = torch.zeros(tokens, dtype=torch.int64, device=device)
         return {INDEX: index, WEIGHTS: torch.zeros(self.size, device=device)}
 
@@ -69,7 +70,7 @@ class AdapterShape(msgspec.Struct, frozen=True):
 def adapter_shape(
     model: nn.Module, run: Callable[[], object], tokens: int, slots: int, rank: int
 ) -> AdapterShape:
-    """Of the linear layers that see each of the `tokens` tokens of `run()` once, but for the head.
+    """Lay out the buffer for the linear layers, except the head, that see each of `tokens` tokens once in `run()`.
 
     Raises `NotUsableError` when there are none.
     """
@@ -126,8 +127,10 @@ def adapted(
 
 
 def term(x: Tensor, index: Tensor, slots: int, a: Tensor, b: Tensor) -> Tensor:
-    """x [..., tokens, inputs], index int64 [tokens], a [slots · rank, inputs], b [slots · rank, outputs] → float32
-    [..., tokens, outputs]."""
+    """Compute (x A) B for each token's slot, float32 [..., tokens, outputs].
+
+    x [..., tokens, inputs], index int64 [tokens], a [slots · rank, inputs], b [slots · rank, outputs].
+    """
     inner = torch.nn.functional.linear(x.float(), a).unflatten(-1, (slots, -1))
     own = index[:, None, None] == torch.arange(1, slots + 1, device=index.device)[:, None]
     # Not a product with zero: what another adapter makes of this token may be infinite.

@@ -25,7 +25,7 @@ def check_pattern(pattern: str, path: Path) -> None:
 
 
 def _repeats(parsed: Any) -> int:
-    """The repeats in a parsed expression; too many for a repeat within a repeat and for a back-reference."""
+    """Count the repeats in a parsed expression; nested repeats and back-references count as too many."""
     count = 0
     for operation, argument in parsed:
         if operation in (_constants.GROUPREF, _constants.GROUPREF_EXISTS):
@@ -51,14 +51,14 @@ def _has_choice(parsed: Any) -> bool:
 
 
 def _body(operation: Any, argument: Any) -> Any:
-    """The expression within a group or a look-around."""
+    """Return the expression within a group or a look-around."""
     if operation in (_constants.SUBPATTERN, _constants.ASSERT, _constants.ASSERT_NOT):
         return argument[-1]
     return argument if operation is _constants.ATOMIC_GROUP else None
 
 
 def first_match(patterns: Mapping[str, Any], name: str, default: float) -> float:
-    """The value of the first pattern that matches the end of a layer's name, from one of its dots on."""
+    """Return the value of the first pattern that matches the end of a layer's name, from one of its dots on."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value
@@ -66,7 +66,7 @@ def first_match(patterns: Mapping[str, Any], name: str, default: float) -> float
 
 
 def is_named(names: Sequence[str] | str | None, name: str) -> bool:
-    """A text is a regular expression for the whole name; a list has names or their ends."""
+    """Tell if names match a layer: a string is a regular expression of the whole name, a list has names or ends."""
     if not names:
         return False
     if isinstance(names, str):

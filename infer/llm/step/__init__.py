@@ -1,1 +1,1 @@
-"""The captured step of a decoder: made, probed, compared on every schedule, recorded as CUDA graphs."""
+"""The captured step of a decoder: probed, captured, checked on every schedule, recorded as CUDA graphs."""

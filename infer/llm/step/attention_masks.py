@@ -1,5 +1,4 @@
-"""Check that the mask a model builds for an attention call is the one that the paged operator computes: causal, or a
-sliding window that the call itself names.
+"""Check that a model's attention mask is what the paged operator computes: causal, with a sliding window or not.
 
 transformers gives a mask as a function of query and key position; it is evaluated far beyond the tokens at hand, since
 a chunk or a window of thousands of tokens is invisible in a short run.
@@ -43,7 +42,7 @@ def _record(
     device: Any = None,
     **_: Any,
 ) -> Tensor:
-    """A mask function of transformers → bool [1, 1, q_length, kv_length]."""
+    """Evaluate a mask function of transformers, bool [1, 1, q_length, kv_length], and keep it."""
     query = torch.arange(q_length, device=device)[:, None] + q_offset
     key = torch.arange(kv_length, device=device)[None, :] + kv_offset
     mask = torch.broadcast_to(mask_function(0, 0, query, key), (q_length, kv_length))[None, None].clone()
@@ -52,7 +51,7 @@ def _record(
 
 
 def wrong_mask(mask: Tensor | None, window: int, longest: int) -> str | None:
-    """The pair of positions at which `mask` is not causal with this sliding window (0: none), or None.
+    """Return the positions at which `mask` is not causal with this sliding window (0: none), or None.
 
     Pairs reach up to `longest` tokens for a mask that transformers built, else up to the mask's own size.
     """
@@ -74,7 +73,7 @@ def wrong_mask(mask: Tensor | None, window: int, longest: int) -> str | None:
 
 
 def _pairs(longest: int, window: int) -> tuple[Tensor, Tensor]:
-    """Positions of queries and keys below `longest`: near the diagonal, near the window's edge, and anywhere."""
+    """Return positions of queries and keys below `longest`: near the diagonal, at the window's edge, and random."""
     seeded = torch.Generator().manual_seed(0)
     powers = [min(2**n, longest - 1) for n in range(longest.bit_length())]
     query = torch.cat([torch.tensor(powers), torch.randint(longest, (64,), generator=seeded)])

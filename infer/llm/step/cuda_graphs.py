@@ -1,9 +1,9 @@
-"""The decode step on NVIDIA GPUs under CUDA graphs, one for each bucket of batch and block-table width.
+"""Decode steps on NVIDIA GPUs as CUDA graphs, one for each bucket of batch size and block-table width.
 
-A step that gives each sequence one token is copied into buffers at fixed addresses, padded to the bucket, and
-replayed; any other step (prefill, mixed, drafts) runs as it is. Padding rows are sequences of one token that is not
-kept (slot -1): they read the first token of page 0 and write nothing. A bucket is recorded when it first comes, or by
-`prepare`. When recording fails the step runs as it is from then on, and `findings` says why.
+A step that gives each sequence one token is copied into buffers at fixed addresses, padded to the bucket, and replayed;
+any other step (prefill, mixed, drafts) runs as it is. Padding rows are sequences of one token that is not kept (slot
+-1): they read the first token of page 0 and write nothing. A bucket is recorded when it first occurs, or by `prepare`.
+When recording fails the step runs as it is from then on, and `findings` says why.
 
 Everything that a graph depends on is an address or a shape: the attention kernels read lengths on the device.
 """
@@ -28,12 +28,14 @@ _ALIGNMENT = 256  # bytes
 
 
 class Bucket(NamedTuple):
+    """Sizes of a CUDA graph: sequences, and blocks of the block table."""
+
     batch: int
     blocks: int
 
 
 def bucket_of(inputs: Mapping[str, Tensor]) -> Bucket | None:
-    """The smallest that holds a decode step given on the host, or None: batch a power of two, blocks 8·4ⁿ."""
+    """Return the smallest bucket for a decode step on the host, or None: batch a power of two, blocks 8·4ⁿ."""
     count, blocks = inputs["block_table"].shape
     tokens, rows = len(inputs["token_ids"]), len(inputs["logit_rows"])
     if tokens != count or rows > count or not 0 < count <= LARGEST:
@@ -48,7 +50,7 @@ def bucket_of(inputs: Mapping[str, Tensor]) -> Bucket | None:
 
 
 class Buffers:
-    """The inputs of a bucket at fixed addresses: one run of bytes on the host, pinned, and its copy on the device."""
+    """Inputs of a bucket at fixed addresses: pinned bytes on the host, and their copy on the device."""
 
     def __init__(self, bucket: Bucket, device: str) -> None:
         batch = bucket.batch
@@ -82,7 +84,7 @@ class Buffers:
         self.send()
 
     def fill(self, inputs: Mapping[str, Tensor]) -> None:
-        """Stage a decode step, the rest of the rows as padding; nothing given: padding alone."""
+        """Stage a decode step, the other rows as padding; all rows are padding without inputs."""
         count = len(inputs["token_ids"]) if inputs else 0
         staged = self._staged
         for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
@@ -103,18 +105,20 @@ class Buffers:
 
 
 class Recorder(Protocol):
+    """Records and replays calls on a device."""
+
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Warm `call` up and record it: what replays it, and where its result then lies. Raises RuntimeError."""
+        """Warm `call` up and record it: a function that replays it, and its result. Raises RuntimeError."""
 
     def sent(self) -> None:
-        """The staged bytes are on their way."""
+        """Note that the staged bytes are being copied."""
 
     def settle(self) -> None:
-        """Wait until they have arrived."""
+        """Wait until the staged bytes are copied."""
 
 
 class CudaRecorder:
-    """Graphs of one device in one memory pool: they run one after the other, and keep only their results."""
+    """CUDA graphs of one device in one memory pool: they run one after the other and keep only their results."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -149,7 +153,7 @@ class _Recorded(NamedTuple):
 
 
 class GraphedStep:
-    """A step runner; one call at a time. Graphs belong to one cache: another one starts anew.
+    """Step under CUDA graphs, one call at a time; the graphs belong to one cache, another one discards them.
 
     `findings`: buckets recorded, and why one could not be.
     """
@@ -176,7 +180,7 @@ class GraphedStep:
             return {"logits": found.logits[: len(inputs["logit_rows"])].clone()}
 
     def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
-        """Record buckets before the first request pays for them."""
+        """Record buckets before the first request."""
         with torch.inference_mode():
             for bucket in buckets:
                 self._of(bucket, kv_cache)

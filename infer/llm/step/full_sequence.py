@@ -1,5 +1,7 @@
-"""A step as a runner of whole windows, `input_ids` [batch, seq] → `logits` [batch, seq, vocab]: what is compared with
-the float original, kept as golden answers and given by `Predictor.predict`; and the timing of decode steps."""
+"""Runner of whole sequences over a step, `input_ids` [batch, seq] to `logits` [batch, seq, vocab].
+
+Used to compare with the float original, for golden outputs, by `Predictor.predict`, and to time decode steps.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ CONTEXT = 128  # tokens before a decode step that is timed
 
 
 def is_step(inputs: Sequence[TensorSpec]) -> bool:
+    """Tell if these are the inputs of a step over a KV cache."""
     return any(spec.name == "kv_cache" for spec in inputs)
 
 
-def window_outputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+def full_sequence_outputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+    """Return the output specs of a `FullSequenceRunner`."""
     return (TensorSpec("logits", "float32", ("batch", "seq", shape.vocab_size)),)
 
 
-def arrange(shape: StepShape, done: Sequence[int], new: Sequence[int], table: Tensor) -> dict[str, Tensor]:
-    """Inputs of a step besides tokens and cache: sequence i has `done[i]` tokens in the cache and gets `new[i]`."""
+def attention_inputs(
+    shape: StepShape, done: Sequence[int], new: Sequence[int], table: Tensor
+) -> dict[str, Tensor]:
+    """Build the attention inputs of a step: sequence i has `done[i]` tokens in the cache and gets `new[i]`."""
     rows = [torch.arange(d, d + n) for d, n in zip(done, new, strict=True)]
     places = [table[i, r // shape.page].long() * shape.page + r % shape.page for i, r in enumerate(rows)]
     counts = torch.tensor([0, *new], dtype=torch.int32)
@@ -38,17 +44,17 @@ def arrange(shape: StepShape, done: Sequence[int], new: Sequence[int], table: Te
     }
 
 
-class Windows:
-    """`step` runs the graph of `generate.step`; one call at a time. Each call uses a cache of its own."""
+class FullSequenceRunner:
+    """Runner of `step` on whole sequences, one call at a time; each call uses a cache of its own."""
 
     def __init__(self, step: Any, shape: StepShape, device: str = "cpu") -> None:
         self.step, self.shape, self.device = step, shape, device
         self.inputs = (TensorSpec("input_ids", "int64", ("batch", "seq")),)
-        self.outputs = window_outputs(shape)
+        self.outputs = full_sequence_outputs(shape)
         self._adapters = {} if shape.adapters is None else shape.adapters.none(1, device)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """In two steps, so that what is compared has also read the cache."""
+        """Compute the logits in two steps, so that the second one reads the cache."""
         ids = inputs["input_ids"].cpu()
         batch, length = ids.shape
         table, cache = self._room(batch, length)
@@ -57,25 +63,25 @@ class Windows:
         for start, stop in ((0, first), (first, length)):
             if start == stop:
                 continue
-            named = arrange(self.shape, [start] * batch, [stop - start] * batch, table)
+            named = attention_inputs(self.shape, [start] * batch, [stop - start] * batch, table)
             count = batch * (stop - start)
             logits = self.call(ids[:, start:stop].flatten(), torch.arange(count), cache, named)
             parts.append(logits.unflatten(0, (batch, stop - start)))
         return {"logits": torch.cat(parts, 1)}
 
     def decoding(self, batch: int, context: int = CONTEXT) -> Callable[[], Any]:
-        """A call that decodes one token of each of `batch` sequences with `context` tokens before it."""
+        """Return a call that decodes one token of each of `batch` sequences after `context` tokens."""
         context = min(context, self.shape.max_positions - 1)
         table, cache = self._room(batch, context + 1)
-        named = arrange(self.shape, [context] * batch, [1] * batch, table)
+        named = attention_inputs(self.shape, [context] * batch, [1] * batch, table)
         ids, rows = torch.ones(batch, dtype=torch.int64), torch.arange(batch)
         return lambda: self.call(ids, rows, cache, named)
 
     def reading(self, tokens: int) -> Callable[[], Any]:
-        """A call that reads a prompt of `tokens` tokens and computes the logits of its last one."""
+        """Return a call that computes a prompt of `tokens` tokens and the logits of its last one."""
         tokens = min(tokens, self.shape.max_positions)
         table, cache = self._room(1, tokens)
-        named = arrange(self.shape, [0], [tokens], table)
+        named = attention_inputs(self.shape, [0], [tokens], table)
         ids, rows = torch.ones(tokens, dtype=torch.int64), torch.tensor([tokens - 1])
         return lambda: self.call(ids, rows, cache, named)
 
@@ -85,7 +91,7 @@ class Windows:
         return table, self.shape.new_cache(batch * blocks, self.device)
 
     def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
-        """One step: logits of `rows` of the tokens `ids`; `named` is what `arrange` gives."""
+        """Run one step and return the logits of `rows`; `named` is what `attention_inputs` gives."""
         inputs = {"token_ids": ids, "logit_rows": rows, "kv_cache": cache, **named, **self._adapters}
         if self._adapters:
             inputs[INDEX] = torch.zeros_like(ids)

@@ -1,8 +1,8 @@
-"""The step of a language model: a flat run of tokens of many sequences over a paged KV cache, captured once.
+"""Step of a language model: new tokens of many sequences, concatenated, over a paged KV cache; captured once.
 
     token_ids, positions, slot_mapping int64 [tokens]   the new tokens, sequence after sequence
     query_start int32 [batch + 1], seq_lens int32 [batch], block_table int32 [batch, blocks]
-    logit_rows int64 [rows]                              which of the tokens need logits
+    logit_rows int64 [rows]                              indices of the tokens whose logits are returned
     kv_cache uint8 [layers, pages, page_bytes]           written in place
     → logits float32 [rows, vocab]
 
@@ -36,7 +36,7 @@ _HARMLESS |= {"logits_to_keep", "output_hidden_states", "return_dict", "position
 
 
 class StepShape(msgspec.Struct, frozen=True):
-    """What a KV cache for this model looks like; stored in the manifest as `meta["generation"]`."""
+    """Sizes of the model and its KV cache; stored in the manifest as `meta["generation"]`."""
 
     layers: int
     query_heads: int
@@ -54,12 +54,12 @@ class StepShape(msgspec.Struct, frozen=True):
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in one layer."""
+        """Bytes of one page in one layer."""
         return self.layout.num_bytes
 
     @property
     def bytes_per_token(self) -> float:
-        """Of keys and values, all layers together."""
+        """Bytes of keys and values of one token, all layers together."""
         return self.layers * self.page_bytes / self.page
 
     def finding(self) -> Finding:
@@ -72,12 +72,12 @@ class StepShape(msgspec.Struct, frozen=True):
         )
 
     def new_cache(self, pages: int, device: str = "cpu") -> Tensor:
-        """Zeros, so that no NaN of freed memory can reach a masked product."""
+        """Allocate a cache of zeros, so that no NaN of freed memory can reach a masked product."""
         return torch.zeros((self.layers, pages, self.page_bytes), dtype=torch.uint8, device=device)
 
 
-class Seen(NamedTuple):
-    """The arguments of one attention call, recorded by a step that `looks`."""
+class AttentionCall(NamedTuple):
+    """Arguments of one attention call, recorded by a step that `records_attention`."""
 
     query: Tensor  # [1, query heads, tokens, width]
     key: Tensor  # [1, key heads, tokens, width]
@@ -93,23 +93,25 @@ class Seen(NamedTuple):
         return self.query.shape[1], self.key.shape[1], self.query.shape[3]
 
     def each_token_alone(self) -> Tensor:
-        """A stand-in for attention that mixes no tokens and depends on all of its inputs → [1, tokens, query heads,
-        width of the values]."""
+        """Stand in for attention without mixing tokens: [1, tokens, query heads, width of values].
+
+        The result depends on query, key and value.
+        """
         times = self.query.shape[1] // self.key.shape[1]
         key, value = (x.repeat_interleave(times, 1) for x in (self.key, self.value))
         return (value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)).transpose(1, 2)
 
 
-class _Call:
-    """The tensors of one call of a step, as the attention function finds them."""
+class _StepCall:
+    """Tensors of one call of a step, for the attention function."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, looks: bool) -> None:
-        self.tensors, self.page, self.dtype, self.looks = tensors, page, dtype, looks
+    def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, records_attention: bool) -> None:
+        self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
         self.layers = 0  # attention calls so far
-        self.seen: list[Seen] = []  # of a call that looks
+        self.seen: list[AttentionCall] = []  # of a call that looks
 
 
-_CALL: ContextVar[_Call] = ContextVar("step")
+_CALL: ContextVar[_StepCall] = ContextVar("step")
 
 
 def _attention(
@@ -124,20 +126,20 @@ def _attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
+    """Attend as transformers' attention function: query [1, Hq, T, D], key, value [1, Hkv, T, D] to [1, T, Hq, D]."""
     call = _CALL.get()
     refusal = _refusal(query, key, value, others)
     if query.shape[2] != key.shape[2]:
         raise NotUsableError("attention of this model has other keys than those of its tokens")
-    if not call.looks and (refusal or attention_mask is not None):
+    if not call.records_attention and (refusal or attention_mask is not None):
         raise NotUsableError(refusal or "attention of this model wants attention_mask")
     # Not by the module: the exporter passes short-lived stand-ins, whose ids come again.
     layer, call.layers = call.layers, call.layers + 1
-    if call.looks:
+    if call.records_attention:
         causal = others.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         window = int(sliding_window or 0)
-        call.seen.append(Seen(query, key, value, attention_mask, window, bool(causal), refusal))
+        call.seen.append(AttentionCall(query, key, value, attention_mask, window, bool(causal), refusal))
         return call.seen[-1].each_token_alone(), None
     named = call.tensors
     out = torch.ops.infer.attend_paged(
@@ -160,13 +162,13 @@ def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any
 
 
 class Step(nn.Module):
-    """`model` is a causal language model of transformers."""
+    """Step of `model`, a causal language model of transformers."""
 
     def __init__(self, model: nn.Module, page: int, kv_dtype: str) -> None:
         super().__init__()
         self.model, self.page, self.dtype = model, page, KV_DTYPES.index(kv_dtype)
-        self.looks = False  # only see what attention is called with
-        self.last: _Call | None = None
+        self.records_attention = False  # only see what attention is called with
+        self.last: _StepCall | None = None
 
     def forward(
         self,
@@ -185,7 +187,7 @@ class Step(nn.Module):
         tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
         if adapter_index is not None and adapter_weights is not None:
             tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
-        self.last = _Call(tensors, self.page, self.dtype, self.looks)
+        self.last = _StepCall(tensors, self.page, self.dtype, self.records_attention)
         token = _CALL.set(self.last)
         try:
             out = self.model(
@@ -200,8 +202,8 @@ class Step(nn.Module):
 
 
 @contextlib.contextmanager
-def paged(model: nn.Module) -> Iterator[None]:
-    """Route the attention of a transformers model to the paged operator."""
+def use_paged_attention(model: nn.Module) -> Iterator[None]:
+    """Route the attention of a transformers model to the paged operator within the context."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(INTERFACE, _attention)
@@ -217,7 +219,7 @@ def paged(model: nn.Module) -> Iterator[None]:
 
 
 def example(kv_cache: Tensor) -> dict[str, Tensor]:
-    """Two sequences of three and two new tokens, the smallest call in which no size is one."""
+    """Return inputs of two sequences of three and two new tokens, the smallest call in which no size is one."""
     return {
         "token_ids": torch.tensor([1, 2, 3, 1, 2]),
         "positions": torch.tensor([0, 1, 2, 0, 1]),
@@ -231,6 +233,7 @@ def example(kv_cache: Tensor) -> dict[str, Tensor]:
 
 
 def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+    """Return the input specs of a step."""
     return (
         TensorSpec("token_ids", "int64", ("tokens",)),
         TensorSpec("positions", "int64", ("tokens",)),
@@ -251,17 +254,17 @@ def _adapter_inputs(shape: AdapterShape | None) -> tuple[TensorSpec, ...]:
 
 
 def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> StepShape:
-    """`shape` of a step whose layers have room for `slots` adapters of `rank`."""
+    """Return `shape` with room for `slots` adapters of `rank`."""
     step = Step(model, shape.page, shape.kv_dtype)
-    step.looks = True
+    step.records_attention = True
     named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
-    with paged(model):
+    with use_paged_attention(model):
         found = adapter_shape(model, lambda: step(**named), len(named["token_ids"]), slots, rank)
     return msgspec.structs.replace(shape, adapters=found)
 
 
 def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> capture.Graph:
-    """Export the step of a causal language model. `whole`: what to export instead of a plain `Step` of it."""
+    """Export the step of a causal language model. `whole`: module to export instead of a plain `Step` of it."""
     sizes = {
         "tokens": (1, MAX_TOKENS),
         "sequences": (1, MAX_SEQUENCES),
@@ -274,7 +277,7 @@ def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None 
     samples = example(shape.new_cache(2))
     if shape.adapters is not None:
         samples |= shape.adapters.none(len(samples["token_ids"]))
-    with paged(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):
+    with use_paged_attention(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):
         return capture.capture(
             step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
         )

@@ -1,6 +1,6 @@
-"""Decide whether a causal language model can run step by step over a paged KV cache, and what its cache looks like.
+"""Probe of a causal language model: can it run step by step over a paged KV cache, and of which sizes.
 
-A model is refused by name of what is in the way: a layer with state of its own, a mask that the paged operator does not
+A model is refused by name of what prevents it: a layer with state of its own, a mask that the paged operator does not
 compute, or logits that differ from those of one whole run.
 """
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import NotUsableError
 from .attention_masks import recorded_masks, wrong_mask
-from .full_sequence import arrange
-from .paged_step import INTERFACE, PAGE, Seen, Step, StepShape, example, paged
+from .full_sequence import attention_inputs
+from .paged_step import INTERFACE, PAGE, AttentionCall, Step, StepShape, example, use_paged_attention
 from .token_mixing import mixes, mixing_module, sample_tokens
 
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
@@ -33,7 +33,7 @@ def probe(
     """
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     try:
-        shape = _look(model, page, kv_dtype, values=not on_meta)
+        shape = _probe_attention(model, page, kv_dtype, values=not on_meta)
         if run_chunks and not on_meta:
             _compare_chunks(model, shape)
     except NotUsableError:
@@ -43,11 +43,11 @@ def probe(
     return shape
 
 
-def _look(model: nn.Module, page: int, kv_dtype: str, *, values: bool) -> StepShape:
+def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool) -> StepShape:
     step = Step(model, page, kv_dtype)
-    step.looks = True
+    step.records_attention = True
     tokens = sample_tokens(_vocab_size(model))
-    with torch.no_grad(), paged(model), recorded_masks(INTERFACE):
+    with torch.no_grad(), use_paged_attention(model), recorded_masks(INTERFACE):
         seen, logits = base = _run(step, tokens[0])
         if values and _mixing(base, _run(step, tokens[1])):
             name = mixing_module(model, lambda row: _run(step, row), tokens)
@@ -76,7 +76,7 @@ def _look(model: nn.Module, page: int, kv_dtype: str, *, values: bool) -> StepSh
     )
 
 
-def _run(step: Step, tokens: Tensor) -> tuple[list[Seen], Tensor]:
+def _run(step: Step, tokens: Tensor) -> tuple[list[AttentionCall], Tensor]:
     """One sequence in one call that looks: its attention calls and the logits of every token."""
     count = len(tokens)
     named = example(torch.zeros((0, 0, 0), dtype=torch.uint8))
@@ -85,7 +85,7 @@ def _run(step: Step, tokens: Tensor) -> tuple[list[Seen], Tensor]:
     return step.last.seen if step.last is not None else [], logits
 
 
-def _wrong_attention(index: int, call: Seen, longest: int) -> str | None:
+def _wrong_attention(index: int, call: AttentionCall, longest: int) -> str | None:
     if call.refusal is not None:
         return call.refusal
     if not call.causal and call.mask is None:
@@ -97,7 +97,7 @@ def _wrong_attention(index: int, call: Seen, longest: int) -> str | None:
     return f"the mask of attention call {index} is not {kind}: {wrong}"
 
 
-def _mixing(base: tuple[list[Seen], Tensor], other: tuple[list[Seen], Tensor]) -> bool:
+def _mixing(base: tuple[list[AttentionCall], Tensor], other: tuple[list[AttentionCall], Tensor]) -> bool:
     before = [base[1], *(x for call in base[0] for x in (call.query, call.key, call.value))]
     after = [other[1], *(x for call in other[0] for x in (call.query, call.key, call.value))]
     return any(mixes(a, b) for a, b in zip(before, after, strict=True))
@@ -116,12 +116,12 @@ def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
     with torch.no_grad():
         whole: Any = model
         expected = whole(input_ids=ids, use_cache=False).logits.float()
-        with paged(model):
+        with use_paged_attention(model):
             for new in _CHUNKS:
                 tokens = torch.cat(
                     [ids[i, d : d + n] for i, (d, n) in enumerate(zip(done, new, strict=True))]
                 )
-                named = arrange(small, done, new, table)
+                named = attention_inputs(small, done, new, table)
                 logits = step(token_ids=tokens, logit_rows=torch.arange(len(tokens)), kv_cache=cache, **named)
                 for into, part in zip(rows, logits.split(new), strict=True):
                     into.append(part)

@@ -1,4 +1,4 @@
-"""The logits of a step on every schedule, compared with its own single prefill and with the float model's forward."""
+"""Comparison of a step's logits on every schedule with its own single prefill and the float model's forward."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ...graph.capture import Graph
 from ...results import Metric
 from ...spec import Finding
 from ...thresholds import Limits
-from .full_sequence import Windows
-from .paged_step import Step, StepShape, paged
-from .schedules import SCHEDULES, SHORTER, TOKENS, Play, Schedule, Stepping, WrongShape, prefill
+from .full_sequence import FullSequenceRunner
+from .paged_step import Step, StepShape, use_paged_attention
+from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill
 
 ROUTED = 2
 DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
@@ -28,14 +28,17 @@ ALONE = Schedule("prefill", "one prefill", (0,), prefill)
 
 
 def spared_tokens(graph: Graph) -> int:
-    """Tokens of a schedule that may differ more: a router sends a token that is near a tie to another expert for the
-    rounding of a lower format, so that of models with `topk` in their graph two tokens are not judged."""
+    """Return how many tokens of a schedule are not judged: two in models with a router, else none.
+
+    A router sends a token that is near a tie to another expert for the rounding of a lower format. Models with `topk`
+    in their graph count as such.
+    """
     nodes = graph.program.graph.nodes if graph.program is not None else ()
     return ROUTED if any("topk" in str(node.target) for node in nodes) else 0
 
 
-class Worst(NamedTuple):
-    """The token that is farthest from what it is compared with, and on which schedule."""
+class WorstToken(NamedTuple):
+    """Token with the largest error, and its schedule."""
 
     error: float
     position: int
@@ -43,8 +46,10 @@ class Worst(NamedTuple):
 
 
 def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
-    """Two sequences of different lengths, of at most `longest` tokens, from rows of token ids, one row after the other
-    as the text had them; of random ids where the rows hold too few."""
+    """Return two sequences of different lengths, at most `longest` tokens, from rows of token ids.
+
+    The rows are joined in order; random ids are used where they hold too few.
+    """
     flat = ids.flatten().cpu()
     if len(flat) < TOKENS or len(flat.unique()) < DISTINCT:
         generator = torch.Generator().manual_seed(0)
@@ -53,35 +58,35 @@ def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
 
 
 def compare_schedules(
-    stepping: Stepping,
+    stepping: StepCaller,
     windows: Sequence[Tensor],
     reference: Callable[[Tensor], Tensor],
     *,
     spared: int = 0,
 ) -> list[Metric]:
-    """`reference` gives the float model's logits [tokens, vocab] of one window.
+    """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
 
     One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
-    float model: the worst token, and the largest relative error of a schedule. `spared`: so many tokens of a schedule
-    are worse than its worst.
+    float model: the worst token, and the largest relative error of a schedule. `spared`: tokens of a schedule that may
+    be worse than its worst.
     """
     try:
-        alone = [_rows(_played(stepping, [ids], ALONE).logits[0])[1] for ids in windows]
+        alone = [_rows(_run_schedule(stepping, [ids], ALONE).logits[0])[1] for ids in windows]
     except WrongShape as error:
         return [Metric("prefill", "shape", False, detail=str(error))]
     floats = [reference(ids).detach().cpu() for ids in windows]
     found: list[Metric] = []
-    worst, largest = Worst(-1.0, 0, ""), Worst(-1.0, 0, "")
+    worst, largest = WorstToken(-1.0, 0, ""), WorstToken(-1.0, 0, "")
     for schedule in SCHEDULES:
         try:
-            play = _played(stepping, [windows[i] for i in schedule.sequences], schedule)
+            play = _run_schedule(stepping, [windows[i] for i in schedule.sequences], schedule)
         except WrongShape as error:
             found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
             continue
         own = _worst(alone, play, schedule, spared)
         found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
         worst = max(worst, _worst(floats, play, schedule, spared))
-        largest = max(largest, Worst(_relative(floats, play, schedule), 0, schedule.words))
+        largest = max(largest, WorstToken(_relative(floats, play, schedule), 0, schedule.words))
     found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
     tokens = " and ".join(str(len(ids)) for ids in windows)
     why = (
@@ -103,7 +108,7 @@ def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[
             return model(input_ids=ids[None].to(place), use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
-    stepping = Windows(_Uncaptured(model, layout, place), layout, place)
+    stepping = FullSequenceRunner(_Uncaptured(model, layout, place), layout, place)
     found = compare_schedules(stepping, windows, reference)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
@@ -118,25 +123,25 @@ def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[
 
 
 class _Uncaptured:
-    """The step of a model as its own code runs it, not captured."""
+    """Step of a model as its own code runs it, not captured."""
 
     def __init__(self, model: nn.Module, shape: StepShape, device: str) -> None:
         self._model, self._device, self._step = model, device, Step(model, shape.page, shape.kv_dtype)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given: Any = {name: value.to(self._device) for name, value in inputs.items()}
-        with paged(self._model), torch.no_grad():
+        with use_paged_attention(self._model), torch.no_grad():
             return {"logits": self._step(**given)}
 
 
-def _why(worst: Worst, other: str) -> str:
+def _why(worst: WorstToken, other: str) -> str:
     if worst.error == 0:
         return f"{worst.words} equals {other} at every position"
     return f"{worst.words} differs most from {other} at position {worst.position}"
 
 
-def _played(stepping: Stepping, sequences: Sequence[Tensor], schedule: Schedule) -> Play:
-    play = Play(stepping, sequences)
+def _run_schedule(stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule) -> ScheduleRun:
+    play = ScheduleRun(stepping, sequences)
     schedule.play(play)
     return play
 
@@ -147,18 +152,20 @@ def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
     return positions, torch.stack([logits[position] for position in positions])
 
 
-def _worst(expected: Sequence[Tensor], play: Play, schedule: Schedule, spared: int) -> Worst:
-    tokens: list[Worst] = []
+def _worst(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
+    tokens: list[WorstToken] = []
     for window, logits in zip(schedule.sequences, play.logits, strict=True):
         positions, rows = _rows(logits)
         errors = token_errors(expected[window][positions], rows).tolist()
-        tokens += [Worst(e, position, schedule.words) for e, position in zip(errors, positions, strict=True)]
+        tokens += [
+            WorstToken(e, position, schedule.words) for e, position in zip(errors, positions, strict=True)
+        ]
     tokens.sort(reverse=True)
     return tokens[0 if math.isinf(tokens[0].error) else min(spared, len(tokens) - 1)]
 
 
-def _relative(expected: Sequence[Tensor], play: Play, schedule: Schedule) -> float:
-    """Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
+def _relative(expected: Sequence[Tensor], play: ScheduleRun, schedule: Schedule) -> float:
+    """Return the Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
     difference = norm = 0.0
     for window, logits in zip(schedule.sequences, play.logits, strict=True):
         positions, rows = _rows(logits)

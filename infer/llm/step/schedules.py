@@ -1,7 +1,7 @@
 """Schedules: the same tokens given to a step in every way in which an engine gives them, their logits collected.
 
 A step that is right in one prefill may be wrong in the next call: a layer keeps state that is lost between calls, mixes
-sequences of one call, counts places in the flat run instead of positions, or reads other pages than it should.
+sequences of one call, counts places in the concatenated tokens instead of positions, or reads wrong pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .full_sequence import arrange
+from .full_sequence import attention_inputs
 from .paged_step import StepShape
 
 TOKENS = 72  # of the first window, two pages and a quarter
@@ -21,8 +21,8 @@ SHORTER = 45  # of the second
 CHUNKS = (3, 1, 14, 2, 29, 5, 11)  # tokens a chunk, over and over
 
 
-class Stepping(Protocol):
-    """What calls a step; `generate.Windows` does."""
+class StepCaller(Protocol):
+    """Caller of a step, such as `FullSequenceRunner`."""
 
     shape: StepShape
     device: str
@@ -30,10 +30,10 @@ class Stepping(Protocol):
     def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor: ...
 
 
-class Play:
-    """Sequences over a small pool of pages, given out in no order; freed pages are the next to be used."""
+class ScheduleRun:
+    """Sequences over a small pool of pages, allocated in no order; freed pages are reused first."""
 
-    def __init__(self, stepping: Stepping, sequences: Sequence[Tensor]) -> None:
+    def __init__(self, stepping: StepCaller, sequences: Sequence[Tensor]) -> None:
         self._call, shape = stepping.call, stepping.shape
         self.shape, self.sequences = shape, sequences
         count = sum(-(-len(ids) // shape.page) for ids in sequences) + 2
@@ -47,7 +47,7 @@ class Play:
         return len(self.sequences[index]) - self.done[index]
 
     def step(self, *new: tuple[int, int], last: bool = False) -> None:
-        """One call: of each (sequence, tokens) so many more; `last`: logits of the last token of each alone."""
+        """Make one call with `tokens` more of each (sequence, tokens); `last`: logits of each last token alone."""
         new = tuple((i, n) for i, n in new if n > 0)
         if not new:
             return
@@ -62,16 +62,16 @@ class Play:
             self.done[i] += n
 
     def draft(self, index: int, ids: Tensor) -> None:
-        """Tokens that are computed, and then not taken."""
+        """Compute tokens that are then rejected."""
         self._run(((index, len(ids)),), ids, last=True)
 
     def release(self, index: int) -> None:
-        """Preempt a sequence: its pages are free, its tokens have to be computed again."""
+        """Preempt a sequence: its pages are free, its tokens have to be recomputed."""
         self._free.extend(self._pages[index])
         self._pages[index], self.done[index] = [], 0
 
     def share(self, index: int, other: int) -> None:
-        """Begin a sequence with the full pages of another one that has the same tokens; the last token is computed."""
+        """Start a sequence with the full pages of another one of the same tokens; the last token is computed."""
         page = self.shape.page
         count = min(self.done[other], len(self.sequences[index]) - 1) // page
         self._pages[index] = self._pages[other][:count]
@@ -87,7 +87,7 @@ class Play:
         for row, (i, _) in enumerate(new):
             table[row, : len(self._pages[i])] = torch.tensor(self._pages[i], dtype=torch.int32)
         counts = [n for _, n in new]
-        named = arrange(self.shape, [self.done[i] for i, _ in new], counts, table)
+        named = attention_inputs(self.shape, [self.done[i] for i, _ in new], counts, table)
         rows = named["query_start"][1:].long() - 1 if last else torch.arange(len(ids))
         answers = self._call(ids, rows, self._cache, named)
         if answers.shape != (len(rows), self.shape.vocab_size):
@@ -96,7 +96,7 @@ class Play:
 
 
 class WrongShape(Exception):
-    """Logits of another shape than the rows that were asked for."""
+    """Logits of another shape than the requested rows."""
 
     def __init__(self, expected: list[int], got: list[int]) -> None:
         super().__init__(f"expected logits {expected}, got {got}")
@@ -104,33 +104,33 @@ class WrongShape(Exception):
 
 @dataclass(frozen=True)
 class Schedule:
-    """`sequences`: the window of each sequence that is played."""
+    """One way to compute sequences. `sequences`: the window of each sequence that is played."""
 
     name: str
     words: str
     sequences: tuple[int, ...]
-    play: Callable[[Play], None]
+    play: Callable[[ScheduleRun], None]
 
 
-def prefill(play: Play) -> None:
+def prefill(play: ScheduleRun) -> None:
     for index in range(len(play.sequences)):
         play.step((index, play.left(index)))
 
 
-def _decode(play: Play) -> None:
+def _decode(play: ScheduleRun) -> None:
     while play.left(0):
         play.step((0, 1))
 
 
-def _chunks(play: Play) -> None:
+def _chunks(play: ScheduleRun) -> None:
     for count in _uneven():
         play.step((0, min(count, play.left(0))))
         if not play.left(0):
             return
 
 
-def _together(play: Play) -> None:
-    """Prefill beside decoding, either first in the flat run, both decoding, one waiting."""
+def _together(play: ScheduleRun) -> None:
+    """Prefill beside decoding, either first in the call, both decoding, one waiting."""
     first, second = (play.left(i) for i in (0, 1))
     play.step((0, first // 4))
     for step in range(3):
@@ -142,8 +142,8 @@ def _together(play: Play) -> None:
     play.step((0, play.left(0)))
 
 
-def _preempted(play: Play) -> None:
-    """The pages of the second sequence go to the first; it is computed again in others, and decodes beside it."""
+def _preempted(play: ScheduleRun) -> None:
+    """Give the pages of the second sequence to the first; recompute it in others and decode beside it."""
     play.step((0, play.left(0) * 2 // 5))
     play.step((1, play.left(1) * 2 // 3))
     for _ in range(2):
@@ -157,8 +157,8 @@ def _preempted(play: Play) -> None:
     play.step((0, play.left(0)), (1, play.left(1)))
 
 
-def _cached_prefix(play: Play) -> None:
-    """The second sequence reads pages that the first wrote, while the first goes on."""
+def _cached_prefix(play: ScheduleRun) -> None:
+    """Read pages in the second sequence that the first wrote, while the first goes on."""
     play.step((0, play.left(0) - 5))
     play.share(1, 0)
     play.step((0, 1), (1, play.left(1) // 2))
@@ -167,8 +167,8 @@ def _cached_prefix(play: Play) -> None:
     play.step((1, play.left(1)))
 
 
-def _drafts(play: Play) -> None:
-    """Tokens that were guessed wrong are in the cache; the right ones take their place."""
+def _drafts(play: ScheduleRun) -> None:
+    """Overwrite rejected draft tokens in the cache with the right ones."""
     play.step((0, play.left(0) // 3))
     for kept in (1, 3, 1, 2):
         play.draft(0, play.sequences[0].flip(0)[: min(4, play.left(0))])

@@ -1,8 +1,8 @@
-"""Search for layers that mix tokens outside of attention: their state would be lost between the steps of a paged model.
+"""Search for layers that mix tokens outside of attention, whose state would be lost between the steps of a model.
 
-A short convolution, a state space model, a gated delta rule or an RG-LRU reads the tokens before its own from a state
-that no page of the KV cache holds. The search is by behaviour, not by model type: attention is replaced by a function
-of each token alone, one token is exchanged, and nothing may change at any other token.
+A short convolution, a state space model, a gated delta rule or an RG-LRU reads earlier tokens from a state that no page
+of the KV cache holds. The search is by behaviour, not by model type: attention is replaced by a function of each token
+alone, one token is exchanged, and nothing may change at any other token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOLERANCE = 1e-5  # of the largest magnitude: experts that see other row counts 
 
 
 def sample_tokens(vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Two int64 [NUM_TOKENS] that differ in token CHANGED only; ids below 3 are left out, they pad and begin."""
+    """Return two int64 [NUM_TOKENS] that differ in token CHANGED only; ids below 3 (padding, begin) are unused."""
     room = max(vocab_size - 3, 1)
     tokens = (torch.arange(NUM_TOKENS) * 7) % room + min(3, vocab_size - 1)
     other = tokens.clone()
@@ -28,7 +28,7 @@ def sample_tokens(vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def mixes(before: Tensor, after: Tensor) -> bool:
-    """True when the two differ at a token other than CHANGED; False where no axis is one of tokens."""
+    """Tell if the two differ at a token other than CHANGED; False where no axis is one of tokens."""
     axes = [axis for axis, size in enumerate(before.shape) if size == NUM_TOKENS]
     if not axes or before.shape != after.shape or not before.dtype.is_floating_point:
         return False
@@ -39,8 +39,11 @@ def mixes(before: Tensor, after: Tensor) -> bool:
 
 
 def mixing_module(model: nn.Module, run: Callable[[Tensor], object], tokens: Sequence[Tensor]) -> str:
-    """Name and class of the innermost module that mixes tokens: its inputs differ at token CHANGED only, its output
-    at others too. `run` calls the model on one of the two token rows."""
+    """Return name and class of the innermost module that mixes tokens.
+
+    Its inputs differ at token CHANGED only, its output at others too. `run` calls the model on one of the two token
+    rows.
+    """
     names = {module: name for name, module in model.named_modules()}
     seen: list[tuple[nn.Module, list[Tensor], list[Tensor]]] = []
 

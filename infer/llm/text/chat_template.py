@@ -1,7 +1,7 @@
-"""A conversation as the text that a model was trained on: the chat template of its artifact, rendered in a sandbox.
+"""Chat template of an artifact: renders a conversation as the text that the model was trained on, in a sandbox.
 
-Templates are Jinja, as transformers renders them: blocks trimmed, `{% break %}`, `{% generation %}`,
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes. Never a template of a client.
+Templates are Jinja, as transformers renders them: blocks trimmed, `{% break %}`, `{% generation %}`, `raise_exception`,
+`strftime_now`, `tojson` without HTML escapes. A template of a client is never rendered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITHOUT = "Give one: infer optimize … --chat-template FILE; completions need n
 
 
 class ChatTemplate:
-    """The templates of an artifact by name ("default", "tool_use", …); `tokens`: bos_token, eos_token, …"""
+    """Templates of an artifact by name ("default", "tool_use"); `tokens`: bos_token, eos_token and others."""
 
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str], where: str = "") -> None:
         self.sources, self.tokens, self._where = dict(sources), dict(tokens), where
@@ -36,7 +36,7 @@ class ChatTemplate:
 
     @classmethod
     def open(cls, folder: Path) -> ChatTemplate | None:
-        """From chat_template.jinja, additional_chat_templates and tokenizer_config.json; None without any."""
+        """Read chat_template.jinja, additional_chat_templates and tokenizer_config.json; None without any."""
         config = read_json(folder / "tokenizer_config.json")
         sources = _listed(config.get("chat_template"))
         sources |= {path.stem: _template(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
@@ -53,10 +53,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The whole prompt, special tokens included: encode it with `special=False`.
+        """Render a prompt, special tokens included: encode it with `special=False`.
 
-        `continue_final_message` leaves the last message open instead of asking for a new one. Raises `InputError`
-        for messages that the template, or any, does not take.
+        `continue_final_message` leaves the last message open instead of starting a new one. Raises `InputError` for
+        messages that the template, or any, does not take.
         """
         chat = read(messages, knows_developer="developer" in self._source(tools))
         if continue_final_message:
@@ -67,7 +67,7 @@ class ChatTemplate:
         return _cut(text) if continue_final_message else text
 
     def load(self) -> None:
-        """Import what rendering needs; no template is looked at."""
+        """Import what rendering needs, without compiling a template."""
         _ = self._environment
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class ChatTemplate:
 
 
 def carry(given: str | None, files: Mapping[str, Path]) -> tuple[dict[str, Path], list[Finding]]:
-    """The files, by name, that an artifact takes along, with the template: that of its folder, or the one `given`.
+    """Return the files of the artifact by name, with the template of its folder or the one `given`.
 
     Raises `UsageError` or `ArtifactError` for a file that is no template.
     """
@@ -146,7 +146,7 @@ def carry(given: str | None, files: Mapping[str, Path]) -> tuple[dict[str, Path]
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """`bos_token`, `eos_token`, … as text, from tokenizer_config.json or special_tokens_map.json."""
+    """Return `bos_token`, `eos_token`, … as text, from tokenizer_config.json or special_tokens_map.json."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_json(folder / name).items():
@@ -157,7 +157,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Empty when there is no such file."""
+    """Read a JSON object; empty when there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -179,7 +179,7 @@ def no_template(name: str) -> UsageError:
 
 
 def _listed(found: Any) -> dict[str, str]:
-    """Of tokenizer_config.json: one template, a list of {"name", "template"}, or by name."""
+    """Read the templates of tokenizer_config.json: one, a list of {"name", "template"}, or by name."""
     if isinstance(found, str):
         return {"default": found}
     if isinstance(found, list):

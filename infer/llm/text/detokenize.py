@@ -1,7 +1,7 @@
-"""Token ids → text, a token at a time: what comes out joined is what the tokenizer decodes at once.
+"""Incremental detokenization: the text of each token, joined, is what the tokenizer decodes at once.
 
-The text of a completion goes on from its prompt: `decode(prompt + output)` without `decode(prompt)`, so that a
-tokenizer that drops the first space of a text drops none in the middle.
+The text of a completion continues its prompt: `decode(prompt + output)` without `decode(prompt)`, so that a tokenizer
+that drops the first space of a text drops none in the middle.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _CONTEXT = 4  # tokens of the prompt that decide how the next one is written
 
 
 class Detokenizer(Protocol):
+    """Text of one completion, token by token."""
+
     def push(self, token: int) -> str:
-        """The text that is certain now; it never ends within a character."""
+        """Return the text that is complete now; it never ends within a character."""
 
     def flush(self) -> str:
-        """What is left at the end; what never became a character is U+FFFD."""
+        """Return the rest at the end; an incomplete character is U+FFFD."""
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's alphabet of byte-level tokens: the 188 printable bytes, then the others from U+0100 on."""
+    """Return GPT-2's alphabet of byte-level tokens: the 188 printable bytes, then the others from U+0100 on."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(kept)]
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-class Pieces:
-    """What is known of the tokens of one tokenizer; shared by all completions."""
+class DetokenizerFactory:
+    """Makes the detokenizers of one tokenizer; shared by all completions."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         from tokenizers import decoders
@@ -49,15 +51,17 @@ class Pieces:
         self._bytes: dict[int, bytes] = {}
 
     def start(self, prompt: Sequence[int], *, skip_special: bool = True) -> Detokenizer:
-        """For the completion of `prompt`."""
-        stream: _ByteLevel | _Window = (
-            _ByteLevel(self, skip_special) if self.byte_level else _Window(self, skip_special)
+        """Return a detokenizer for the completion of `prompt`."""
+        stream: _ByteLevelDetokenizer | _WindowDetokenizer = (
+            _ByteLevelDetokenizer(self, skip_special)
+            if self.byte_level
+            else _WindowDetokenizer(self, skip_special)
         )
         stream.begin(prompt)
         return stream
 
     def bytes_of(self, token: int) -> bytes:
-        """Of a token of a byte-level tokenizer; none for an id without a token."""
+        """Return the bytes of a token of a byte-level tokenizer; empty for an unknown id."""
         found = self._bytes.get(token)
         if found is None:
             text = self.tokenizer.id_to_token(token) or ""
@@ -66,11 +70,11 @@ class Pieces:
         return found
 
 
-class _ByteLevel:
-    """Each token stands for bytes, whatever is around it."""
+class _ByteLevelDetokenizer:
+    """Detokenizer of byte-level tokens: each stands for bytes, independent of its neighbours."""
 
-    def __init__(self, pieces: Pieces, skip_special: bool) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: DetokenizerFactory, skip_special: bool) -> None:
+        self._detokenizers = pieces
         self._skipped = pieces.special if skip_special else frozenset()
         self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -79,7 +83,7 @@ class _ByteLevel:
             self.push(token)
 
     def push(self, token: int) -> str:
-        return "" if token in self._skipped else self._decoder.decode(self._pieces.bytes_of(token))
+        return "" if token in self._skipped else self._decoder.decode(self._detokenizers.bytes_of(token))
 
     def flush(self) -> str:
         text = self._decoder.decode(b"", True)
@@ -87,26 +91,26 @@ class _ByteLevel:
         return text
 
 
-class _Window:
-    """Decodes the tokens since the last one that was shown, with that one before them for spaces and the like.
+class _WindowDetokenizer:
+    """Detokenizer that decodes the tokens since the last shown one, together with that one for its spaces.
 
     A run of byte tokens is shown when it has ended: one byte that fits no character turns the whole run into U+FFFD.
     """
 
-    def __init__(self, pieces: Pieces, skip_special: bool) -> None:
-        self._pieces, self._skip = pieces, skip_special
+    def __init__(self, pieces: DetokenizerFactory, skip_special: bool) -> None:
+        self._detokenizers, self._skip = pieces, skip_special
         self._skipped = pieces.special if skip_special else frozenset()
         self._before: list[int] = []
         self._new: list[int] = []
         self._shown = ""  # the text of `_before` alone
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """An unfinished run of bytes of the prompt goes on, as it does in the text of both."""
+        """Push the end of the prompt: an unfinished run of bytes there continues in the completion."""
         for token in prompt[-4 * _CONTEXT :]:
             self.push(token)
 
     def push(self, token: int) -> str:
-        name = self._pieces.tokenizer.id_to_token(token)
+        name = self._detokenizers.tokenizer.id_to_token(token)
         if name is None or token in self._skipped:
             return ""
         self._new.append(token)
@@ -128,4 +132,4 @@ class _Window:
         return new
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._pieces.tokenizer.decode(tokens, skip_special_tokens=self._skip)
+        return self._detokenizers.tokenizer.decode(tokens, skip_special_tokens=self._skip)

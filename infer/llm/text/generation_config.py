@@ -1,4 +1,4 @@
-"""What a checkpoint says about generating from it: where a text ends, and how it is best sampled."""
+"""Generation settings of a checkpoint: end tokens and recommended sampling parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class GenerationConfig(msgspec.Struct, frozen=True):
-    """`sampling`: what the model's makers recommend, by the names of `Sampling`; empty where they say nothing."""
+    """End tokens and `sampling`, the recommended parameters by their names in `Sampling`; empty without any."""
 
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -25,7 +25,7 @@ class GenerationConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, folder: Path, token_id: Mapping[str, int] | None = None) -> GenerationConfig:
-        """From generation_config.json, else config.json; the end token of tokenizer_config.json ends a text too.
+        """Read generation_config.json, else config.json, and the end token of tokenizer_config.json.
 
         `token_id` gives the id of the tokens named there.
         """
@@ -48,7 +48,7 @@ class GenerationConfig(msgspec.Struct, frozen=True):
         return cls(ends, one("bos_token"), one("pad_token"), sampling)
 
     def complete(self, given: Mapping[str, Any]) -> Sampling:
-        """`given` where it is not None, then what the makers recommend, then the defaults of `Sampling`."""
+        """Merge `given` where it is not None, the recommendations, and the defaults of `Sampling`."""
         asked = {name: value for name, value in given.items() if value is not None}
         if isinstance(stop := asked.get("stop"), str):
             asked["stop"] = (stop,)
@@ -65,7 +65,7 @@ def _ids(found: Any) -> tuple[int, ...]:
 
 
 def _sampling(found: Mapping[str, Any]) -> dict[str, float]:
-    """Nothing where they ask for the most likely token without saying how else."""
+    """Return the recommended parameters; temperature 0 where the checkpoint says `do_sample: false`."""
     if found.get("do_sample") is False:
         return {"temperature": 0.0}
     return {

@@ -1,8 +1,8 @@
-"""Structured output: constraints as masks over the vocabulary.
+"""Structured output: grammars as masks over the vocabulary.
 
-What can't be enforced is refused with its name, never ignored. Grammars come from strangers: their size, depth, compile
-time and the work per token are bounded (`constraints.GrammarLimits`). `Grammars.check` may be called from any thread
-and belongs there: it compiles into the cache, so that `open`, in the engine's thread, only copies.
+A constraint that can't be enforced is refused by name, never ignored. Grammars are untrusted input: their size, depth,
+compile time and work per token are bounded (`grammar_request.GrammarLimits`). Call `GrammarCache.check` outside the
+engine's thread: it compiles into the cache, so that `open`, in the engine's thread, only copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROWTH = 2 << 20  # bytes by which a grammar grows while it is used
 
 
 class _Compiled:
-    """A grammar in its first state, alive as long as the cache or a completion holds it; `size` in bytes."""
+    """Compiled grammar in its first state, alive as long as the cache or a completion holds it; `size` in bytes."""
 
     __slots__ = ("__weakref__", "key", "matcher", "size")
 
@@ -35,9 +35,9 @@ class _Compiled:
 
 
 class Matcher:
-    """How far one completion is in its grammar; implements `hooks.Grammar`. One thread at a time."""
+    """State of one completion within its grammar; implements `interfaces.Grammar`. One thread at a time."""
 
-    def __init__(self, owner: Grammars, compiled: _Compiled) -> None:
+    def __init__(self, owner: GrammarCache, compiled: _Compiled) -> None:
         self._owner, self._compiled = owner, compiled
         self._matcher = compiled.matcher.deep_copy()
         self._ended = (
@@ -50,11 +50,14 @@ class Matcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the output so far satisfies the grammar."""
+        """True when the output so far satisfies the grammar."""
         return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Raises `GrammarError` when the grammar becomes too complex here; the completion can't go on then."""
+        """Write the mask of allowed tokens; raises `GrammarError` when the grammar becomes too complex here.
+
+        The completion can't go on then.
+        """
         target, words = bitmask[row], self._owner.words
         if target.numel() == words:
             self._matcher.unsafe_compute_mask_ptr(target.data_ptr(), 4 * words)
@@ -67,7 +70,7 @@ class Matcher:
         self._check()  # the library would allow nothing but the end token from here on
 
     def accept(self, token: int) -> bool:
-        """False for a token that may not come; raises `GrammarError` as `fill` does."""
+        """Advance by one token; False for a token that is not allowed. Raises `GrammarError` as `fill` does."""
         if self._ended or not 0 <= token < self._owner.vocab_size:
             return False
         if token in self._owner.eos_ids:
@@ -84,17 +87,17 @@ class Matcher:
             self._matcher.rollback(count)
 
     def _check(self) -> None:
-        """Raise `GrammarError` once a limit is hit; no other completion starts from what this one shares then."""
+        """Raise `GrammarError` once a limit is hit, and drop the compiled grammar from the cache."""
         if self._matcher.is_error():
             self._owner.forget(self._compiled.key)
             reason = brief(self._matcher.get_error())
             raise GrammarError(f"the grammar became too complex: {reason}", where="grammar")
 
 
-class Grammars:
-    """Compiles constraints for one tokenizer; implements `hooks.Grammars`.
+class GrammarCache:
+    """Compiled grammars of one tokenizer; implements `interfaces.GrammarBackend`.
 
-    `vocab_size`: of the model, which may be more than the tokenizer has; `eos_ids`: what may follow a complete output.
+    `vocab_size`: of the model, which may exceed the tokenizer's; `eos_ids`: tokens that may follow a complete output.
     """
 
     def __init__(
@@ -115,8 +118,11 @@ class Grammars:
         self._alive: WeakValueDictionary[str, _Compiled] = WeakValueDictionary()
 
     def check(self, constraint: Mapping[str, Any], size: int = 0) -> None:
-        """Compile into the cache. `size`: bytes that it took in a trial. Raises `InputError` naming what is wrong or
-        can't be enforced, `OverloadedError` while those that are used take all memory that there is for them."""
+        """Compile into the cache. `size`: bytes that the grammar took in a trial.
+
+        Raises `InputError` naming what is wrong or can't be enforced, `OverloadedError` while the grammars in use take
+        all memory for them.
+        """
         self._compiled(constraint, size)
 
     def open(self, constraint: Mapping[str, Any]) -> Matcher:
@@ -159,7 +165,10 @@ class Grammars:
             self._cache.popitem(last=False)
 
     def _within_time(self, kind: str, value: Any) -> Any:
-        """In a thread of its own: the library can't be stopped, but lets go of the interpreter while it compiles."""
+        """Compile in another thread with a time limit.
+
+        The library can't be stopped, but it releases the interpreter lock while it compiles.
+        """
         if not self._compiling.acquire(timeout=self.limits.compile_seconds):
             raise OverloadedError("other grammars are being compiled", where="grammar")
         result: list[Any] = []

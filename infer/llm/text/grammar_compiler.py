@@ -1,4 +1,4 @@
-"""Constraints compiled by llguidance, an Earley parser over bytes. Needs no torch: a small process can do it."""
+"""Compiler of grammars by llguidance, an Earley parser over bytes; needs no torch, so small processes can use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...errors import GrammarError, InputError, NotUsableError
-from .grammar_request import Calls, GrammarLimits
+from .grammar_request import GrammarLimits, ToolCallGrammar
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
 _OPTIONS: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITESPACE}
@@ -19,7 +19,7 @@ _MARKS = ("opening", "before", "after", "between", "closing")
 
 
 class GrammarCompiler:
-    """Makes matchers for one tokenizer. `vocab_size`: of the model, which may be more than the tokenizer has."""
+    """Makes matchers for one tokenizer. `vocab_size`: of the model, which may exceed the tokenizer's."""
 
     def __init__(
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], limits: GrammarLimits | None = None
@@ -31,7 +31,7 @@ class GrammarCompiler:
         self._loading = threading.Lock()
 
     def compile(self, kind: str, value: Any) -> Any:
-        """An `LLMatcher` in its first state. Raises `InputError` naming what is wrong or can't be enforced."""
+        """Return an `LLMatcher` in its first state; `InputError` names what is wrong or can't be enforced."""
         import llguidance
 
         limits = llguidance.LLParserLimits(
@@ -53,7 +53,7 @@ class GrammarCompiler:
         return matcher
 
     def load(self) -> Any:
-        """The library's form of the tokenizer; raises `NotUsableError` for one that it can't take."""
+        """Convert the tokenizer to the library's form; raises `NotUsableError` if it can't be."""
         with self._loading:
             if self._tokenizer is None:
                 import llguidance
@@ -80,9 +80,9 @@ class GrammarCompiler:
             return LLMatcher.grammar_from_regex(value)
         if kind == "choice":
             return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
-        return LLMatcher.grammar_from_lark(self._calls(msgspec.convert(value, Calls)))
+        return LLMatcher.grammar_from_lark(self._calls(msgspec.convert(value, ToolCallGrammar)))
 
-    def _calls(self, calls: Calls) -> str:
+    def _calls(self, calls: ToolCallGrammar) -> str:
         one, marks = "call", {name: self._mark(getattr(calls, name)) for name in _MARKS}
         one = " ".join(filter(None, (marks["before"], "call", marks["after"])))
         more = f"({marks['between']} {one}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
@@ -91,7 +91,7 @@ class GrammarCompiler:
         return f"start: {start}\ncall: %json {json.dumps(schema)}\n"
 
     def _mark(self, text: str) -> str:
-        """Text as terms of the grammar: a token that the tokenizer knows as special is asked for by its id."""
+        """Write text as terms of the grammar; special tokens of the tokenizer are required by their id."""
         terms = []
         for piece in re.split(r"(<\|?\w+\|?>|</\w+>|\[[A-Z_]+\])", text):
             number = self._source.token_to_id(piece) if piece else None
@@ -101,5 +101,5 @@ class GrammarCompiler:
 
 
 def brief(text: str) -> str:
-    """The first line of a message of the library, at most 200 characters; its later lines show the grammar."""
+    """Return the first line of a message of the library, at most 200 characters; later lines show the grammar."""
     return text.split("\n", 1)[0][:200]

@@ -1,10 +1,10 @@
-"""What `Request.grammar` may say, and what of it is refused before any library sees it.
+"""Constraints in `Request.grammar`, and the checks before any library sees them.
 
 {"json_schema": {…}}       a JSON value that is valid under the schema; keys in the schema's order
 {"json_object": True}      any JSON object
 {"regex": "…"}             the whole output matches; Rust's syntax, linear time: no look-around, no references
 {"choice": ["…", …]}       one of the strings
-{"calls": {…}}             tool calls, see `Calls`; `infer.llm.text.tools.constrain` makes it
+{"calls": {…}}             tool calls, see `ToolCallGrammar`; `infer.llm.text.tools.constrain` makes it
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ KINDS = ("json_schema", "json_object", "regex", "choice", "calls")
 
 
 class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of untrusted grammars: size, depth, time and memory."""
+
     source_bytes: int = 64 << 10  # of the constraint as JSON
     depth: int = 64
     compile_seconds: float = 3.0
@@ -36,10 +38,10 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_fuel: int = 200_000  # about 15 ms
 
 
-class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """`opening (before CALL after) (between before CALL after)* closing`, at most `most` calls.
+class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """Grammar of tool calls: `opening (before CALL after) (between before CALL after)* closing`.
 
-    Each call is JSON that is valid under `schema`.
+    At most `most` calls, each JSON that is valid under `schema`.
     """
 
     schema: dict[str, Any]
@@ -52,7 +54,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(constraint: Mapping[str, Any], limits: GrammarLimits) -> tuple[str, str]:
-    """Its kind and its JSON. Raises `InputError` on what is not well formed or too large."""
+    """Return kind and JSON of a constraint; raises `InputError` for one that is malformed or too large."""
     if len(constraint) != 1:
         raise InputError(f"expected one of {', '.join(KINDS)}, got {len(constraint)} keys", where="grammar")
     ((kind, value),) = constraint.items()
@@ -86,14 +88,16 @@ def _check_form(kind: str, value: Any) -> None:
         raise InputError("expected strings that are not empty", where=kind)
     if kind == "calls":
         try:
-            msgspec.convert(value, Calls)
+            msgspec.convert(value, ToolCallGrammar)
         except msgspec.ValidationError as error:
             raise InputError(str(error), where=kind) from error
 
 
 def _bound(value: Any, limits: GrammarLimits, kind: str) -> None:
-    """Raise `InputError` for what is nested too deep or certainly too large, before all of it is looked at, and for
-    integers that no message can carry."""
+    """Raise `InputError` for values nested too deep or too large, and for integers that no message can carry.
+
+    The check ends as soon as a limit is passed.
+    """
     level, values = [value], 0
     for _ in range(limits.depth):
         values += len(level)

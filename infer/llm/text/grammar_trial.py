@@ -27,7 +27,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 STACK = 4 << 20  # half of what a thread of the model's process has
 
 
-class Tried(msgspec.Struct, tag="tried", frozen=True, array_like=True):
+class GrammarCost(msgspec.Struct, tag="tried", frozen=True, array_like=True):
     """`size`: bytes by which the process grew; `seconds` of the compilation."""
 
     size: int
@@ -46,8 +46,8 @@ def confine(compiled_bytes: int, seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> Tried:
-    """Raises `InputError` for what can't be read, enforced, or takes too much."""
+def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> GrammarCost:
+    """Compile a constraint and measure its cost; raises `InputError` if it can't be enforced or takes too much."""
     limits = compiler.limits
     before, began = _pages()[1], time.monotonic()
     matcher = compiler.compile(kind, value)
@@ -59,7 +59,7 @@ def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> Tried:
             f"this {kind} takes {size >> 20} MiB of memory, {limits.compiled_bytes >> 20} are allowed",
             where=kind,
         )
-    return Tried(size, seconds)
+    return GrammarCost(size, seconds)
 
 
 def _walk(first: Any, kind: str, most_seconds: float) -> None:
@@ -85,7 +85,7 @@ def _walk(first: Any, kind: str, most_seconds: float) -> None:
 
 
 def choose(mask: bytes, chance: random.Random) -> int | None:
-    """A token whose bit is set; None for a mask without any."""
+    """Return a token whose bit is set, or None for an empty mask."""
     start = chance.randrange(len(mask))
     rest = mask[start:].lstrip(b"\0") or mask.lstrip(b"\0")
     if not rest:
@@ -95,7 +95,7 @@ def choose(mask: bytes, chance: random.Random) -> int | None:
 
 
 def _pages() -> tuple[int, int]:
-    """Of memory: addresses, and resident; 0 where the system does not tell."""
+    """Return the pages of address space and of resident memory; 0 where the system does not tell."""
     try:
         size, resident = Path("/proc/self/statm").read_text().split()[:2]
     except OSError:

@@ -1,4 +1,4 @@
-"""The sandbox in which chat templates run. Imported only by whoever has jinja2."""
+"""Sandbox of chat templates; imported only where jinja2 is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jinja2.utils import Namespace
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks what a model says for training, is its inside."""
+    """Jinja extension that renders `{% generation %}…{% endgeneration %}`, a mark for training, as its content."""
 
     tags = {"generation"}
 
@@ -24,7 +24,7 @@ class Generation(Extension):
 
 
 class Names(Namespace):
-    """A namespace that holds no name with an underscore in front."""
+    """Namespace that holds no name with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         given = dict(*args[1:], **kwargs)
@@ -38,7 +38,7 @@ class Names(Namespace):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Nothing in it can be changed, and no attribute with an underscore be reached, by a template."""
+    """Make a sandbox: a template changes nothing in it and reaches no attribute with a leading underscore."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -63,7 +63,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """As `json.dumps`: jinja's own escapes HTML."""
+    """Serialize as `json.dumps` does; jinja's own filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

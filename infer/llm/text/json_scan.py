@@ -1,4 +1,4 @@
-"""Where JSON, or a marker, begins and ends in a text that comes in pieces."""
+"""Boundaries of JSON values and of markers in streamed text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Scan:
         self.depth, self.quoted, self.escaped = depth, False, False
 
     def end(self, text: str, start: int) -> int:
-        """The place after the last character, -1 when it is not there yet."""
+        """Return the index after the value's last character, -1 while it is not there."""
         for at, character in enumerate(text[start:], start):
             if self.escaped:
                 self.escaped = False
@@ -31,7 +31,7 @@ class Scan:
 
 
 def held(text: str, marker: str) -> int:
-    """How many of the last characters may belong to a marker, or to the blanks before one."""
+    """Return how many of the last characters may belong to a marker, or to the blanks before one."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-size:]):
             return len(text) - len(text[:-size].rstrip())
@@ -39,7 +39,7 @@ def held(text: str, marker: str) -> int:
 
 
 def load(text: str) -> Any:
-    """None for what is not JSON."""
+    """Parse JSON; None for anything else."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

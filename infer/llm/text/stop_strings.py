@@ -1,5 +1,4 @@
-"""The text of one completion as it grows: stop strings are found across token borders, and what may be the beginning
-of one is held back until it is known."""
+"""Stop strings: found across token borders; text that may begin one is held back until it is known."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from .detokenize import Detokenizer
 
 
 class StopStrings:
-    """Text goes in in pieces of any size; the same text comes out whatever the pieces were.
+    """Search for stop strings in text of any chunks; the result does not depend on the chunks.
 
     The stop string that is complete first ends the text; of two that end together the longer one.
     """
@@ -19,7 +18,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """What may be shown now, and the stop string that was met."""
+        """Return the text that may be shown now, and the stop string that was met."""
         if not self.stops:
             return text, None
         held = self._held + text
@@ -35,7 +34,7 @@ class StopStrings:
         return held[:keep], None
 
     def skip(self, text: str) -> str:
-        """Show text in which no stop string is looked for."""
+        """Show text without a search for stop strings."""
         held, self._held = self._held + text, ""
         return held
 
@@ -44,7 +43,7 @@ class StopStrings:
         return held
 
     def _may_begin(self, text: str) -> int:
-        """Length of the longest end of `text` that is the beginning of a stop string."""
+        """Return the length of the longest end of `text` that is the beginning of a stop string."""
         best = 0
         for stop in self.stops:
             for size in range(min(len(stop) - 1, len(text)), best, -1):
@@ -55,7 +54,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Tokens in, text out that ends with a whole character and holds no part of a stop string."""
+    """Text of one completion: whole characters and no part of a stop string."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
         self._detokenizer, self._stops = detokenizer, stops
@@ -67,6 +66,6 @@ class TextStream:
         return self._stops.push(text) if stops else (self._stops.skip(text), None)
 
     def finish(self) -> tuple[str, str | None]:
-        """What was held back: half characters come out as U+FFFD. They can't complete a stop string but may."""
+        """Return the text held back; incomplete characters are U+FFFD and may complete a stop string."""
         text, met = self._stops.push(self._detokenizer.flush())
         return text + self._stops.flush(), met

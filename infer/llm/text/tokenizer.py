@@ -1,6 +1,6 @@
-"""Text ↔ token ids for an artifact that carries a tokenizer; needs `tokenizers`, never transformers.
+"""Tokenizers of an artifact, text to token ids and back; they need the package tokenizers, never transformers.
 
-`Tokenizer` makes batches for encoders and cuts what is too long; `Text` is a language model's and never cuts.
+`Tokenizer` makes batches for encoders and truncates; `LLMTokenizer` is a language model's and never truncates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TextOrPair = str | Sequence[str]  # a text, or two that a model compares
 
 
 class Tokenizer:
-    """`tokenizer.json` of the artifact; texts longer than `max_length` tokens are cut on the right."""
+    """Tokenizer of an encoder; texts longer than `max_length` tokens are cut on the right."""
 
     def __init__(self, path: Path, *, max_length: int, pad_id: int = 0) -> None:
         self.max_length, self.pad_id = max_length, pad_id
@@ -34,8 +34,10 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encodings(texts)]
 
     def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
-        """`input_ids`, `attention_mask` and `token_type_ids` (1 on the second text of a pair), int64 [len(texts),
-        longest], padded on the right."""
+        """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(texts), longest].
+
+        Padded on the right; type 1 is the second text of a pair.
+        """
         encodings = self._encodings(texts)
         found = self.pad([encoding.ids for encoding in encodings])
         types = np.zeros_like(found["input_ids"])
@@ -53,6 +55,7 @@ class Tokenizer:
         return list(self._tokenizer.encode_batch(rows))
 
     def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
+        """Return `input_ids` and `attention_mask`, int64 [len(rows), longest], padded on the right."""
         longest = max((len(row) for row in rows), default=0)
         ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), longest), dtype=np.int64)
@@ -65,8 +68,8 @@ class Tokenizer:
         return self._tokenizer.decode(ids)
 
 
-class Text:
-    """`tokenizer.json` of a language model: texts of any length, ids back to text, and what single tokens are.
+class LLMTokenizer:
+    """Tokenizer of a language model: texts of any length, ids back to text, and bytes of single tokens.
 
     `tokenizer` is the `tokenizers.Tokenizer` itself, without truncation and padding.
     """
@@ -81,23 +84,23 @@ class Text:
         self._added = {number: token.content for number, token in added.items()}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """`special` adds what the tokenizer puts around a text, like a begin token; raises `InputError`."""
+        """Tokenize a text; `special` adds the begin token and the like. Raises `InputError`."""
         check_text(text, "text")
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Bytes that are no whole character come as U+FFFD; an id outside the vocabulary is an `InputError`."""
+        """Detokenize; incomplete characters are U+FFFD, an id outside the vocabulary raises `InputError`."""
         for index, number in enumerate(ids):
             if self.piece(number) is None:
                 raise InputError(f"no token has the id {number}", where=f"ids[{index}]")
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
     def piece(self, number: int) -> str | None:
-        """The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`), or None."""
+        """Return the token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`), or None."""
         return self.tokenizer.id_to_token(number) if 0 <= number < 1 << 31 else None
 
     def token_bytes(self, number: int) -> bytes:
-        """What the token adds to a text, in UTF-8; of some tokens only a part of a character. Empty for no token."""
+        """Return the bytes that the token adds to a text, maybe part of a character; empty for no token."""
         piece = self.piece(number)
         if piece is None:
             return b""
@@ -150,7 +153,7 @@ def _opened(path: Path) -> Any:
 
 
 def _bytes_of_characters() -> dict[str, bytes]:
-    """The alphabet of byte-level BPE (GPT-2): printable Latin-1 stands for itself, other bytes from U+0100 on."""
+    """Return the alphabet of byte-level BPE (GPT-2): printable Latin-1, other bytes from U+0100 on."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     characters = {chr(byte): bytes([byte]) for byte in own}

@@ -1,6 +1,6 @@
-"""Reads tool calls out of a text that comes in pieces: nothing of a marker, and nothing of a call, goes out as content.
+"""Parser of tool calls in streamed text: no part of a marker or of a call is returned as content.
 
-The forms are described in `infer.llm.text.tools`. Arguments go out as they come, as soon as the name is known.
+The forms are described in `infer.llm.text.tools`. Arguments are streamed, as soon as the name is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from .json_scan import Scan, held, load
 
-Style = Literal["hermes", "llama", "mistral"]
+ToolStyle = Literal["hermes", "llama", "mistral"]
 _MARKERS = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 _END = "</tool_call>"
 _HEADER = re.compile(
@@ -31,14 +31,16 @@ _FUNCTION = re.compile(r"\s*<function=([^>\s]+)\s*>(.*?)(?:</function>|$)", re.D
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
+    """Call of a tool."""
+
     id: str
     name: str
     arguments: str  # JSON, as the model wrote it
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """Content, or a piece of call number `index`: its first one carries `id` and `name`."""
+class ToolDelta(msgspec.Struct, frozen=True):
+    """Content, or a part of call number `index`: its first one carries `id` and `name`."""
 
     content: str = ""
     index: int | None = None
@@ -47,39 +49,39 @@ class Delta(msgspec.Struct, frozen=True):
     arguments: str = ""
 
 
-class Stream:
-    """`schemas`: the JSON schema of each tool's arguments, by name.
+class ToolParser:
+    """State machine over streamed text. `schemas`: the JSON schema of each tool's arguments, by name.
 
     Where a form has no marker of its own, only calls of these tools are taken for calls.
     """
 
-    def __init__(self, style: Style, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, style: ToolStyle, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self.style, self.schemas, self.calls = style, schemas, 0
         self._marker = _MARKERS[style]
         self._text = ""  # not yet decided upon
         self._given_up = ""  # what was taken for the beginning of calls, should it have to be content
-        self._out: list[Delta] = []
+        self._out: list[ToolDelta] = []
         self._scan = Scan()
         self._last = False  # whether nothing comes after the text
         self._sure = False  # a marker was seen
         self._state: Callable[[], bool] = self._content if style == "hermes" else self._start
 
-    def push(self, text: str) -> list[Delta]:
+    def push(self, text: str) -> list[ToolDelta]:
         self._text += text
         while self._state():
             pass
         out, self._out = self._out, []
         return out
 
-    def finish(self) -> list[Delta]:
-        """What was held back; call it once, after the last piece."""
+    def finish(self) -> list[ToolDelta]:
+        """Return what was held back; call it once, after the last text."""
         self._last = True
         return self.push("")
 
     # States return whether another one may go on with the text.
 
     def _start(self) -> bool:
-        """Calls without a marker stand at the beginning."""
+        """Look for a call without a marker at the beginning of the text."""
         rest = self._text.lstrip()
         inner = rest[1:].lstrip() if self.style == "mistral" and rest.startswith("[") else rest
         undecided = not inner or (self._marker.startswith(rest) and rest != self._marker)
@@ -105,7 +107,7 @@ class Stream:
         return False
 
     def _opened(self) -> bool:
-        """After [TOOL_CALLS]: a list, or a name."""
+        """Read after [TOOL_CALLS]: a list, or a name."""
         rest = self._text.lstrip()
         if rest.startswith("["):
             self._take(len(self._text) - len(rest) + 1)
@@ -117,7 +119,7 @@ class Stream:
         return self._not_a_call() if self._last else False
 
     def _call(self) -> bool:
-        """One JSON object with name and arguments, read ahead until the arguments begin."""
+        """Read a JSON object with name and arguments, until the arguments begin."""
         header = _HEADER.match(self._text)
         if header:
             name = load(header[1])
@@ -133,7 +135,7 @@ class Stream:
         return False
 
     def _body(self) -> tuple[str, bool]:
-        """The text of the call at hand, and whether it is all there."""
+        """Return the text of the current call, and True once it is complete."""
         if self.style == "hermes":
             at = self._text.find(_END)
             return (self._text[:at], True) if at >= 0 else (self._text, False)
@@ -142,7 +144,7 @@ class Stream:
         return (self._text[:stop], True) if stop >= 0 else (self._text, False)
 
     def _whole(self, body: str) -> bool:
-        """A call that is written in another way than the usual one."""
+        """Read a call that is not in the usual form."""
         value = load(body)
         if isinstance(value, dict) and isinstance(value.get("function"), dict):
             value = value["function"]
@@ -156,11 +158,11 @@ class Stream:
         if not isinstance(arguments, dict) or not (self._sure or name in self.schemas):
             return self._not_a_call()
         self._begin(name, len(body), depth=0)
-        self._out.append(Delta(index=self.calls - 1, arguments=json.dumps(arguments, ensure_ascii=False)))
+        self._out.append(ToolDelta(index=self.calls - 1, arguments=json.dumps(arguments, ensure_ascii=False)))
         return self._go(self._after)
 
     def _parameters(self, name: str, text: str) -> dict[str, Any]:
-        """Of <parameter=…>: text where the tool's schema says so, else JSON if it is."""
+        """Read <parameter=…>: text where the tool's schema says so, else JSON if it parses."""
         known = self.schemas.get(name, {}).get("properties", {})
         found: dict[str, Any] = {}
         for key, value in _PARAMETER.findall(text):
@@ -173,7 +175,7 @@ class Stream:
         stop = self._scan.end(self._text, 0)
         piece = self._text if stop < 0 else self._text[:stop]
         if piece:
-            self._out.append(Delta(index=self.calls - 1, arguments=piece))
+            self._out.append(ToolDelta(index=self.calls - 1, arguments=piece))
         self._text = self._text[len(piece) :]
         if stop < 0:
             return False
@@ -181,13 +183,13 @@ class Stream:
         return self._go(self._rest if self._outer else self._after)
 
     def _rest(self) -> bool:
-        """Of the object around the arguments."""
+        """Skip the rest of the object around the arguments."""
         stop = self._scan.end(self._text, 0)
         self._text = "" if stop < 0 else self._text[stop:]
         return stop >= 0 and self._go(self._after)
 
     def _after(self) -> bool:
-        """Another call, or content again."""
+        """Look for another call, or content, after a call."""
         self._given_up = ""
         if self.style == "hermes":
             found = [at for at in (self._text.find(_END), self._text.find(self._marker)) if at >= 0]
@@ -207,12 +209,12 @@ class Stream:
         return self._go(self._content)
 
     def _begin(self, name: str, stop: int, depth: int) -> None:
-        """A call of `name`; the text goes on at `stop`, with its arguments or behind them."""
+        """Start a call of `name`; the text continues at `stop`, with its arguments or behind them."""
         prefix = "" if self.style == "mistral" else "call_"
         number = secrets.token_hex(12)[
             : 9 if self.style == "mistral" else 24
         ]  # Mistral's templates want nine
-        self._out.append(Delta(index=self.calls, id=prefix + number, name=name))
+        self._out.append(ToolDelta(index=self.calls, id=prefix + number, name=name))
         self.calls += 1
         self._text, self._given_up = self._text[stop:], ""
         self._scan, self._outer = Scan(), depth
@@ -231,7 +233,7 @@ class Stream:
 
     def _say(self, text: str) -> None:
         if text:
-            self._out.append(Delta(content=text))
+            self._out.append(ToolDelta(content=text))
 
     def _go(self, state: Callable[[], bool]) -> bool:
         self._state = state

@@ -1,11 +1,11 @@
 """Tool calls (OpenAI's `tools` and `tool_choice`): what the output is constrained to, and how calls are read from it.
 
-    style_of(template) -> Style                          which form of call a chat template teaches
+    style_of(template) -> ToolStyle                       which form of call a chat template teaches
     check_tools(tools) -> list[Tool]                     raises InputError naming what is wrong, at tools[i]…
     check_choice(choice, tools) -> Choice                "none" | "auto" | "required" | a tool's name
     constrain(tools, choice, style) -> dict | None       for `Request.grammar`; None: the model is free ("none", "auto")
-    parse(text, style, tools) -> (content | None, [Call])
-    stream(style, tools) -> Stream, its .push(text) -> [Delta] and, at the end, .finish() -> [Delta]
+    parse(text, style, tools) -> (content | None, [ToolCall])
+    tool_parser(style, tools) -> ToolParser, its .push(text) -> [ToolDelta] and, at the end, .finish() -> [ToolDelta]
 
 Constrained calls name a tool of the request and carry arguments that are valid under its JSON schema, as far as
 `max_tokens` reaches. Give `Sampling.skip_special_tokens=False` with tools, for some markers are special tokens; the
@@ -26,11 +26,11 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import InputError
-from .tool_parser import Call, Delta, Stream, Style
+from .tool_parser import ToolCall, ToolDelta, ToolParser, ToolStyle
 
 __all__ = [
-    "Call", "Choice", "Delta", "Stream", "Style", "Tool",
-    "check_choice", "check_tools", "constrain", "parse", "stream", "style_of",
+    "Choice", "Tool", "ToolCall", "ToolDelta", "ToolParser", "ToolStyle",
+    "check_choice", "check_tools", "constrain", "parse", "style_of", "tool_parser",
 ]  # fmt: skip
 Choice = Literal["none", "auto", "required"] | str
 MAX_TOOLS, MAX_CALLS = 128, 16
@@ -44,12 +44,14 @@ _NAMED = frozenset(
 
 
 class Tool(msgspec.Struct, frozen=True):
+    """Tool that a model may call."""
+
     name: str
     parameters: dict[str, Any]  # JSON schema of an object
 
 
-def style_of(template: str | None) -> Style:
-    """By the markers in the text of a chat template; without any, the one that most models know."""
+def style_of(template: str | None) -> ToolStyle:
+    """Return the form of tool calls by the markers of a chat template; hermes, the most usual one, without any."""
     text = template or ""
     if "[TOOL_CALLS]" in text:
         return "mistral"
@@ -61,6 +63,7 @@ def style_of(template: str | None) -> Style:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Check OpenAI's `tools`; raises `InputError` naming what is wrong."""
     if len(tools) > MAX_TOOLS:
         raise InputError(f"expected at most {MAX_TOOLS} tools, got {len(tools)}", where="tools")
     found: dict[str, Tool] = {}
@@ -81,7 +84,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def check_choice(choice: Any, tools: Sequence[Tool]) -> Choice:
-    """`choice` None: "auto" where there are tools, else "none"."""
+    """Check OpenAI's `tool_choice`; None is "auto" where there are tools, else "none"."""
     names = [tool.name for tool in tools]
     if choice is None:
         return "auto" if names else "none"
@@ -102,9 +105,9 @@ def check_choice(choice: Any, tools: Sequence[Tool]) -> Choice:
 
 
 def constrain(
-    tools: Sequence[Tool], choice: Choice, style: Style = "hermes", *, parallel: bool = True
+    tools: Sequence[Tool], choice: Choice, style: ToolStyle = "hermes", *, parallel: bool = True
 ) -> dict[str, Any] | None:
-    """`Request.grammar` that lets nothing but calls through: of any tool, or of the one that is named.
+    """Return a `Request.grammar` that allows nothing but calls: of any tool, or of the one that is named.
 
     `parallel` allows several of them; Llama's form has only one.
     """
@@ -121,26 +124,28 @@ def constrain(
     return {"calls": calls}
 
 
-def parse(text: str, style: Style = "hermes", tools: Sequence[Tool] = ()) -> tuple[str | None, list[Call]]:
-    """A whole output → what is not a call (None when nothing is left), and the calls.
+def parse(
+    text: str, style: ToolStyle = "hermes", tools: Sequence[Tool] = ()
+) -> tuple[str | None, list[ToolCall]]:
+    """Split a whole output into content (None when nothing is left) and calls.
 
-    What looks like a call and can't be read stays in the content, so that nothing is lost.
+    What looks like a call and can't be parsed stays in the content, so that nothing is lost.
     """
-    reader = stream(style, tools)
-    content, calls = "", list[Call]()
+    reader = tool_parser(style, tools)
+    content, calls = "", list[ToolCall]()
     for delta in (*reader.push(text), *reader.finish()):
         content += delta.content
         if delta.index is not None and delta.index == len(calls):
-            calls.append(Call(delta.id or "", delta.name or "", delta.arguments))
+            calls.append(ToolCall(delta.id or "", delta.name or "", delta.arguments))
         elif delta.index is not None:
             last = calls[delta.index]
-            calls[delta.index] = Call(last.id, last.name, last.arguments + delta.arguments)
+            calls[delta.index] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
     return (content if content and not (calls and content.isspace()) else None), calls
 
 
-def stream(style: Style = "hermes", tools: Sequence[Tool] = ()) -> Stream:
-    """The same for a text that comes in pieces."""
-    return Stream(style, {tool.name: tool.parameters for tool in tools})
+def tool_parser(style: ToolStyle = "hermes", tools: Sequence[Tool] = ()) -> ToolParser:
+    """Make a parser of streamed text."""
+    return ToolParser(style, {tool.name: tool.parameters for tool in tools})
 
 
 def _object(schema: Any, where: str) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def _object(schema: Any, where: str) -> dict[str, Any]:
 
 
 def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:
-    """Of a call of one of them. Their own schemas move to `$defs`, and what they refer to in themselves with them."""
+    """Make the JSON schema of a call of one of the tools, whose own schemas move to `$defs`."""
     kinds: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for i, tool in enumerate(tools):
@@ -172,7 +177,7 @@ def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """With references into itself (`#…`) leading to where it now stands."""
+    """Rewrite references of a schema into itself (`#…`) for its new place."""
     if isinstance(schema, list):
         return [_moved(item, root) for item in schema]
     if not isinstance(schema, dict):

@@ -40,9 +40,9 @@ class Tools:
             raise InputError("a call is required, and another form too", where="response_format")
         return self.grammar or other
 
-    def reader(self) -> tools.Stream | None:
+    def reader(self) -> tools.ToolParser | None:
         """For one completion that is streamed."""
-        return tools.stream(self.style, self.tools) if self.active else None
+        return tools.tool_parser(self.style, self.tools) if self.active else None
 
     def read(self, text: str) -> tuple[str | None, list[ToolCall]]:
         """A whole completion: its content and its calls."""
@@ -53,12 +53,12 @@ class Tools:
         return (content if calls else text), made
 
 
-def deltas(found: Sequence[tools.Delta]) -> list[bytes]:
+def deltas(found: Sequence[tools.ToolDelta]) -> list[bytes]:
     """The field `delta` of an event for each."""
     return [b'"delta":%b' % encode(_delta(one)) for one in found]
 
 
-def _delta(one: tools.Delta) -> Delta:
+def _delta(one: tools.ToolDelta) -> Delta:
     if one.index is None:
         return Delta(content=one.content)
     if one.name is None:

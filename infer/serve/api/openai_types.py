@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...llm.engine.requests import MOST_PRIORITY
+from ...llm.engine.requests import MAX_PRIORITY
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -65,7 +65,7 @@ class Common(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
-    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None
     user: str | None = None

@@ -22,7 +22,7 @@ import msgspec
 from ...errors import InferError
 from ...llm.text.grammar_compiler import GrammarCompiler
 from ...llm.text.grammar_trial import confine, run_trial
-from ...llm.text.tokenizer import Text, Tokenizer
+from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.channel import Channel, ClosedError
 from ..workers.messages import Failed, failed
 from .messages import Ended, Fork, Kill, Prepare, Prepared, ToServer, Try
@@ -128,10 +128,10 @@ def main(descriptor: int) -> int:
 
 def _prepare(asked: Prepare, control: socket.socket) -> tuple[Children, Prepared]:
     path = Path(asked.folder) / "tokenizer.json"
-    text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else Text(path)
+    text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else LLMTokenizer(path)
     unusable: Failed | None = None
     compiler = None
-    if asked.vocab_size and isinstance(text, Text) and find_spec("llguidance") is not None:
+    if asked.vocab_size and isinstance(text, LLMTokenizer) and find_spec("llguidance") is not None:
         compiler = GrammarCompiler(text.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
         try:
             compiler.load()

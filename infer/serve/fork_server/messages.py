@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...llm.text.grammar_request import GrammarLimits
-from ...llm.text.grammar_trial import Tried
+from ...llm.text.grammar_trial import GrammarCost
 from ..workers.messages import Failed
 
 Job = Literal["trial", "text"]
@@ -52,7 +52,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True, array_like=True):
 
 class Try(msgspec.Struct, tag="try", frozen=True, array_like=True):
     """To a child: compile this grammar and walk through it within `seconds` of CPU time, `politely` letting others go
-    first; `Tried` or `Failed` follows, or its end by SIGPROF."""
+    first; `GrammarCost` or `Failed` follows, or its end by SIGPROF."""
 
     kind: str
     value: Any
@@ -62,7 +62,7 @@ class Try(msgspec.Struct, tag="try", frozen=True, array_like=True):
 
 ToServer = Prepare | Fork | Kill
 FromServer = Prepared | Ended | Failed
-FromTrial = Tried | Failed
+FromTrial = GrammarCost | Failed
 
 
 class Encode(msgspec.Struct, tag="encode", frozen=True, array_like=True):

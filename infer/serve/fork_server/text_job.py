@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ArtifactError, InferError, NotUsableError
 from ...llm.text.chat_template import ChatTemplate, no_template
-from ...llm.text.tokenizer import Text, Tokenizer
+from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.channel import Channel, ClosedError
 from ..workers.messages import failed
 from .messages import Chat, Decode, Encode, Rows, Said, ToText
@@ -21,9 +21,11 @@ class TextJob:
     """Answers one question after the other. A signal ends the process when that takes too much CPU time, which
     tells the front whether it was the chat template (SIGPROF) or the tokenizer (SIGVTALRM)."""
 
-    def __init__(self, text: Text | Tokenizer, folder: Path) -> None:
+    def __init__(self, text: LLMTokenizer | Tokenizer, folder: Path) -> None:
         self._text, self._folder = text, folder
-        self._template: ChatTemplate | None = ChatTemplate.open(folder) if isinstance(text, Text) else None
+        self._template: ChatTemplate | None = (
+            ChatTemplate.open(folder) if isinstance(text, LLMTokenizer) else None
+        )
         if self._template is not None:
             with contextlib.suppress(NotUsableError):  # told to whoever asks for a chat
                 self._template.load()
@@ -57,10 +59,10 @@ class TextJob:
             asked = Encode([text], False, asked.seconds)
         signal.setitimer(signal.ITIMER_VIRTUAL, asked.seconds)
         if isinstance(asked, Encode):
-            if isinstance(self._text, Text):
+            if isinstance(self._text, LLMTokenizer):
                 return Rows([self._text.encode(text, asked.special) for text in asked.texts])
             return Rows(self._text.encode(asked.texts))
-        if isinstance(asked, Decode) and isinstance(self._text, Text):
+        if isinstance(asked, Decode) and isinstance(self._text, LLMTokenizer):
             return Said(self._text.decode(asked.ids, asked.skip_special))
         raise InferError("a tokenizer of an encoder was asked for text")
 

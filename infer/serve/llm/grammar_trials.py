@@ -21,7 +21,7 @@ from msgspec import structs
 
 from ...errors import GrammarError, InferError, InputError, NotReadyError, OverloadedError
 from ...llm.text.grammar_request import GrammarLimits, read
-from ...llm.text.grammar_trial import Tried
+from ...llm.text.grammar_trial import GrammarCost
 from ..fork_server.client import ChildDiedError, ForkServer
 from ..fork_server.messages import FromTrial, Try
 from ..http.client_slots import ClientSlots
@@ -45,14 +45,14 @@ class GrammarTrials:
 
     def __init__(self, forks: ForkServer, limits: GrammarLimits | None = None) -> None:
         self._forks, self._limits = forks, limits or GrammarLimits()
-        self._known: OrderedDict[str, Tried | InferError] = OrderedDict()
-        self._under_way: dict[str, asyncio.Task[Tried | InferError]] = {}
+        self._known: OrderedDict[str, GrammarCost | InferError] = OrderedDict()
+        self._under_way: dict[str, asyncio.Task[GrammarCost | InferError]] = {}
         what = "grammars that are being compiled"
         self._quick = ClientSlots(QUICK, each=EACH, waiting=WAITING, what=what, latest_first=True)
         self._slow = ClientSlots(SLOW, each=1, waiting=WAITING, what=what)
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
-    async def check(self, client: str, constraint: Mapping[str, Any]) -> Tried:
+    async def check(self, client: str, constraint: Mapping[str, Any]) -> GrammarCost:
         """Raises `InputError` for a grammar that can't be read or enforced, or takes too much, `OverloadedError` when
         the client has too many that take long."""
         kind, text = read(constraint, self._limits)
@@ -78,20 +78,20 @@ class GrammarTrials:
         for task in self._under_way.values():
             task.cancel()
 
-    async def _settle(self, client: str, key: str, asked: Try) -> Tried | InferError:
+    async def _settle(self, client: str, key: str, asked: Try) -> GrammarCost | InferError:
         try:
-            result: Tried | InferError = await self._try(client, asked)
+            result: GrammarCost | InferError = await self._try(client, asked)
         except InferError as error:
             result = error
         finally:
             del self._under_way[key]
-        if isinstance(result, Tried | InputError):  # of others, the next try may end otherwise
+        if isinstance(result, GrammarCost | InputError):  # of others, the next try may end otherwise
             self._known[key] = result
             while len(self._known) > KNOWN:
                 self._known.popitem(last=False)
         return result
 
-    async def _try(self, client: str, asked: Try) -> Tried:
+    async def _try(self, client: str, asked: Try) -> GrammarCost:
         async with self._quick.turn(client, WAIT_SECONDS):
             with contextlib.suppress(TimeoutError):
                 return await self._run(structs.replace(asked, seconds=QUICK_SECONDS))
@@ -107,7 +107,7 @@ class GrammarTrials:
             finally:
                 self._spend(client, time.monotonic() - began)
 
-    async def _run(self, asked: Try) -> Tried:
+    async def _run(self, asked: Try) -> GrammarCost:
         """In a process of its own. Raises `TimeoutError` when it took longer than `asked.seconds`."""
         child = await self._forks.child("trial", FromTrial)
         try:

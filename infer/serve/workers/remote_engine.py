@@ -1,4 +1,4 @@
-"""The front's side of a language model's worker, with the surface of `infer.llm.engine.engine_thread.Driver`."""
+"""The front's side of a language model's worker, with the surface of `infer.llm.engine.engine_thread.EngineThread`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class RemoteDriver:
         return self.worker.restarts.total
 
     def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
-        """As `Driver.submit`, but what only the engine can know comes as a `Refusal`; for `replay` see `Table.add`.
-        Raises `PoisonError` too."""
+        """As `EngineThread.submit`, but what only the engine can know comes as a `Refusal`; for `replay` see
+        `Table.add`. Raises `PoisonError` too."""
         if self.failure is not None:
             raise NotReadyError("the model's process died") from self.failure
         self._table.add(request, deliver, replay=replay)

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import NotUsableError, UsageError
 from ...llm.text.chat_template import ChatTemplate
 from ...llm.text.generation_config import GenerationConfig
-from ...llm.text.tokenizer import Text
+from ...llm.text.tokenizer import LLMTokenizer
 from .messages import Card
 from .remote_engine import RemoteDriver
 from .remote_predictor import Carded
@@ -26,11 +26,11 @@ class RemoteLanguage:
         self.folder = Path(card.path or ".")
 
     @cached_property
-    def text(self) -> Text:
+    def text(self) -> LLMTokenizer:
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise UsageError(f"{self.name} has no tokenizer.json", hint="Give token ids")
-        return Text(path)
+        return LLMTokenizer(path)
 
     @cached_property
     def config(self) -> GenerationConfig:
