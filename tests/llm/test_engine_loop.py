@@ -428,7 +428,7 @@ def test_integrity_notices_a_page_that_was_forgotten() -> None:
     running.submit(request("a", letters(9)))
     running.step()
     running.block_manager.allocate()
-    with pytest.raises(InferError, match="counted 1 times and held 0 times"):
+    with pytest.raises(InferError, match="has 1 references but 0 holders"):
         running.check_integrity()
 
 
