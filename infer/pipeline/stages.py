@@ -228,4 +228,4 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:
-    return small.graph.outputs if small.shape is None else llm.window_outputs(small.shape)
+    return small.graph.outputs if small.shape is None else llm.full_sequence_outputs(small.shape)
