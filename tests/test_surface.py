@@ -43,6 +43,19 @@ def test_flags_of_optimize() -> None:
     ]  # fmt: skip
 
 
+def test_flags_of_serve() -> None:
+    command = typer.main.get_command(app).commands["serve"]
+    flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
+    assert flags == [
+        "--allow-host", "--allow-reload", "--anonymous", "--api-key", "--api-key-file", "--batch-invariant", "--device",
+        "--drain", "--host", "--in-process", "--kv-memory", "--limit", "--log-bodies", "--log-requests", "--lora",
+        "--max-delay-ms", "--max-replicas", "--max-tokens-per-step", "--memory", "--nonfinite", "--num-cpus",
+        "--num-gpus", "--otel", "--port", "--ray", "--ray-address", "--ray-config", "--replicas",
+        "--share-prefix-cache", "--speculation", "--ssl-certfile", "--ssl-keyfile", "--ssl-keyfile-password",
+        "--target-requests", "--threads", "--timings", "--trust-code",
+    ]  # fmt: skip
+
+
 def test_manifest_keys() -> None:
     assert [f.name for f in msgspec.structs.fields(store.Manifest)] == [
         "format", "name", "version", "made_with", "plan", "choices", "backend", "device", "task", "inputs", "outputs",

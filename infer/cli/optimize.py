@@ -69,7 +69,7 @@ def optimize(
     if save_plan:
         save_plan.write_text(to_toml(plan))
     target = output or default_output(plan.source)
-    with printed.watching(quiet=as_json, verbose=verbose) as reporter:
+    with printed.progress_reporter(quiet=as_json, verbose=verbose) as reporter:
         outcome = stages.optimize(plan, target, reporter=reporter, replace=force)
     printed.print_verdict(outcome.report, as_json=as_json, path=outcome.path, verbose=verbose)
     if profile:

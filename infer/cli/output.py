@@ -23,7 +23,7 @@ from ..spec import Finding
 MAX_FACT = 1 << 16  # characters
 
 
-class Plain(Reporter):
+class LineReporter(Reporter):
     """Progress for logs and pipes: one line for each stage; with `verbose` for each step and finding."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
@@ -46,7 +46,7 @@ class Plain(Reporter):
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class Bars(Reporter):
+class BarReporter(Reporter):
     """Progress on a terminal: a spinner for the current step, a bar for what can be counted; removed at the end."""
 
     def __init__(self, progress: Progress, *, verbose: bool = False) -> None:
@@ -74,17 +74,17 @@ def sentence(finding: Finding) -> str:
 
 
 @contextmanager
-def watching(*, quiet: bool, verbose: bool = False) -> Iterator[Reporter]:
+def progress_reporter(*, quiet: bool, verbose: bool = False) -> Iterator[Reporter]:
     """Yield the progress display that fits stderr: none, plain lines or bars."""
     console = Console(stderr=True)
     if quiet:
         yield Reporter()
     elif not console.is_terminal:
-        yield Plain(console, verbose=verbose)
+        yield LineReporter(console, verbose=verbose)
     else:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=not verbose) as progress:
-            yield Bars(progress, verbose=verbose)
+            yield BarReporter(progress, verbose=verbose)
 
 
 def print_verdict(report: document.Report, *, as_json: bool, path: Path, verbose: bool = False) -> None:

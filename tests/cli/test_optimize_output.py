@@ -104,10 +104,10 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     said = {}
     for verbose in (False, True):
         out = io.StringIO()
-        watch = output.Plain(Console(file=out, width=300), verbose=verbose)
+        watch = output.LineReporter(Console(file=out, width=300), verbose=verbose)
         for backend in ("ort", "inductor"):
             watch.step("lower", backend)
-            watch.found(FINDINGS[0])
+            watch.found([FINDINGS[0]])
         said[verbose] = out.getvalue().splitlines()
     assert [line.split()[2:] for line in said[False]] == [["lower", "ort"]]
     assert len(said[True]) == 4
