@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs-reference table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check docs docs-reference table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -22,6 +22,16 @@ check: lint
 # docs/cli.md, docs/api.md, docs/limits.md and docs/errors.md from the code.
 docs-reference: $(STAMP)
 	$(RUN) -m tests.support.docs_pages
+
+# The site of README's documentation links, in site/. MkDocs is in an environment of its own, so that .venv stays light.
+docs: .docs/.installed
+	.docs/bin/python -m mkdocs build --strict
+
+EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+.docs/.installed: pyproject.toml
+	test -x .docs/bin/python || $(PYTHON) -m venv .docs
+	.docs/bin/python -c '$(EXTRA)' | xargs .docs/bin/python -m pip install --disable-pip-version-check
+	touch $@
 
 table: $(STAMP)
 	$(RUN) -m bench.quality.backend_table

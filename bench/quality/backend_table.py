@@ -6,7 +6,7 @@ Every cell is made by the stages of `infer optimize --allow-slower` and is judge
 each backend is lowered once and timed, interleaved, against each quantized form. All samples judge; other real text,
 or what the model brings, calibrates. Cells are merged one by one into
 bench/results/table-DATE-CPU.json and .md: `--only MODEL,BACKEND,QUANT` measures some again, `--resume` those that
-are not there yet, `--render` none. A file with every cell is also the table of README.md. Exits 1 when a
+are not there yet, `--render` none. docs/results.md is written again from the files. Exits 1 when a
 cell neither passes nor refuses with a reason.
 """
 
@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from bench.shared import results_page
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
 from infer import device as hardware
@@ -54,7 +55,6 @@ QUANTS = (
     "cluster:6",
 )
 CALIBRATION = {name: f"{ROOT / 'models' / name}.py:calibration" for name in ("minilm", "pydoc_lm")}
-MARKS = ("<!-- table:begin -->", "<!-- table:end -->")
 
 
 Key = tuple[str, str, str]  # model, backend, quant
@@ -197,7 +197,7 @@ def kept(path: Path) -> dict[Key, Cell]:
 
 
 def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
-    """Write the result files in the order of `every`, and README's table when no cell is absent."""
+    """Write the result files in the order of `every`."""
     head, known = (
         machine_header(threads=torch.get_num_threads()),
         [cells[key] for key in every if key in cells],
@@ -209,10 +209,6 @@ def write(path: Path, cells: dict[Key, Cell], every: list[Key]) -> list[Cell]:
         "Formats are calibrated on rows that judge nothing.\n\n"
     )
     path.with_suffix(".md").write_text(note + text)
-    page = ROOT / "README.md"
-    before, found, rest = page.read_text().partition(MARKS[0])
-    if found and len(known) == len(every):
-        page.write_text(f"{before}{MARKS[0]}\n{note}{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}")
     return known
 
 
@@ -244,6 +240,7 @@ def main() -> int:
             cells[cell.key] = cell
             write(path, cells, every)
     done = write(path, cells, every)
+    results_page.write()
     print(markdown(done))
     print(f"written: {path.relative_to(ROOT)}, {len(done)} of {len(every)} cells")
     broken = [c for c in done if c.outcome == "broken" or (c.outcome == "refused" and not c.why)]

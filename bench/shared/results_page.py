@@ -1,0 +1,130 @@
+"""docs/results.md from bench/results: the newest file of each benchmark and machine, and every bar that was missed.
+
+    python -m bench.shared.results_page
+
+Rows are copied from the result files, never typed. Run again after a benchmark; a test compares the page with the files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.shared.repository import RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "results.md"
+FILE = re.compile(r"(?P<name>[a-z-]+)-(?P<date>\d{4}-\d\d-\d\d)(?:-(?P<cpu>.+))?\.md")
+SECTIONS = {
+    "kernels": (
+        "Kernels and whole int8 models",
+        "`make bench-kernels`. Sides are timed in turns, two threads. M is the number of rows; *lut4* is the kernel of "
+        "the 4-bit formats. BERT-base has the weights of MiniLM with every channel and layer doubled. All layers of the "
+        "whole models are int8; `infer optimize` would keep the most sensitive ones in float.",
+    ),
+    "auto": (
+        "Automatic choice of a backend",
+        "`make bench-auto`. `infer optimize --backend auto` on models that nobody tuned for.",
+    ),
+    "lm": (
+        "Language models",
+        "`make bench-lm`. Random weights of two Llama shapes at 4 bits (135M and 1B parameters), two threads. A work "
+        "like *8×128* is 8 sequences at context 128.",
+    ),
+    "serve-peers": (
+        "Serving: other servers",
+        "`make bench-serve`. Each server at its best settings, one worker, in turns on one machine that also runs the "
+        "client. *-same* serves the artifact of `infer`, *-float* the model in torch float32.",
+    ),
+    "serve-hop": ("Serving: cost of a worker process", "`make bench-serve`."),
+    "serve-overload": ("Serving: overload with tensors", "`make bench-serve`."),
+    "serve-overload-lm": ("Serving: overload with text streams", "`make bench-serve`."),
+    "serve-slow": ("Serving: slow clients", "`make endure`."),
+    "load": ("Opening large checkpoints", "`make bench-load`."),
+    "table": (
+        "Every backend with every format",
+        "`make table`, with the models of `models/`. Time is relative to the float form of the same backend in the same "
+        "interleaved run: below 1 is faster; of pydoc_lm it is the time of a decode step. (`infer optimize` compares "
+        "with the fastest float form of all, plain torch among them.) A refusal is a result: the gate or the machine "
+        "gives the reason.",
+    ),
+}
+INTRO = """# Results
+
+Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor and
+date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are shared
+virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23, *Intel Xeon @ 2.50GHz* a
+Cascade Lake. All have AVX-512 VNNI, none has AMX.
+"""
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """One Markdown file of bench/results."""
+
+    name: str
+    date: str
+    cpu: str
+    path: Path
+
+    @property
+    def body(self) -> str:
+        """Text without headings of the first level."""
+        lines = self.path.read_text().strip().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("# ")).strip()
+
+
+def newest() -> list[ResultFile]:
+    """Return the newest file of each benchmark and machine; of the table only the one with the most rows."""
+    kept: dict[tuple[str, str], ResultFile] = {}
+    for path in sorted(RESULTS.glob("*.md")):
+        found = FILE.fullmatch(path.name)
+        if found is None or found["name"] not in SECTIONS:
+            continue
+        result = ResultFile(found["name"], found["date"], found["cpu"] or "intel-xeon-2-50ghz", path)
+        key = (result.name, result.cpu)
+        if key not in kept or kept[key].date < result.date:
+            kept[key] = result
+    tables = [result for result in kept.values() if result.name == "table"]
+    fullest = max(tables, key=lambda result: result.body.count("\n"), default=None)
+    return [result for result in kept.values() if result.name != "table" or result is fullest]
+
+
+def missed(results: list[ResultFile]) -> Iterator[str]:
+    """Yield one table row for each bar that a machine missed."""
+    for result in results:
+        for line in result.body.splitlines():
+            if "**missed**" in line:
+                work, rival, _, _, bar, got = (cell.strip() for cell in line.strip("| ").split("|")[:6])
+                yield f"| {work} | {rival} | {bar} | {got} | {result.cpu}, {result.date} |"
+
+
+def page() -> str:
+    """Return the text of docs/results.md."""
+    results = newest()
+    parts = [
+        INTRO,
+        "## Bars that are missed\n",
+        "| work | rival | bar | got | machine, date |\n|---|---|---|---|---|\n" + "\n".join(missed(results)) + "\n",
+    ]
+    for name, (title, note) in SECTIONS.items():
+        own = [result for result in results if result.name == name]
+        if not own:
+            continue
+        parts.append(f"## {title}\n\n{note}\n")
+        for result in sorted(own, key=lambda result: result.cpu):
+            parts.append(f"### {name}, {result.cpu}, {result.date}\n\n{result.body}\n")
+    return "\n".join(parts)
+
+
+def write() -> None:
+    """Write docs/results.md."""
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    write()
+    print(f"written: {PAGE.relative_to(ROOT)}")
+    sys.exit(0)

@@ -1,0 +1,183 @@
+"""Fenced blocks of Markdown pages, and how a reader would use them: files written, Python run, commands typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STARTS = 120.0  # seconds that a server may take to be ready on a busy machine
+EXEMPT = {
+    "make": "installs, or runs this suite",
+    "--ray": "needs the extra `ray`, and a cluster",
+    "top": "redraws the terminal until it is interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page, and the lines that the page shows as its output."""
+
+    page: str
+    words: tuple[str, ...]
+    output: str = ""
+    background: bool = False
+
+    @property
+    def exempt(self) -> bool:
+        return any(word in EXEMPT for word in self.words[:4])
+
+    @property
+    def serves(self) -> bool:
+        return self.words[0] == "python" and "serve.py" in self.words or self.words[:2] == ("infer", "serve")
+
+    @property
+    def shows_error(self) -> bool:
+        return self.output.startswith("infer: ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file name in its title, its text."""
+
+    page: str
+    language: str
+    title: str
+    text: str
+
+    def commands(self) -> list[Command]:
+        """Return the commands of a `console` block with the output shown below each."""
+        found = []
+        for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
+            line, _, output = part.partition("\n")
+            while line.endswith("\\"):
+                more, _, output = output.partition("\n")
+                line = line[:-1] + more
+            background = line.rstrip().endswith("&")
+            words = tuple(shlex.split(line.rstrip().removesuffix("&"), comments=True))
+            found.append(Command(self.page, words, output.strip(), background))
+        return found
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    return [Block(page.name, *(part or "" for part in found)) for found in FENCE.findall(page.read_text())]
+
+
+@dataclass
+class Session:
+    """A terminal and a Python prompt in one folder; servers that were started stop at the end of their block."""
+
+    folder: Path
+    capsys: Any
+    allow_slower: bool = False  # timings on a busy machine decide nothing
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Block) -> None:
+        """Do what the page asks for: write a file, run Python, or type the commands."""
+        if block.title:
+            (self.folder / block.title).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, block.page, "exec"), self.names)  # noqa: S102
+        elif block.language == "console":
+            with ExitStack() as servers:
+                port = 0
+                for command in block.commands():
+                    if command.serves:
+                        port = servers.enter_context(serving(command, self.folder))
+                    elif not command.exempt:
+                        self.type(command, port)
+                    if command.serves and not command.background:
+                        ask_once(command, port)
+
+    def type(self, command: Command, port: int) -> None:
+        """Run one command; one whose shown output is an error must print that error, any other must end with 0."""
+        name, *words = command.words
+        where = f"{command.page}: {shlex.join(command.words)}"
+        if name == "infer":
+            from infer.cli import main
+
+            if self.allow_slower and words[0] == "optimize" and not command.shows_error:
+                words += ["--allow-slower"] * ("--allow-slower" not in words)
+            code = main(words)
+            printed = self.capsys.readouterr()
+            if command.shows_error:
+                assert code != 0, where
+                assert printed.err.strip().splitlines()[-1] == command.output, where
+            else:
+                assert code == 0, f"{where}\n{printed.out[-2000:]}\n{printed.err[-2000:]}"
+            return
+        line = [word.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for word in command.words]
+        if name == "curl":
+            if shutil.which("curl") is None:
+                return
+            line.insert(1, "--fail-with-body")
+        done = subprocess.run(
+            [sys.executable, *line[1:]] if name == "python" else line,
+            cwd=self.folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, f"{where}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def ask_once(command: Command, port: int) -> None:
+    """Send the first model of a server eight by eight zeros."""
+    model = next(Path(word).stem for word in command.words if word.endswith(".infer"))
+    tensor = {"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8], "data": [0.0] * 64}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v2/models/{model}/infer",
+        data=json.dumps({"inputs": [tensor]}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.loads(response.read())["outputs"][0]["shape"] == [1, 10]
+
+
+@contextmanager
+def serving(command: Command, folder: Path) -> Iterator[int]:
+    """Start a server as shown but on a free port, wait until it is ready, and end it by SIGTERM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["-m", *command.words] if command.words[0] == "infer" else list(command.words[1:])
+    line = [sys.executable, *words, "--port", str(port)]
+    deadline = time.monotonic() + STARTS
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, cwd=folder, env=environment()) as process:
+        try:
+            while True:
+                assert process.poll() is None, f"{command.page}: the server ended by itself"
+                assert time.monotonic() < deadline, f"{command.page}: the server was not ready in time"
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                        break
+                except OSError:
+                    time.sleep(0.2)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60)
+        assert code in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment with the repository on PYTHONPATH."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
