@@ -1,0 +1,124 @@
+"""The worked examples of docs/contributing.md are plug-ins that work, each in one file of at most 60 lines."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from infer import Plan, Predictor, attention, optimize, plugins
+from infer.attention import reference
+from tests.support.attention_cases import Case
+from tests.support.fake_predictors import double, live
+from tests.support.page_blocks import ROOT, blocks
+
+FILES = {block.title: block.text for block in blocks(ROOT / "docs/contributing.md") if block.title}
+Install = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Put an example into its plug-in folder, for this test."""
+    installed: list[tuple[str, str]] = []
+
+    def put(path: str) -> ModuleType:
+        (tmp_path / Path(path).name).write_text(FILES[path])
+        package, name = str(Path(path).parent).replace("/", "."), Path(path).stem
+        folder = importlib.import_module(package)
+        monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+        installed.append((package, name))
+        return plugins.get(package, name)
+
+    yield put
+    for package, name in installed:
+        del sys.modules[f"{package}.{name}"]
+        delattr(importlib.import_module(package), name)
+
+
+def test_the_page_has_an_example_of_each_kind_of_plugin() -> None:
+    folders = [str(Path(path).parent).replace("/", ".") for path in FILES]
+    assert sorted(folders) == sorted(plugins.KINDS)
+    assert max(text.count("\n") for text in FILES.values()) <= 60
+
+
+def test_the_examples_pass_the_linter(tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        (tmp_path / Path(path).name).write_text(text)
+    rules = ["--config", str(ROOT / "pyproject.toml"), "--ignore", "I001"]
+    command = [sys.executable, "-m", "ruff", "check", *rules, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).eval()
+
+
+def published(tmp_path: Path, **changes: object) -> tuple[Predictor, nn.Module, np.ndarray]:
+    """An artifact of a small module with `changes` of the plan, the module, and inputs that it was not made with."""
+    module, rows = perceptron(), torch.randn(40, 64)
+    torch.save(module, tmp_path / "model.pt")
+    np.savez(tmp_path / "rows.npz", input=rows[:32].numpy())
+    plan = Plan(
+        source=str(tmp_path / "model.pt"),
+        data=str(tmp_path / "rows.npz"),
+        trust_code=True,
+        allow_slower=True,
+        allow_partial=True,
+        batches=(),
+    )
+    optimize(plan.with_(**changes), tmp_path / "model.infer")
+    return Predictor.load(tmp_path / "model.infer"), module, rows[32:].numpy()
+
+
+def test_the_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_path: Path) -> None:
+    install("backends/core_aten.py")
+    predictor, module, rows = published(tmp_path, backend="core_aten")
+    with predictor, torch.no_grad():
+        output = next(iter(predictor.predict({"input": rows}).values()))
+        np.testing.assert_allclose(output, module(torch.from_numpy(rows)), rtol=1e-5, atol=1e-6)
+
+
+def test_the_format_packs_weights_into_four_bits(install: Install, tmp_path: Path) -> None:
+    pow2 = install("infer/compress/formats/pow2.py")
+    weight = torch.randn(16, 128)
+    tensors = pow2.quantize(weight, None, Plan(source="", quant="pow2"))
+    assert tensors["codes"].shape == (16, 64)
+    assert (pow2.dequantize(tensors) - weight).norm() < 0.2 * weight.norm()
+    predictor, module, rows = published(tmp_path, backend="eager", quant="pow2", max_error=0.3)
+    with predictor, torch.no_grad():
+        output = next(iter(predictor.predict({"input": rows}).values()))
+        expected = module(torch.from_numpy(rows)).numpy()
+        error = np.linalg.norm(output - expected) / np.linalg.norm(expected)
+        assert 0 < error < 0.3
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_the_attention_equals_the_reference(
+    install: Install, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = install("infer/attention/online.py")
+    case = Case(new=(1, 3, 9), done=(40, 0, 31), window=window)
+    torch.testing.assert_close(case.run(online), case.run(reference), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(attention, "ORDER", ("online", *attention.ORDER))
+    monkeypatch.setattr(attention, "_CHOSEN", {})
+    assert attention.choose(case.args(case.cache(), case.done, case.new)) == "online"
+
+
+def test_the_protocol_answers_and_refuses(install: Install) -> None:
+    install("infer/serve/protocols/simple.py")
+    with live(double()) as server, httpx.Client(base_url=server.url) as client:
+        answer = client.post("/simple/double", json={"x": [[1, 2, 3, 4]]})
+        assert (answer.status_code, answer.json()) == (200, {"y": [[2.0, 4.0, 6.0, 8.0]], "rows": [0]})
+        for body in ({}, {"x": [[1, 2]]}, {"x": [["a", 2, 3, 4]]}, {"x": 1}):
+            assert client.post("/simple/double", json=body).status_code == 400
+        assert client.post("/simple/other", json={"x": [[1, 2, 3, 4]]}).status_code == 404
