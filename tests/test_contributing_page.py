@@ -80,6 +80,7 @@ def published(tmp_path: Path, **changes: object) -> tuple[Predictor, nn.Module, 
     return Predictor.load(tmp_path / "model.infer"), module, rows[32:].numpy()
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.export
 def test_the_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_path: Path) -> None:
     install("backends/core_aten.py")
     predictor, module, rows = published(tmp_path, backend="core_aten")
@@ -88,6 +89,7 @@ def test_the_backend_makes_an_artifact_equal_to_the_model(install: Install, tmp_
         np.testing.assert_allclose(output, module(torch.from_numpy(rows)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.export
 def test_the_format_packs_weights_into_four_bits(install: Install, tmp_path: Path) -> None:
     pow2 = install("infer/compress/formats/pow2.py")
     weight = torch.randn(16, 128)

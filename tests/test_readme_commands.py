@@ -19,7 +19,8 @@ PAGES = [
     *sorted((ROOT / "models").rglob("*.md")),
 ]
 CONSOLE = [block for page in PAGES for block in blocks(page) if block.language == "console"]
-RUN = [block for block in CONSOLE if not all(command.exempt for command in block.commands())]
+DISTINCT = list({block.text: block for block in reversed(CONSOLE)}.values())[::-1]
+RUN = [block for block in DISTINCT if not all(command.exempt for command in block.commands())]
 
 
 def first_words(block: Block) -> str:

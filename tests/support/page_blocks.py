@@ -25,7 +25,7 @@ STARTS = 120.0  # seconds that a server may take to be ready on a busy machine
 EXEMPT = {
     "make": "installs, or runs this suite",
     "--ray": "needs the extra `ray`, and a cluster",
-    "top": "redraws the terminal until it is interrupted",
+    "cuda": "needs an NVIDIA GPU",
 }
 
 
@@ -40,7 +40,7 @@ class Command:
 
     @property
     def exempt(self) -> bool:
-        return any(word in EXEMPT for word in self.words[:4])
+        return any(word in EXEMPT for word in self.words)
 
     @property
     def serves(self) -> bool:
@@ -86,6 +86,7 @@ class Session:
     folder: Path
     capsys: Any
     allow_slower: bool = False  # timings on a busy machine decide nothing
+    skip: frozenset[tuple[str, ...]] = frozenset()  # words of commands that another test runs
     names: dict[str, Any] = field(default_factory=dict)
 
     def run(self, block: Block) -> None:
@@ -100,7 +101,7 @@ class Session:
                 for command in block.commands():
                     if command.serves:
                         port = servers.enter_context(serving(command, self.folder))
-                    elif not command.exempt:
+                    elif not command.exempt and command.words not in self.skip:
                         self.type(command, port)
                     if command.serves and not command.background:
                         ask_once(command, port)

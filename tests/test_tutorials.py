@@ -1,0 +1,49 @@
+"""Quickstart and cookbook are followed from top to bottom, each in one folder, as a reader would."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.page_blocks import ROOT, Session, blocks
+
+FORMATS = "int8 int8:weight int8:static nf4 int4 fp4 fp8 cluster:3".split()  # noqa: SIM905
+BACKENDS = "eager inductor ort trt".split()  # noqa: SIM905
+SOURCES = (".pt", ".pt2", ".safetensors", ".onnx", "models/pydoc_lm")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
+@pytest.mark.parametrize("page", ["quickstart.md", "cookbook.md"])
+def test_the_page_does_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n/exit\n"))
+    for name in ("digits.pt", "digits.py", "digits_samples.npz", "pydoc_lm"):
+        source, target = ROOT / "models" / name, tmp_path / "models" / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    of_readme = frozenset(
+        command.words for block in blocks(ROOT / "README.md") for command in block.commands()
+    )
+    session = Session(tmp_path, capsys, allow_slower=True, skip=of_readme)
+    for block in blocks(ROOT / "docs" / page):
+        session.run(block)
+    sys.modules.pop("net", None)
+
+
+def test_the_cookbook_has_every_format_backend_and_source() -> None:
+    text = (ROOT / "docs/cookbook.md").read_text()
+    assert [name for name in FORMATS if not re.search(rf"--quant {name}\b(?!:)", text)] == []
+    assert [name for name in BACKENDS if f"--backend {name}" not in text] == []
+    assert [name for name in SOURCES if not re.search(rf"infer optimize \S*{re.escape(name)}\b", text)] == []
