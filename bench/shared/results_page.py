@@ -2,7 +2,7 @@
 
     python -m bench.shared.results_page
 
-Rows are copied from the result files, never typed. Run again after a benchmark; a test compares the page with the files.
+Rows are copied from the result files, never typed. Run again after a benchmark; a test compares page and files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SECTIONS = {
     "kernels": (
         "Kernels and whole int8 models",
         "`make bench-kernels`. Sides are timed in turns, two threads. M is the number of rows; *lut4* is the kernel "
-        "of the 4-bit formats. BERT-base has the weights of MiniLM with every channel and layer doubled. All layers of the "
-        "whole models are int8; `infer optimize` would keep the most sensitive ones in float.",
+        "of the 4-bit formats. BERT-base has the weights of MiniLM with every channel and layer doubled. All layers "
+        "of the whole models are int8; `infer optimize` would keep the most sensitive ones in float.",
     ),
     "auto": (
         "Automatic choice of a backend",
@@ -46,16 +46,16 @@ SECTIONS = {
     "table": (
         "Every backend with every format",
         "`make table`, with the models of `models/`. Time is relative to the float form of the same backend in the "
-        "same interleaved run: below 1 is faster; of pydoc_lm it is the time of a decode step. (`infer optimize` compares "
-        "with the fastest float form of all, plain torch among them.) A refusal is a result: the gate or the machine "
+        "same interleaved run: below 1 is faster; of pydoc_lm it is the time of a decode step. (`infer optimize` "
+        "compares with the fastest float form of all, plain torch among them.) A refusal is a result: the gate or the machine "
         "gives the reason.",
     ),
 }
 INTRO = """# Results
 
 Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor
-and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are shared
-virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23, *Intel Xeon @ 2.50GHz* a
+and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are
+shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23, *Intel Xeon @ 2.50GHz* a
 Cascade Lake. All have AVX-512 VNNI, none has AMX.
 """
 
