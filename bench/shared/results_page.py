@@ -47,16 +47,16 @@ SECTIONS = {
         "Every backend with every format",
         "`make table`, with the models of `models/`. Time is relative to the float form of the same backend in the "
         "same interleaved run: below 1 is faster; of pydoc_lm it is the time of a decode step. (`infer optimize` "
-        "compares with the fastest float form of all, plain torch among them.) A refusal is a result: the gate or the machine "
-        "gives the reason.",
+        "compares with the fastest float form of all, plain torch among them.) A refusal is a result: the gate or the "
+        "machine gives the reason.",
     ),
 }
 INTRO = """# Results
 
 Measured figures, copied from `bench/results` by `python -m bench.shared.results_page`; each block names its processor
 and date. Bars are the goals that a benchmark checks: a factor against the named rival in the same run. Machines are
-shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23, *Intel Xeon @ 2.50GHz* a
-Cascade Lake. All have AVX-512 VNNI, none has AMX.
+shared virtual machines with two cores; *AMD EPYC* is a Zen 5 on 2026-11-22 and a Zen 4 on 2026-11-23,
+*Intel Xeon @ 2.50GHz* a Cascade Lake. All have AVX-512 VNNI, none has AMX.
 """
 
 
