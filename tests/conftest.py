@@ -20,9 +20,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-readme_commands tutorials pipeline triton_kernels street serve_language chain attention_triton mixed_street serve_adapters
+readme_commands pipeline triton_kernels street serve_language chain attention_triton mixed_street serve_adapters
 ort_steps traps cli_generate chain_encoder predict_generate step cli readme serve_page serve_worker serve_chaos
-serve_rows onnx_tables models serve_artifact prepack serve_openapi trt tools
+tutorials serve_rows onnx_tables models serve_artifact prepack serve_openapi trt tools
 """.split()  # noqa: SIM905 - a word is a file
 FOUND_OUT = (
     ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
