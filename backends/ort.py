@@ -31,7 +31,7 @@ from infer.onnx import (
     step_runner,
     table_layers,
 )
-from infer.onnx.int8_layers import Rewritten
+from infer.onnx.int8_layers import RewriteResult
 from infer.onnx.int8_operands import Target
 from infer.plan import Plan
 from infer.results import Lowered
@@ -85,7 +85,7 @@ def _step_refused(graph: Graph, plan: Plan, kind: str) -> str | None:
         return "ONNX Runtime generates on CPUs only here; use --backend inductor"
     if kind == "int8":
         return "no operator of ONNX Runtime reads a paged int8 cache; ask for a float16 cache"
-    if any(node.args[8] is not None for node in paged_attention.calls(graph.program)):
+    if any(node.args[8] is not None for node in paged_attention.attention_nodes(graph.program)):
         return "attention sinks have no ONNX form here; use --backend inductor"
     return None
 
@@ -108,7 +108,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         chosen, quantized = coverage.findings(), coverage.verdict()
     else:
         onnx_source.copy(graph.onnx, path)
-        done = Rewritten()
+        done = RewriteResult()
     is_dynamic = any(isinstance(size, str) for spec in graph.inputs for size in spec.shape)
     start = time.perf_counter()
     nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
@@ -128,7 +128,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = capture.load_signature(folder)
-    path = int8_signedness.adapted(folder / MODEL, _form(device))
+    path = int8_signedness.adapt_signedness(folder / MODEL, _form(device))
     try:
         if is_step(signature.inputs):
             return step_runner.StepRunner(path, signature.inputs, signature.outputs)
@@ -154,7 +154,7 @@ def _uses(graph: Graph, dtype: torch.dtype) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in state)
 
 
-def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rewritten, list[Finding]]:
+def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[RewriteResult, list[Finding]]:
     """Write the program, with each table layer in the faster of its two forms that is close enough."""
     model = exporter.to_ir(graph, target)
     if not table_layers.has_choice(model):
@@ -207,7 +207,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     return max(float("inf") if math.isnan(error) else error for error in errors)
 
 
-def _layer_findings(done: Rewritten, nodes: Counter[str], target: Target) -> list[Finding]:
+def _layer_findings(done: RewriteResult, nodes: Counter[str], target: Target) -> list[Finding]:
     """List the form of each layer with its reason, and the weights that don't stay packed in memory."""
     signs = {
         "ort-u8u8": "weights unsigned: without VNNI, signed ones saturate",

@@ -19,7 +19,7 @@ from infer.graph import capture
 from infer.graph.capture import Graph
 from infer.onnx import calibrate, onnx_source, precision_casts, trt_engine
 from infer.onnx import export as exporter
-from infer.onnx.int8_layers import Rewritten, rewrite
+from infer.onnx.int8_layers import RewriteResult, rewrite
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -28,7 +28,7 @@ EXECUTES_CODE = True
 PORTABLE = False
 STEPS = False
 ENGINE = Path("compiled") / "engine.plan"
-TIES = Path("compiled") / "engine.json"
+BUILD_INFO = Path("compiled") / "engine.json"
 MODEL = Path("compiled") / "model.onnx"
 _NEEDS = {"onnx": "onnx", "onnxscript": "onnxscript", "onnx_ir": "onnx-ir"}
 _LOW = {"float16": "float16", "bfloat16": "bfloat16"}
@@ -63,7 +63,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
 
 def target(device: str) -> dict[str, str]:
     """Return the TensorRT version and GPU that the engine depends on."""
-    return ties(device)
+    return build_info(device)
 
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
@@ -72,12 +72,12 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     done, wanted = write_model(graph, plan, path)
     usual = {"batch": max(plan.batches)} | _sample_sizes(graph)
     profile = trt_engine.profiles(graph.inputs, graph.sizes, usual)
-    tied = ties(plan.device)
+    tied = build_info(plan.device)
     cache = paths.cache("tensorrt") / f"{tied['tensorrt']}-sm{tied['sm']}.timing"
     with torch.cuda.device(plan.device):
         blob, found = trt_engine.build(path, profile, plan.device, cache, wanted)
     (folder / ENGINE).write_bytes(blob)
-    (folder / TIES).write_text(json.dumps(tied, indent=1, sort_keys=True))
+    (folder / BUILD_INFO).write_text(json.dumps(tied, indent=1, sort_keys=True))
     if graph.onnx is None:
         for name in (path, path.with_name(path.name + ".data")):
             name.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 def open(folder: Path, device: str) -> trt_engine.TrtRunner:
     """Open the engine; raise `NotUsableError` when it was built for another TensorRT version or GPU."""
-    made, here = json.loads((folder / TIES).read_text()), ties(device)
+    made, here = json.loads((folder / BUILD_INFO).read_text()), build_info(device)
     differs = [f"{key} {made.get(key)}, here {here[key]}" for key in here if made.get(key) != here[key]]
     if differs:
         raise NotUsableError(
@@ -105,14 +105,14 @@ def open(folder: Path, device: str) -> trt_engine.TrtRunner:
     return trt_engine.TrtRunner((folder / ENGINE).read_bytes(), signature.inputs, signature.outputs, device)
 
 
-def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[str]]:
+def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[RewriteResult, set[str]]:
     """Write the ONNX file for TensorRT's parser; return the rewritten layers and the required precisions.
 
     Needs no device.
     """
     import onnx
 
-    done = Rewritten()
+    done = RewriteResult()
     low = _LOW.get(plan.dtype)
     if graph.onnx is not None:
         import onnx_ir as ir
@@ -131,7 +131,7 @@ def write_model(graph: Graph, plan: Plan, path: Path) -> tuple[Rewritten, set[st
     return done, wanted | ({"int8"} if any(form.startswith("static int8") for form in done.forms) else set())
 
 
-def ties(device: str) -> dict[str, str]:
+def build_info(device: str) -> dict[str, str]:
     """Return the properties that an engine is built for: TensorRT version, compute capability, GPU name."""
     marks = hardware.fingerprint(device)
     return {"tensorrt": _version(), "sm": marks["sm"], "gpu": marks["gpu"]}

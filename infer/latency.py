@@ -18,7 +18,7 @@ import numpy as np
 from . import device as hardware
 
 FASTER, SLOWER = 0.97, 1.03  # a ratio between them is no difference that a user could notice
-GLANCE, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
+EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believed that was
 FAR = 0.8  # beyond this, or its inverse, in each of them
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
@@ -160,7 +160,7 @@ def paired(
             ratios.append(max(medians[0], 1e-9) / max(medians[1], 1e-9))
             seconds = clock() - start
             spent = seconds >= max_seconds and len(ratios) >= min_pairs
-            if spent or len(ratios) >= max_pairs or (seconds >= LONG and _clear_at_a_glance(ratios)):
+            if spent or len(ratios) >= max_pairs or (seconds >= LONG and _is_clear_early(ratios)):
                 break
             if len(ratios) >= look:
                 if decide(ratios, seed=seed)[3] != "within noise":
@@ -170,9 +170,9 @@ def paired(
     return Paired(*decide(ratios, seed=seed), len(ratios), *sides)
 
 
-def _clear_at_a_glance(ratios: Sequence[float]) -> bool:
+def _is_clear_early(ratios: Sequence[float]) -> bool:
     """Return true if all ratios lie far off on one side; within 3 % of 1, each would be an outlier."""
-    return len(ratios) >= GLANCE and (max(ratios) < FAR or min(ratios) > 1 / FAR)
+    return len(ratios) >= EARLY_PAIRS and (max(ratios) < FAR or min(ratios) > 1 / FAR)
 
 
 def warm_up(call: Call, device: str = "cpu", clock: Clock = time.perf_counter) -> int:

@@ -26,7 +26,7 @@ _ALLOCATORS = (
 )
 
 
-def resource(error: BaseException) -> ResourceError | None:
+def as_resource_error(error: BaseException) -> ResourceError | None:
     """Return the `ResourceError` for an exception that means memory or disk ran out, else None."""
     text = str(error).lower()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
@@ -39,14 +39,14 @@ def resource(error: BaseException) -> ResourceError | None:
 
 
 @contextlib.contextmanager
-def of_float_model() -> Iterator[None]:
+def float_model_errors() -> Iterator[None]:
     """Convert any exception of the float model on its inputs to `SourceError`, so that no backend is blamed."""
     try:
         yield
     except InferError:
         raise
     except Exception as error:
-        if refusal := resource(error):
+        if refusal := as_resource_error(error):
             raise refusal from error
         raise SourceError(
             f"the float model itself fails on its inputs: {describe(error)}",
@@ -54,14 +54,14 @@ def of_float_model() -> Iterator[None]:
         ) from error
 
 
-def of_backend(name: str, stage: str, error: Exception, others: list[str]) -> InferError:
+def as_backend_error(name: str, stage: str, error: Exception, others: list[str]) -> InferError:
     """Convert an exception of a backend's lower, open or run stage to an `InferError`.
 
     The message names the exception; the traceback is written to a file that the hint names.
     """
     if isinstance(error, InferError):
         return error
-    if refusal := resource(error):
+    if refusal := as_resource_error(error):
         return refusal
     doing = _DOING.get(stage, "lower")
     hint = f"The traceback is in {log(name, error)}"

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from bench.shared.repository import ROOT
 from bench.shared.results import machine_header, result_path
 from infer import latency
-from infer.compress import Candidates, Shelf
+from infer.compress import Candidates, PackingCache
 from infer.compress.assign import layer_timing
 from infer.plan import Plan
 
@@ -42,10 +42,10 @@ class One(nn.Module):
         return self.linear(x)
 
 
-def guarded(shape: tuple[int, int], rows: int, clock: layer_timing.Clock) -> list[dict[str, Any]]:
+def guarded(shape: tuple[int, int], rows: int, clock: layer_timing.LayerTimer) -> list[dict[str, Any]]:
     """Measure every format of one shape: time, dispatch's decision, and a second time where it keeps the format."""
     model = One(*shape).eval()
-    candidates = Candidates(model, clock.plan, FORMATS, {}, Shelf())
+    candidates = Candidates(model, clock.plan, FORMATS, {}, PackingCache())
     (weight,) = candidates.weights
     found = []
     for format in candidates.accepted(weight):
@@ -100,7 +100,7 @@ def main() -> int:
     sizes = [int(part) for part in arguments.rows.split(",")]
     plan = Plan(source="", quant="nf4", backend="eager", device="cpu", dtype="float32")
     with tempfile.TemporaryDirectory() as work:
-        clock = layer_timing.Clock(plan, folder=Path(work))
+        clock = layer_timing.LayerTimer(plan, folder=Path(work))
         table = [row for shape in shapes for rows in sizes for row in guarded(shape, rows, clock)]
     for row in table:
         again = f"again {row['again']:.2f}" if "again" in row else "stays float"

@@ -104,7 +104,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
         loaded, run = stages.load(stages.resolve(plan.with_(allow_slower=True)))
         if model in CALIBRATION:
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
-            loaded.calibration = data_split.without(rows, loaded.samples)
+            loaded.calibration = data_split.exclude_rows(rows, loaded.samples)
         original = stages.capture_original(run.plan, loaded, Reporter())
         floats = FloatForms(original.graph, Path(work) / "float", lambda: original.step)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):

@@ -91,21 +91,22 @@ class Bench:
         self.mix = stages.layer_mix(run.plan, original)
         self.formats = uniform_formats(run.plan)
         self.mix.candidates = self._candidates()
-        rungs = format_order.ladder(run.plan)
+        rungs = format_order.larger_formats(run.plan)
         accepted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
         wanted = {layer: [f for f in formats if f in rungs] for layer, formats in accepted.items()}
         wanted = {layer: formats for layer, formats in wanted.items() if formats}
         say(f"{name}: {sum(map(len, wanted.values()))} effects of {len(wanted)} weights")
         self.measured = sensitivity.measure(
-            self.mix.model, self.mix.candidates, wanted, self.mix.real.calibration, names=self.mix.real.outputs,
-            task=self.mix.real.task, seconds=seconds, progress=self._progress(),
+            self.mix.model, self.mix.candidates, wanted, self.mix.calibration_set.calibration,
+            names=self.mix.calibration_set.outputs, task=self.mix.calibration_set.task,
+            seconds=seconds, progress=self._progress(),
         )  # fmt: skip
-        say(self.measured.said())
+        say(self.measured.summary())
         self.layers = self.measured.layers
 
     def _candidates(self) -> compress.Candidates:
         mix = self.mix
-        return compress.Candidates(mix.model, mix.plan, self.formats, mix.stats or {}, mix.shelf)
+        return compress.Candidates(mix.model, mix.plan, self.formats, mix.stats or {}, mix.packing_cache)
 
     def _progress(self) -> Callable[[int, int, str], None]:
         said = [time.monotonic()]
@@ -118,8 +119,8 @@ class Bench:
         return progress
 
     @torch.no_grad()
-    def judge(self, made: budget.Assignment, name: str, kind: str) -> Row:
-        real, comparison = self.mix.real, fidelity.Comparison(self.mix.real.task)
+    def judge(self, made: budget.BudgetSolution, name: str, kind: str) -> Row:
+        real, comparison = self.mix.calibration_set, fidelity.Comparison(self.mix.calibration_set.task)
         count = len(next(iter(real.samples.values())))
         for start in range(0, count, 8):
             batch = {n: v[start : start + 8] for n, v in real.samples.items()}
@@ -137,13 +138,13 @@ class Bench:
         own = {"name": name, "kind": kind, "bits": made.bits, "predicted": predicted}
         return Row(model=self.name, metrics=metrics, formats=counts, **own)
 
-    def _accuracy(self, made: budget.Assignment) -> float:
+    def _accuracy(self, made: budget.BudgetSolution) -> float:
         import digits
 
         with self.mix.candidates.in_place(made.formats):
             return digits.evaluate(digits.predictor(self.mix.model))["accuracy"]
 
-    def uniform(self, format: str) -> budget.Assignment:
+    def uniform(self, format: str) -> budget.BudgetSolution:
         """Assign one format to every layer that accepts it, float to the others; sum the known effects."""
         weights = {weight.name: weight for weight in self.mix.candidates.weights}
         names, size, cost = {}, 0, 0.0
@@ -154,12 +155,12 @@ class Bench:
             size += known or self.mix.candidates.packing(weights[layer.name], taken).num_bytes
             cost += layer.effect.get(taken, math.nan)
         count = sum(layer.num_weights for layer in self.layers)
-        return budget.Assignment(names, size, size * 8 / count, cost)
+        return budget.BudgetSolution(names, size, size * 8 / count, cost)
 
 
 def uniform_formats(plan: Plan) -> list[str]:
     own = [f for f in ("int4", "fp4") if f in plugins.names("infer.compress.formats")]
-    return [*format_order.ladder(plan), "cluster:4", *own]
+    return [*format_order.larger_formats(plan), "cluster:4", *own]
 
 
 def brief(metrics: dict[str, float]) -> str:
@@ -268,7 +269,7 @@ def main() -> int:
 
     for model in models:
         bench = Bench(model, plans()[model], arguments.seconds, say)
-        notes[model] = f"Effects in {bench.measured.unit}; {bench.measured.said()}"
+        notes[model] = f"Effects in {bench.measured.unit}; {bench.measured.summary()}"
         layers += [
             LayerRow(
                 model=model, layer=layer.name, weights=layer.num_weights, effect=layer.effect,

@@ -31,10 +31,10 @@ def make_checkpoint(
     """Write a Hugging Face folder with shards of at most 1 GiB, the embedding tied; return the number of weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from infer.load.meta_model import build_skeleton
+    from infer.load.meta_model import build_on_meta
 
     config = LlamaConfig(**shape, max_position_embeddings=positions, tie_word_embeddings=True)
-    model, _ = build_skeleton(lambda: LlamaForCausalLM(config), "llama")
+    model, _ = build_on_meta(lambda: LlamaForCausalLM(config), "llama")
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name != "lm_head.weight"}
     num_weights = sum(p.numel() for p in model.parameters())
     need, free = num_weights * dtype.itemsize * 2.2, shutil.disk_usage(folder.parent).free

@@ -146,15 +146,15 @@ def finding(plan: Plan, kept: Mapping[str, Mapping[str, Tensor]], source: str) -
     return Finding("publish", "golden inputs", rows, "rows", why=why)
 
 
-def data_held(folder: Path, manifest: Manifest) -> list[str]:
+def stored_user_data(folder: Path, manifest: Manifest) -> list[str]:
     """Describe each piece of user data in an artifact, from file headers alone."""
     lines, source = [], _source(manifest)
     if (folder / INPUTS).is_file():
-        pieces, _ = read_header(folder / INPUTS)
+        extents, _ = read_header(folder / INPUTS)
         shapes = ", ".join(
-            f"{n} {DTYPE_NAMES.get(p.dtype, p.dtype)} {list(p.shape)}" for n, p in pieces.items()
+            f"{n} {DTYPE_NAMES.get(p.dtype, p.dtype)} {list(p.shape)}" for n, p in extents.items()
         )
-        rows = max((piece.shape[0] for piece in pieces.values() if piece.shape), default=0)
+        rows = max((extent.shape[0] for extent in extents.values() if extent.shape), default=0)
         whose = f"{rows} rows of inputs from {source}" if manifest.plan.golden else SYNTHETIC
         lines.append(f"{whose}: {shapes}; and the outputs for them")
     if "generation" not in manifest.meta and (size := _example_bytes(folder / "graph.pt2")):

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         from .. import library_errors
 
-        if refusal := library_errors.resource(error):
+        if refusal := library_errors.as_resource_error(error):
             return _fail(str(refusal), refusal.exit_code, refusal.code if "--json" in given else "")
         return _fail(
             f"internal error, a bug in infer: {type(error).__name__}: {error}. --debug shows where", 1

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .layer_candidates import Candidates
     from .layer_formats import check_pins, layer_names, resolve_pins
     from .layers import formats_of
-    from .pack_model import Quantized, Shelf, quantize_model
+    from .pack_model import PackingCache, QuantizationResult, quantize_model
     from .recurrent import split_recurrent
     from .sites import Weight
     from .weight_coverage import Coverage, cover, enforce
@@ -150,8 +150,8 @@ def bits_per_weight(tensors: Mapping[str, Tensor], num_weights: int) -> float:
 _LAZY = {
     "Candidates": "layer_candidates",
     "Coverage": "weight_coverage",
-    "Quantized": "pack_model",
-    "Shelf": "pack_model",
+    "QuantizationResult": "pack_model",
+    "PackingCache": "pack_model",
     "Weight": "sites",
     "calibrate": "calibration.input_statistics",
     "check_pins": "layer_formats",
@@ -177,9 +177,9 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Candidates",
     "Coverage",
-    "Quantized",
+    "QuantizationResult",
     "Quantizer",
-    "Shelf",
+    "PackingCache",
     "Stats",
     "Weight",
     "bits_per_weight",

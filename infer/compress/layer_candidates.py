@@ -10,7 +10,7 @@ from torch import nn
 from ..plan import Plan
 from . import Stats
 from .layer_formats import FLOAT, Format, format_of, names_of, pinned, quantizable
-from .pack_model import Packing, Shelf, origin_of, pack, packed_layers, refuses
+from .pack_model import PackingCache, PackingResult, pack, packed_layers, refuses, row_source_of
 from .sites import Weight
 
 
@@ -18,10 +18,15 @@ class Candidates:
     """Candidate formats of the weights of `model`, which are in memory and stay unchanged."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, formats: Sequence[str], stats: Mapping[str, Stats], shelf: Shelf
+        self,
+        model: nn.Module,
+        plan: Plan,
+        formats: Sequence[str],
+        stats: Mapping[str, Stats],
+        packing_cache: PackingCache,
     ) -> None:
         self._formats = {name: format_of(name, plan) for name in formats if name != FLOAT}
-        self._plan, self._stats, self._shelf = plan, stats, shelf
+        self._plan, self._stats, self._packing_cache = plan, stats, packing_cache
         self.all = quantizable(model)
         self.weights = [weight for weight in self.all if not weight.reasons and self.accepted(weight)]
 
@@ -46,10 +51,12 @@ class Candidates:
             self._formats[name] = format_of(name, self._plan)
         return self._formats[name]
 
-    def packing(self, weight: Weight, name: str) -> Packing:
+    def packing(self, weight: Weight, name: str) -> PackingResult:
         """Return the packed tensors of a weight, cached when packed before."""
         format = self._format(name)
-        return self._shelf.get(weight, format, lambda: pack(origin_of(weight), weight, format, self._stats))
+        return self._packing_cache.get(
+            weight, format, lambda: pack(row_source_of(weight), weight, format, self._stats)
+        )
 
     def assigned(self, formats: Mapping[str, str]) -> dict[str, str]:
         """Return the format of each weight by first layer name, from an assignment by layer names."""

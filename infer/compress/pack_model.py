@@ -1,7 +1,7 @@
 """Quantization of a model: each layer that its format accepts is replaced by a packed one.
 
 Weights on the meta device are read, quantized and dropped in blocks of rows, so a checkpoint of any size
-needs memory for its packed form and for one block. What isn't quantized stays where it is. A `Shelf` keeps what
+needs memory for its packed form and for one block. What isn't quantized stays where it is. A `PackingCache` keeps what
 was packed once, for callers that try one assignment of formats after another.
 """
 
@@ -56,7 +56,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizationResult:
     """Quantized layers of a model, in order, and refusal reasons of others, by layer name."""
 
     layers: tuple[LayerResult, ...]
@@ -89,7 +89,7 @@ class Quantized:
 
 
 @dataclass
-class Packing:
+class PackingResult:
     """Packed tensors of a weight, with the squared norms of its error and of itself."""
 
     tensors: dict[str, Tensor]
@@ -107,13 +107,13 @@ class Packing:
 
 
 @dataclass
-class Shelf:
+class PackingCache:
     """Cache of packed weights by (layer, format), up to `room` bytes."""
 
     room: int = 2 << 30
-    held: dict[tuple[str, str], Packing] = field(default_factory=dict)
+    held: dict[tuple[str, str], PackingResult] = field(default_factory=dict)
 
-    def get(self, weight: Weight, format: Format, make: Callable[[], Packing]) -> Packing:
+    def get(self, weight: Weight, format: Format, make: Callable[[], PackingResult]) -> PackingResult:
         key = (weight.name, format.name)
         if key in self.held:
             return self.held[key]
@@ -124,7 +124,7 @@ class Shelf:
 
 
 @dataclass
-class Origin:
+class RowSource:
     """Source of a weight's rows: the model, or a checkpoint while the model is on meta."""
 
     shape: tuple[int, ...]
@@ -151,15 +151,15 @@ def quantize_model(
     stats: Mapping[str, Stats] | None = None,
     progress: Progress | None = None,
     formats: Mapping[str, str] | None = None,
-    shelf: Shelf | None = None,
-) -> Quantized:
+    packing_cache: PackingCache | None = None,
+) -> QuantizationResult:
     """Swap in place all layers that their format accepts; weights on meta are read through `reader`.
 
     `formats` holds layer → format ("float" keeps it); the others get `plan.quant`.
     Raises `UsageError` (unknown option, no calibration), `SourceError` (a weight is absent or not finite) and
     `NotUsableError` (no layer accepts the format).
     """
-    formats, calibrated, shelf = formats or {}, stats or {}, shelf or Shelf(room=0)
+    formats, calibrated, packing_cache = formats or {}, stats or {}, packing_cache or PackingCache(room=0)
     for name in {plan.quant, *formats.values()} - {FLOAT}:
         if needs_stats(plan.with_(quant=name)) and stats is None:
             raise UsageError(
@@ -179,14 +179,14 @@ def quantize_model(
     for done, (weight, format) in enumerate(accepted):
         if progress:
             progress(done, len(accepted), weight.name)
-        origin = origin_of(weight, reader, renames or {})
-        with hardware.without_holes() if weight.tensor.is_meta else nullcontext():
-            packing = shelf.get(weight, format, partial(pack, origin, weight, format, calibrated))
+        origin = row_source_of(weight, reader, renames or {})
+        with hardware.mmap_large_blocks() if weight.tensor.is_meta else nullcontext():
+            packing = packing_cache.get(weight, format, partial(pack, origin, weight, format, calibrated))
         layers += _swap(weight, origin, format, packing, totals)
     if progress:
         progress(len(accepted), len(accepted), "")
     _disable_fast_paths(model)
-    return Quantized(tuple(layers), refused, totals)
+    return QuantizationResult(tuple(layers), refused, totals)
 
 
 def refuses(site: Site, format: Format, stats: Mapping[str, Stats]) -> str | None:
@@ -201,15 +201,15 @@ def _stats(site: Site, stats: Mapping[str, Stats]) -> Stats | None:
     return next((stats[name] for name in site.names if name in stats), None)
 
 
-def origin_of(
+def row_source_of(
     weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
-) -> Origin:
+) -> RowSource:
     """Return the source of a weight's rows; `reader` is used while the model is on meta."""
     tensor, layer = weight.tensor, weight.sites[0].layer
     rows = by_rows(layer, tensor)
     shape = tuple(rows.shape)
     if not tensor.is_meta:
-        return Origin(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
+        return RowSource(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
     if reader is None:
         raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
     held = set(reader.names())
@@ -221,13 +221,13 @@ def origin_of(
         raise SourceError(f"expected {list(tensor.shape)}, got {list(reader.shape(name))}", where=name)
     if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
         whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
-        return Origin(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
-    return Origin(
+        return RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+    return RowSource(
         shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
     )
 
 
-def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> Packing:
+def pack(origin: RowSource, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> PackingResult:
     """Quantize one weight, block by block."""
     seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
     parts, error, size = [], 0.0, 0.0
@@ -236,10 +236,10 @@ def pack(origin: Origin, weight: Weight, format: Format, stats: Mapping[str, Sta
         error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
         size += _squares(block)
         parts.append(part)
-    return Packing(join(format.quantizer, parts), error, size)
+    return PackingResult(join(format.quantizer, parts), error, size)
 
 
-def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.Module]:
+def packed_layers(weight: Weight, format: Format, packing: PackingResult) -> list[nn.Module]:
     """Build the replacements of all layers of a weight; they share one `Packed`."""
     packed = Packed(packing.tensors, format.quantizer.dequantize, weight.tensor.dtype, format.name)
     if not weight.tensor.is_meta:
@@ -250,7 +250,7 @@ def packed_layers(weight: Weight, format: Format, packing: Packing) -> list[nn.M
 
 
 def _swap(
-    weight: Weight, origin: Origin, format: Format, packing: Packing, totals: Totals
+    weight: Weight, origin: RowSource, format: Format, packing: PackingResult, totals: Totals
 ) -> list[LayerResult]:
     count, done = weight.tensor.numel(), []
     bits = packing.num_bytes * 8 / count

@@ -17,7 +17,7 @@ from .layer_kinds import Matrix
 KINDS: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
 
 
-class _Stored(nn.RNNBase):
+class _SplitRecurrent(nn.RNNBase):
     """Base of recurrent layers that pass their children's matrices to torch's operator."""
 
     @property
@@ -43,15 +43,15 @@ class _Stored(nn.RNNBase):
         """Skip the flattening; the weights do not lie in one buffer."""
 
 
-class StoredLSTM(_Stored, nn.LSTM):
+class StoredLSTM(_SplitRecurrent, nn.LSTM):
     """`nn.LSTM` with its matrices as children."""
 
 
-class StoredGRU(_Stored, nn.GRU):
+class StoredGRU(_SplitRecurrent, nn.GRU):
     """`nn.GRU` with its matrices as children."""
 
 
-class StoredRNN(_Stored, nn.RNN):
+class StoredRNN(_SplitRecurrent, nn.RNN):
     """`nn.RNN` with its matrices as children."""
 
 

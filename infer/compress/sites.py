@@ -51,7 +51,7 @@ def find(model: nn.Module, refuses: Callable[[Site], str | None]) -> list[Weight
         key = id(site) if tensor is None else id(tensor)
         weight = weights.setdefault(key, Weight(stored, [], [name for name, _ in parameters.get(key, [])]))
         weight.sites.append(site)
-        if reason := left_alone(site.layer, bool(site.parents)) or refuses(site):
+        if reason := why_excluded(site.layer, bool(site.parents)) or refuses(site):
             weight.reasons[site.name] = reason
     for key, weight in weights.items():
         _bind(weight, parameters.get(key, []))
@@ -83,7 +83,7 @@ def _parameters(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
     return found
 
 
-def left_alone(layer: nn.Module, has_parent: bool) -> str | None:
+def why_excluded(layer: nn.Module, has_parent: bool) -> str | None:
     """Return the reason why no format may take this layer, or None."""
     kind = kind_of(layer)
     if not has_parent:

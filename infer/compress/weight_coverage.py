@@ -25,12 +25,12 @@ MOST_NAMED = 4  # kinds of layers in a refusal
 
 
 @dataclass
-class Left:
+class FloatWeights:
     """Float weights of one kind of layer; `reasons` counts the values by reason."""
 
     values: int = 0
     num_bytes: int = 0
-    asked: int = 0  # values that are float because the user asked for it
+    pinned: int = 0  # values that are float because the user pinned for it
     reasons: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -47,18 +47,18 @@ class Coverage:
 
     formats: dict[str, int] = field(default_factory=dict)
     quantized_bytes: int = 0  # that the quantized values took as floats
-    left: dict[str, Left] = field(default_factory=dict)
+    left: dict[str, FloatWeights] = field(default_factory=dict)
 
     def add_quantized(self, format: str, values: int, num_bytes: int) -> None:
         """Add quantized values; `num_bytes` is their size before."""
         self.formats[format] = self.formats.get(format, 0) + values
         self.quantized_bytes += num_bytes
 
-    def add_left(self, kind: str, values: int, num_bytes: int, reason: str, *, asked: bool = False) -> None:
-        left = self.left.setdefault(kind, Left())
+    def add_left(self, kind: str, values: int, num_bytes: int, reason: str, *, pinned: bool = False) -> None:
+        left = self.left.setdefault(kind, FloatWeights())
         left.values += values
         left.num_bytes += num_bytes
-        left.asked += values if asked else 0
+        left.pinned += values if pinned else 0
         left.reasons[reason] = left.reasons.get(reason, 0) + values
 
     @property
@@ -83,8 +83,8 @@ class Coverage:
     @property
     def share_of_unpinned(self) -> float:
         """Quantized share of the weights not pinned to float; 1 when there are none."""
-        asked = sum(left.asked for left in self.left.values())
-        open_values = self.total_values - asked
+        pinned = sum(left.pinned for left in self.left.values())
+        open_values = self.total_values - pinned
         return self.quantized_values / open_values if open_values else 1.0
 
     def verdict(self) -> str:
@@ -108,14 +108,14 @@ class Coverage:
             for kind, left in self._ranked()
         ]
 
-    def _ranked(self) -> list[tuple[str, Left]]:
+    def _ranked(self) -> list[tuple[str, FloatWeights]]:
         return sorted(self.left.items(), key=lambda item: -item[1].values)
 
     def refusal(self) -> str | None:
         """Return the reason when too small a share is quantized, naming the layers that hold the rest."""
         if self.share_of_unpinned >= LEAST:
             return None
-        rest = [(kind, left) for kind, left in self._ranked() if left.values > left.asked]
+        rest = [(kind, left) for kind, left in self._ranked() if left.values > left.pinned]
         held = "; ".join(
             f"{kind}: {count(left.values)} weights stay float, {left.reason}"
             for kind, left in rest[:MOST_NAMED]
@@ -136,10 +136,10 @@ def enforce(coverage: Coverage, plan: Plan) -> None:
         )
 
 
-def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] = frozenset()) -> Coverage:
+def cover(model: nn.Module, reasons: Mapping[str, str], pinned: Collection[str] = frozenset()) -> Coverage:
     """Count the weights of a model whose layers were quantized.
 
-    `reasons` holds why a layer that a format could take stays float, by layer name; `asked` names those that the user
+    `reasons` holds why a layer that a format could take stays float, by layer name; `pinned` names those that the user
     keeps float.
     """
     found, seen = Coverage(), set[object]()
@@ -161,7 +161,7 @@ def cover(model: nn.Module, reasons: Mapping[str, str], asked: Collection[str] =
                     )
                 else:
                     kind, reason = _left(name, module, attribute, tensor, reasons)
-                found.add_left(kind, tensor.numel(), tensor.nbytes, reason, asked=name in asked)
+                found.add_left(kind, tensor.numel(), tensor.nbytes, reason, pinned=name in pinned)
     return found
 
 

@@ -15,9 +15,9 @@ import torch
 
 from ..errors import NotUsableError, unknown
 from ..spec import Choice
-from .cores import fit_threads, quota
+from .cores import cpu_quota, fit_threads
 from .measured_speed import bandwidth_for, last_level_cache, peak_flops, read_bandwidth, sync
-from .memory import memory_available, peak_rss, reset_peak, resident_split, rss, without_holes
+from .memory import memory_available, mmap_large_blocks, peak_rss, reset_peak, resident_split, rss
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -165,7 +165,7 @@ def use_tf32(dtype: str, device: str) -> None:
     torch.set_float32_matmul_precision("high")
 
 
-def can(dtype: torch.dtype | str, device: str = "cpu") -> str | None:
+def why_slow(dtype: torch.dtype | str, device: str = "cpu") -> str | None:
     """Return the reason why a dtype is slow or unsupported on the device, or None when it is native."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if device.startswith("cuda"):
@@ -194,7 +194,7 @@ def _cuda_lacks(name: str, capability: tuple[int, int]) -> str | None:
 
 __all__ = [
     "bandwidth_for",
-    "can",
+    "why_slow",
     "cpu_name",
     "fingerprint",
     "fit_threads",
@@ -204,7 +204,7 @@ __all__ = [
     "memory_available",
     "peak_flops",
     "peak_rss",
-    "quota",
+    "cpu_quota",
     "read_bandwidth",
     "reset_peak",
     "resident_split",
@@ -212,5 +212,5 @@ __all__ = [
     "rss",
     "sync",
     "versions",
-    "without_holes",
+    "mmap_large_blocks",
 ]

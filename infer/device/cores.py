@@ -12,7 +12,7 @@ from ..spec import Finding
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def quota() -> float | None:
+def cpu_quota() -> float | None:
     """Return the CPUs of the cgroup's time limit, v2 then v1; None without a limit."""
     try:
         limit, _, period = (_CGROUP / "cpu.max").read_text().partition(" ")
@@ -36,7 +36,7 @@ def fit_threads(asked: int | None) -> Finding | None:
     if asked:
         torch.set_num_threads(asked)
         return None
-    cpus, threads = quota(), torch.get_num_threads()
+    cpus, threads = cpu_quota(), torch.get_num_threads()
     if cpus is None or threads <= cpus or "OMP_NUM_THREADS" in os.environ:
         return None
     torch.set_num_threads(max(1, int(cpus)))

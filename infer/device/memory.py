@@ -91,7 +91,7 @@ def resident_split() -> tuple[int, int] | None:
 
 
 @contextmanager
-def without_holes() -> Iterator[None]:
+def mmap_large_blocks() -> Iterator[None]:
     """Give every block of at least 1 MiB its own mapping, which returns to the system when freed.
 
     glibc raises that limit to 32 MiB as large blocks come and go; from then on what is kept between temporaries holds

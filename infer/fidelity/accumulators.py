@@ -1,7 +1,7 @@
 """Accumulation of fidelity metrics over batches, for one output.
 
 A *row* is what one decision is made on: the last axis of logits and of per-token outputs, otherwise one
-sample. Padded positions (attention_mask = 0) are no rows. Sums are float64, in chunks: logits are never held
+sample. Padded positions (attention_mask = 0) are no rows. MetricSums are float64, in chunks: logits are never held
 twice.
 """
 
@@ -21,7 +21,7 @@ MASKED = -1e4  # what float16 code writes for -inf
 
 
 @dataclass
-class Sums:
+class MetricSums:
     """Accumulated sums of one output."""
 
     logits: bool
@@ -122,7 +122,7 @@ def kept_rows(value: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def add_output(
-    sums: Sums, reference: Tensor, got: Tensor, inputs: Mapping[str, Tensor], targets: Tensor | None
+    sums: MetricSums, reference: Tensor, got: Tensor, inputs: Mapping[str, Tensor], targets: Tensor | None
 ) -> None:
     """Add one batch of one output. `targets` [rows] are the classes that came next, -1 where unknown."""
     kept = kept_rows(reference, inputs)
@@ -154,7 +154,7 @@ def _are_probabilities(rows: Tensor) -> bool:
     return bool((few >= 0).all() and ((few.sum(-1) - 1).abs() < 1e-3).all())
 
 
-def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
+def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
     """Add pairs [rows, width]; entries with a non-finite reference have no error."""
     finite, sound = reference.isfinite(), got.isfinite()
     if not bool((finite & sound).all()):
@@ -180,7 +180,7 @@ def _add_rows(sums: Sums, reference: Tensor, got: Tensor) -> None:
     sums.cosine_min = min(sums.cosine_min, float(cosine.min()))
 
 
-def _add_logits(sums: Sums, reference: Tensor, got: Tensor, targets: Tensor | None) -> None:
+def _add_logits(sums: MetricSums, reference: Tensor, got: Tensor, targets: Tensor | None) -> None:
     """Add agreement of the best class; a tie with the float model's best counts as agreement."""
     best = reference.amax(-1, keepdim=True)
     sums.top1 += int((reference.gather(-1, got.argmax(-1, keepdim=True)) >= best).sum())
@@ -200,7 +200,7 @@ def _log_probabilities(rows: Tensor, probabilities: bool) -> Tensor:
     return rows.clamp(min=1e-12).log() if probabilities else rows.log_softmax(-1)
 
 
-def _add_targets(sums: Sums, p: Tensor, q: Tensor, targets: Tensor) -> None:
+def _add_targets(sums: MetricSums, p: Tensor, q: Tensor, targets: Tensor) -> None:
     known = (targets >= 0).nonzero().reshape(-1)
     losses = [-t[known, targets[known]].double() for t in (p, q)]
     both = losses[0].isfinite() & losses[1].isfinite()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..results import Metric
 from . import retrieval
-from .accumulators import Sums, add_output, is_logits, next_tokens
+from .accumulators import MetricSums, add_output, is_logits, next_tokens
 from .retrieval import Retrieval
 
 _WHY = {
@@ -60,7 +60,7 @@ class Comparison:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        self._sums: dict[str, Sums] = {}
+        self._sums: dict[str, MetricSums] = {}
         self._retrieval: dict[str, Retrieval] = {}
         self._broken: dict[str, str] = {}
 
@@ -78,7 +78,7 @@ class Comparison:
                 have = "nothing" if actual is None else str(list(actual.shape))
                 self._broken[name] = f"expected {list(expected.shape)}, got {have}"
                 continue
-            sums = self._sums.setdefault(name, Sums(is_logits(name, expected, reference, self._task)))
+            sums = self._sums.setdefault(name, MetricSums(is_logits(name, expected, reference, self._task)))
             expected, actual = expected.detach(), actual.detach().to(expected.device)
             generates = sums.logits and self._task == "text-generation"
             targets = next_tokens(expected, given) if generates else None

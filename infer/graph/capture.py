@@ -130,9 +130,9 @@ def capture(
     with quiet(), torch.no_grad():
         try:
             program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
-            program, wrote_inputs = in_place.without(program)
+            program, wrote_inputs = in_place.functionalize(program)
             if wrote_inputs:
-                in_place.keep_inputs(module)
+                in_place.copy_inputs(module)
         except NotUsableError:
             raise
         except Exception as error:

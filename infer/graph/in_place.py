@@ -31,7 +31,7 @@ _FRESH = frozenset(
 )
 
 
-def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+def functionalize(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return `program` without in-place writes, and true if it wrote into its inputs.
 
     Raises `NotUsableError` when an output depends on a buffer that the program writes: an answer would depend on the
@@ -40,7 +40,7 @@ def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     graph = program.graph
     for node in [node for node in graph.nodes if _writes(node)]:
         _rename(graph, node)
-    if writes(program) and not any(_is_mutable(node) and not _writes(node) for node in graph.nodes):
+    if has_writes(program) and not any(_is_mutable(node) and not _writes(node) for node in graph.nodes):
         with quiet():
             program = program.run_decompositions({})
     else:
@@ -50,12 +50,12 @@ def without(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     return _without_writes(program), wrote_inputs
 
 
-def writes(program: ExportedProgram) -> bool:
+def has_writes(program: ExportedProgram) -> bool:
     """Return true if torch operators write into their operands; `infer` operators (paged cache) may."""
     return any(_writes(node) for node in program.graph.nodes)
 
 
-def keep_inputs(module: nn.Module) -> None:
+def copy_inputs(module: nn.Module) -> None:
     """Wrap a module that writes into its inputs to write into copies, so that callers' rows stay unchanged."""
     module.register_forward_pre_hook(_with_copies, with_kwargs=True)
 

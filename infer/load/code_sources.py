@@ -20,12 +20,12 @@ from .copies import copy_structure, own_parameters
 from .input_specs import resolve_inputs
 from .layer_recovery import restore_layers
 from .loaded_model import LoadedModel
-from .user_module import Recipe, users_code
+from .user_module import UserModule, user_code_errors
 
 DYNAMIC = 2  # the size given to symbolic dimensions while TorchScript is converted
 
 
-class Named(nn.Module):
+class KeywordModule(nn.Module):
     """Adapter that calls a program with positional or keyword arguments by keyword only."""
 
     def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
@@ -41,27 +41,29 @@ class Named(nn.Module):
         forward.__signature__ = signature  # type: ignore[attr-defined]
         self.forward = forward
 
-    def train(self, mode: bool = True) -> Named:
+    def train(self, mode: bool = True) -> KeywordModule:
         """Keep the mode in which the program was captured; only the flag changes."""
         self.training = mode
         return self
 
 
-def load_recipe(plan: Plan) -> tuple[LoadedModel, Recipe]:
+def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
     """Load `file.py:factory` as the source; the module brings its own weights."""
-    recipe = Recipe(plan.source)
+    user_module = UserModule(plan.source)
 
     def build() -> nn.Module:
-        with users_code(recipe.text):
-            module = recipe.build()
+        with user_code_errors(user_module.text):
+            module = user_module.build()
         if not isinstance(module, nn.Module):
-            raise SourceError(f"expected {recipe.text} to return an nn.Module, got {type(module).__name__}")
+            raise SourceError(
+                f"expected {user_module.text} to return an nn.Module, got {type(module).__name__}"
+            )
         return module.eval()
 
-    return _in_memory("module", build(), build, recipe), recipe
+    return _in_memory("module", build(), build, user_module), user_module
 
 
-def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
+def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     """Load a pickled nn.Module; called under `plan.trust_code` only."""
     try:
         found = torch.load(plan.source, map_location="cpu", weights_only=False)
@@ -80,7 +82,7 @@ def load_pickled(plan: Plan, recipe: Recipe | None) -> LoadedModel:
         )
     module = found.float().eval()
     untouched = copy_structure(module)
-    return _in_memory("module", module, lambda: copy_structure(untouched), recipe)
+    return _in_memory("module", module, lambda: copy_structure(untouched), user_module)
 
 
 def load_exported(plan: Plan) -> LoadedModel:
@@ -100,11 +102,11 @@ def load_exported(plan: Plan) -> LoadedModel:
     return loaded
 
 
-def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
+def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     """Load TorchScript and convert it to an exported program; called under `plan.trust_code` only."""
     script = _read_script(plan.source)
     names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
-    known = recipe.inputs if recipe else ()
+    known = user_module.inputs if user_module else ()
     if not known and not plan.inputs:
         sizes = ", ".join(
             f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
@@ -125,9 +127,9 @@ def load_torchscript(plan: Plan, recipe: Recipe | None) -> LoadedModel:
     takes = tuple(spec.name for spec in order)
     loaded = _in_memory(
         "torchscript",
-        Named(_unguarded(program), takes),
-        lambda: Named(_unguarded(program), takes),
-        recipe,
+        KeywordModule(_unguarded(program), takes),
+        lambda: KeywordModule(_unguarded(program), takes),
+        user_module,
     )
     loaded.inputs = order
     why = "TorchScript is deprecated: read and converted, never written"
@@ -187,7 +189,7 @@ def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, .
             hint="Export it with one tensor an argument",
         )
     names = tuple(spec.name for spec in inputs)
-    return Named(_unguarded(program), names[: args.num_leaves], tuple(kwargs.context))
+    return KeywordModule(_unguarded(program), names[: args.num_leaves], tuple(kwargs.context))
 
 
 def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
@@ -244,16 +246,16 @@ def _finite(bound: Any) -> bool:
 
 
 def _in_memory(
-    kind: str, module: nn.Module, rebuild: Callable[[], nn.Module], recipe: Recipe | None
+    kind: str, module: nn.Module, rebuild: Callable[[], nn.Module], user_module: UserModule | None
 ) -> LoadedModel:
     return LoadedModel(
         rebuild=rebuild,
         kind=kind,
         module=module,
         reader=None,
-        inputs=recipe.inputs if recipe else (),
+        inputs=user_module.inputs if user_module else (),
         samples={},
         samples_from="",
-        outputs=recipe.outputs if recipe else (),
-        task=recipe.task if recipe else "tensors",
+        outputs=user_module.outputs if user_module else (),
+        task=user_module.task if user_module else "tensors",
     )

@@ -17,18 +17,18 @@ from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from . import data_split, images
 from .loaded_model import LoadedModel
 from .text_data import TEXT_INPUTS, tokenize
-from .user_module import Recipe, called_for_tensors, import_file, importable
+from .user_module import UserModule, call_for_tensors, import_file, importable
 from .weights import raw_bytes
 from .weights.containers import refuse_expanded
 from .weights.torch_reader import load_safely
 
 RANDOM_ROWS = 8
 ARRAYS = (".npy", ".npz")
-LOUD = "random inputs say nothing about fidelity on real data"
+RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 Samples = dict[str, Tensor]
 
 
-def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
+def attach_samples(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> None:
     """Set the samples of `loaded` from `plan.data`, else from the source; raise `UsageError` asking for --data.
 
     When the model is quantized, calibration rows are split off: no row both calibrates and judges.
@@ -36,23 +36,23 @@ def attach(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> None:
     if plan.data is not None:
         samples, loaded.samples_from, digest = read_data(plan.data, loaded, seed=plan.seed)
         rows = len(next(iter(samples.values())))
-        why = LOUD if plan.data == "random" else loaded.samples_from
+        why = RANDOM_NOTE if plan.data == "random" else loaded.samples_from
         loaded.findings.append(Finding("load", "data", rows, "rows", f"{why}; sha256 {digest}"))
     else:
-        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, recipe)
+        samples, loaded.samples_from = _shipped_or_asked(plan, loaded, user_module)
     loaded.samples, source = samples, loaded.samples_from
-    more = recipe.tensors("calibration_inputs") if recipe and plan.data is None else None
-    if more and recipe:
-        source = f"{recipe.path}:calibration_inputs"
-        loaded.calibration = data_split.without(checked(more, loaded.inputs, source), samples)
+    more = user_module.tensors("calibration_inputs") if user_module and plan.data is None else None
+    if more and user_module:
+        source = f"{user_module.path}:calibration_inputs"
+        loaded.calibration = data_split.exclude_rows(select_inputs(more, loaded.inputs, source), samples)
     elif plan.quant != "none" or plan.bits is not None or plan.max_drop is not None:
         loaded.samples, loaded.calibration = data_split.split(samples, loaded.inputs)
     digest = digest_of(loaded.calibration)
-    loaded.findings += data_split.said(loaded.samples, loaded.calibration, source, digest)
+    loaded.findings += data_split.describe_split(loaded.samples, loaded.calibration, source, digest)
 
 
-def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) -> tuple[Samples, str]:
-    shipped = _shipped(loaded, plan, recipe)
+def _shipped_or_asked(plan: Plan, loaded: LoadedModel, user_module: UserModule | None) -> tuple[Samples, str]:
+    shipped = _shipped(loaded, plan, user_module)
     if shipped is None:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
@@ -61,7 +61,7 @@ def _shipped_or_asked(plan: Plan, loaded: LoadedModel, recipe: Recipe | None) ->
             hint=f"Give some: {_example(loaded)}. '--data random' checks the numbers only, not the fidelity",
         )
     found, source = shipped
-    samples = checked(found, loaded.inputs, source)
+    samples = select_inputs(found, loaded.inputs, source)
     why = f"{source}; sha256 {digest_of(samples)}"
     loaded.findings.append(Finding("load", "data", len(next(iter(samples.values()))), "rows", why))
     return samples, source
@@ -75,7 +75,7 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     """
     if spec == "random":
         samples = random_inputs(loaded.inputs, seed)
-        return samples, f"--data random: {LOUD}", digest_of(samples)
+        return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
         return _from_function(Path(file), name, loaded)
@@ -84,10 +84,10 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
         raise UsageError(f"there is no {spec}", where="--data", hint=f"Give {_example(loaded)}")
     files = _inside(path) if path.is_dir() else [path]
     samples, used = _from_files(files, loaded, spec)
-    return checked(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
+    return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
 
 
-def checked(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
+def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], where: str) -> Samples:
     """Select and order the samples by `specs`, cast to their dtypes; raise `InputError` for a missing input."""
     sizes: dict[str, int] = {}
     found: Samples = {}
@@ -135,10 +135,10 @@ def _whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
-def _shipped(loaded: LoadedModel, plan: Plan, recipe: Recipe | None) -> tuple[Samples, str] | None:
-    if recipe is not None:
-        found = recipe.tensors("example_inputs")
-        return None if found is None else (found, f"{recipe.path}:example_inputs")
+def _shipped(loaded: LoadedModel, plan: Plan, user_module: UserModule | None) -> tuple[Samples, str] | None:
+    if user_module is not None:
+        found = user_module.tensors("example_inputs")
+        return None if found is None else (found, f"{user_module.path}:example_inputs")
     folder = Path(plan.source)
     for name in ("samples.npz", "samples.txt"):
         if loaded.kind == "huggingface" and (folder / name).is_file():
@@ -156,7 +156,7 @@ def _from_function(path: Path, name: str, loaded: LoadedModel) -> tuple[Samples,
         found = call()
         if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
             found = tokenize(found, loaded)
-        samples = checked(called_for_tensors(lambda: found, where), loaded.inputs, where)
+        samples = select_inputs(call_for_tensors(lambda: found, where), loaded.inputs, where)
     return samples, f"--data {where}", digest_of(samples)
 
 

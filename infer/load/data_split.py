@@ -23,10 +23,10 @@ def split(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> tuple
     if not all(spec.batched for spec in specs):
         return dict(samples), {}
     held = {name: value[::2].contiguous() for name, value in samples.items()}
-    return held, without({name: value[1::2] for name, value in samples.items()}, held)
+    return held, exclude_rows({name: value[1::2] for name, value in samples.items()}, held)
 
 
-def without(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
+def exclude_rows(samples: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Samples:
     """Return the rows of `samples` that are not in `others`; an empty mapping when none is left."""
     taken = set(_rows(others))
     keep = [index for index, row in enumerate(_rows(samples)) if row not in taken]
@@ -48,7 +48,7 @@ def _rows(samples: Mapping[str, Tensor]) -> list[bytes]:
     return rows
 
 
-def said(
+def describe_split(
     held: Mapping[str, Tensor], calibration: Mapping[str, Tensor], source: str, digest: str
 ) -> list[Finding]:
     """Report source, number and hash of the calibration rows."""

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ..errors import SourceError, unknown
 from ..plan import Plan
 from ..spec import Choice, Finding
-from .full_read import WholeReader
+from .full_read import FullReadLoader
 from .loaded_model import LoadedModel
-from .mapped_weights import Mapper
+from .mapped_weights import MappedLoader
 from .meta_model import assign
 from .offload import stream_layers
 from .tensor_cache import SplitReader
@@ -120,16 +120,16 @@ def _fill_one(
 
 def _giver(strategy: str, reader: WeightReader, target: nn.Module, source: Callable[[str], str]) -> Give:
     if strategy == "meta":
-        return Mapper(reader)
+        return MappedLoader(reader)
     if strategy == "per-tensor":
         dtypes = {source(s.name): s.tensor.dtype for group in _slots(target).values() for s in group}
-        return Mapper(SplitReader(reader, dtypes))
+        return MappedLoader(SplitReader(reader, dtypes))
     if strategy == "torch":
-        return WholeReader(reader)
-    return Sequential(reader)
+        return FullReadLoader(reader)
+    return SequentialLoader(reader)
 
 
-class Sequential:
+class SequentialLoader:
     """Weight source that allocates each tensor and reads it block by block, cast on the way."""
 
     def __init__(self, reader: WeightReader) -> None:
@@ -140,7 +140,7 @@ class Sequential:
 
 
 def _said(give: Give) -> str:
-    return give.said() if isinstance(give, Mapper) else ""
+    return give.summary() if isinstance(give, MappedLoader) else ""
 
 
 def _renamed(loaded: LoadedModel) -> Callable[[str], str]:

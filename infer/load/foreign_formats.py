@@ -12,16 +12,16 @@ from pathlib import Path
 
 from .protobuf import foreign_protobuf
 
-Named = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
+ForeignKind = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
 ORIGINAL = "Give the original model (PyTorch, safetensors or ONNX)"
 UNPACK = "Unpack it first"
 DATA = "Did you mean --data?"
-OPENVINO: Named = (
+OPENVINO: ForeignKind = (
     "an OpenVINO model (IR XML)",
     "Give the original model it was converted from (PyTorch, safetensors or ONNX)",
 )
-OPENVINO_WEIGHTS: Named = ("the weights of an OpenVINO model (.bin beside its .xml)", OPENVINO[1])
-TENSORRT: Named = (
+OPENVINO_WEIGHTS: ForeignKind = ("the weights of an OpenVINO model (.bin beside its .xml)", OPENVINO[1])
+TENSORRT: ForeignKind = (
     "a TensorRT engine",
     "An engine holds no weights to read: give the model it was built from",
 )
@@ -68,7 +68,7 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     ),
 )
 # Of files whose bytes are nobody's.
-SUFFIXES: dict[str, Named] = {
+SUFFIXES: dict[str, ForeignKind] = {
     ".engine": TENSORRT,
     ".plan": TENSORRT,
     ".trt": TENSORRT,
@@ -150,12 +150,12 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-def foreign_binary(head: bytes) -> Named | None:
+def foreign_binary(head: bytes) -> ForeignKind | None:
     """Recognise another tool's file by its magic bytes."""
     return next(((what, hint) for at, magic, what, hint in MAGIC if head.startswith(magic, at)), None)
 
 
-def foreign_text(text: str) -> Named | None:
+def foreign_text(text: str) -> ForeignKind | None:
     """Recognise a text file of a known kind by its beginning."""
     flags, begin = re.IGNORECASE | re.DOTALL, _without_prolog(text)
     found = next(((what, hint) for begins, what, hint in TEXTS if re.match(begins, begin, flags)), None)
@@ -170,18 +170,18 @@ def _without_prolog(text: str) -> str:
     return text
 
 
-def foreign_zip(names: Iterable[str]) -> Named | None:
+def foreign_zip(names: Iterable[str]) -> ForeignKind | None:
     """Recognise a zip archive by its member names."""
     held = set(names)
     return next(((what, hint) for name, what, hint in ZIPS if name in held), None)
 
 
-def foreign_folder(path: Path) -> Named | None:
+def foreign_folder(path: Path) -> ForeignKind | None:
     """Recognise another tool's model folder by the files in it."""
     return next(((what, hint) for name, what, hint in FOLDERS if any(path.glob(name))), None)
 
 
-def foreign_pickle(head: bytes) -> Named | None:
+def foreign_pickle(head: bytes) -> ForeignKind | None:
     """Recognise a pickle by the library whose classes it names first."""
     for library in (b"sklearn", b"xgboost", b"lightgbm", b"catboost"):
         if library in head:
@@ -192,7 +192,7 @@ def foreign_pickle(head: bytes) -> Named | None:
     return ("a pickled pandas table, which is data", DATA) if b"pandas" in head else None
 
 
-def foreign_by_name(path: Path) -> Named | None:
+def foreign_by_name(path: Path) -> ForeignKind | None:
     """Recognise files whose bytes are ambiguous: other protobufs, OpenVINO weights, known suffixes."""
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         return OPENVINO_WEIGHTS

@@ -12,7 +12,7 @@ from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 
 
-class WholeReader:
+class FullReadLoader:
     """Weights read by one `torch.load` or `load_file`; a call returns a copy, as `load_state_dict` makes."""
 
     def __init__(self, reader: WeightReader) -> None:

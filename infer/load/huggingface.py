@@ -19,7 +19,7 @@ from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding, TensorSpec
 from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
 from .loaded_model import LoadedModel
-from .meta_model import Match, build_skeleton, match
+from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from .pooling import Pooling, read_pooling
 from .weights import FiniteReader, num_bytes
 from .weights.safetensors_reader import SafetensorsReader
@@ -60,14 +60,14 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     settings = _settings(folder)
 
     def build() -> tuple[nn.Module, list[Finding]]:
-        return build_skeleton(lambda: _from_config(settings, task), _architecture(config))
+        return build_on_meta(lambda: _from_config(settings, task), _architecture(config))
 
     model, findings = build()
     if task != "text-generation":
         _refuse_other_modalities(model, config, folder)
     pooling = read_pooling(folder) if task == "embedding" else None
     wrapped = _wrap(model, task, pooling)
-    fit = match(wrapped, reader, lambda name: _other_names(name, model))
+    fit = match_checkpoint(wrapped, reader, lambda name: _other_names(name, model))
     fit.check(str(folder), strict=False)
     findings += _said(reader, fit)
     return LoadedModel(
@@ -197,7 +197,7 @@ def _other_names(name: str, model: nn.Module) -> list[str]:
     return names + old
 
 
-def _said(reader: SafetensorsReader, fit: Match) -> list[Finding]:
+def _said(reader: SafetensorsReader, fit: CheckpointMatch) -> list[Finding]:
     stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
     findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
     if {"float16", "bfloat16"} & set(stored):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import SourceError, UsageError
 from .foreign_formats import (
-    Named,
+    ForeignKind,
     foreign_binary,
     foreign_by_name,
     foreign_folder,
@@ -43,7 +43,7 @@ class Identified:
 
 def identify(path: Path) -> Identified:
     """Identify a file, a folder or `file.py:factory`; raise `SourceError` naming what an unsupported one is."""
-    if is_recipe(str(path)):
+    if is_user_module(str(path)):
         return Identified("recipe", f"a function that builds the model, {path}")
     if not path.exists():
         if path.is_symlink():
@@ -65,7 +65,7 @@ def identify(path: Path) -> Identified:
     return _file(path, head)
 
 
-def is_recipe(text: str) -> bool:
+def is_user_module(text: str) -> bool:
     """Return true for `FILE.py:NAME`."""
     file, _, name = text.rpartition(":")
     return file.endswith(".py") and name.isidentifier()
@@ -121,7 +121,7 @@ def _file(path: Path, head: bytes) -> Identified:
     raise _text_or_unknown(path, head)
 
 
-def _wrong(path: Path, found: Named) -> SourceError:
+def _wrong(path: Path, found: ForeignKind) -> SourceError:
     says, hint = found
     return SourceError(f"expected a model, got {says}", where=str(path), hint=hint)
 

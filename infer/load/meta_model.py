@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import SourceError
 from ..spec import Finding
-from .user_module import users_code
+from .user_module import user_code_errors
 from .weights import WeightReader
 
 _EMPTY = (torch.empty, torch.empty_strided)
@@ -49,7 +49,7 @@ class EmptyOnMeta(TorchFunctionMode):
         return made
 
 
-def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
+def build_on_meta(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Module, list[Finding]]:
     """Build the factory's module in eval mode with its state dict on the meta device.
 
     The findings tell the reason when it had to be built on CPU.
@@ -70,7 +70,7 @@ def build_skeleton(factory: Callable[[], nn.Module], what: str) -> tuple[nn.Modu
         )
     if reason:
         findings.append(Finding("load", "skeleton", "cpu", why=f"{what} can't be built on meta ({reason})"))
-        with users_code(what):
+        with user_code_errors(what):
             module = _called(factory, what)
             if reason.startswith("random"):
                 _check_repeatable(module, _called(factory, what), what)
@@ -147,9 +147,9 @@ def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
     table[name] = tensor  # type: ignore[assignment]
 
 
-def match(
+def match_checkpoint(
     module: nn.Module, reader: WeightReader, propose: Callable[[str], list[str]] = lambda name: []
-) -> Match:
+) -> CheckpointMatch:
     """Match each state dict entry with a checkpoint tensor; `propose` gives other names to try."""
     held = set(reader.names())
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
@@ -168,12 +168,12 @@ def match(
         if tuple(wanted[name].shape) != reader.shape(source)
     ]
     used = set(found.values())
-    return Match(
+    return CheckpointMatch(
         found, [n for n in wanted if n not in found], [n for n in reader.names() if n not in used], shapes
     )
 
 
-class Match:
+class CheckpointMatch:
     """Mapping of model names to checkpoint names (`found`), and lists of what does not fit."""
 
     def __init__(

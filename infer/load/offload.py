@@ -28,7 +28,7 @@ _OPEN: dict[str, tuple[WeightReader, str]] = {}
 _COUNT = itertools.count()
 
 
-class Streamed(nn.Module):
+class StreamedLayer(nn.Module):
     """Replacement of a Linear, Embedding or Conv; `weight` has its shape and dtype but no values."""
 
     def __init__(self, layer: nn.Module, reader: WeightReader, source: str) -> None:
@@ -57,7 +57,7 @@ class Streamed(nn.Module):
             x, self.bias, self.key, list(self.shape), stride, padding, dilation, groups
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Streamed:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamedLayer:
         """Set the dtype to which rows are cast when read, as `.to(dtype)` asks."""
         self.dtype = fn(torch.zeros(0, dtype=self.dtype)).dtype
         super()._apply(fn, recurse)
@@ -76,7 +76,7 @@ def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str
             if not _streamable(child) or source(name) not in reader.names():
                 continue
             count, size = count + 1, size + _weight(child).numel() * _weight(child).element_size()
-            setattr(owner, attribute, Streamed(child, reader, source(name)).train(child.training))
+            setattr(owner, attribute, StreamedLayer(child, reader, source(name)).train(child.training))
     return f"{count} layers, {size / 1e6:.1f} MB, stay on disk and are read at each forward"
 
 

@@ -8,7 +8,7 @@ from ..errors import UnsafeSourceError, UsageError
 from ..plan import Plan
 from ..spec import Finding
 from . import data
-from .code_sources import load_exported, load_pickled, load_recipe, load_torchscript
+from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
 from .fill_weights import resolve_strategy
 from .huggingface import load_huggingface
 from .identify import Identified, identify
@@ -16,7 +16,7 @@ from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
-from .user_module import Recipe
+from .user_module import UserModule
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 HINTS = {
@@ -34,7 +34,7 @@ def load(plan: Plan) -> LoadedModel:
     found = identify(Path(plan.source))
     if found.code and not plan.trust_code:
         raise _untrusted(plan, found)
-    loaded, recipe = _open(plan, found)
+    loaded, user_module = _open(plan, found)
     loaded.findings.insert(0, Finding("load", "source", found.kind, why=found.says))
     if found.code:
         why = f"it names {', '.join(found.globals[:8])}" if found.globals else found.says
@@ -46,26 +46,26 @@ def load(plan: Plan) -> LoadedModel:
     choice = resolve_strategy(plan, loaded)
     loaded.load = choice.value
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
-    data.attach(plan, loaded, recipe)
+    data.attach_samples(plan, loaded, user_module)
     return loaded
 
 
-def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, Recipe | None]:
+def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
     if found.kind in STATE_DICTS:
         return load_state_dict(plan, found.kind)
-    recipe = Recipe(plan.model) if plan.model and found.kind != "huggingface" else None
+    user_module = UserModule(plan.model) if plan.model and found.kind != "huggingface" else None
     if found.kind == "recipe":
-        return load_recipe(plan)
+        return load_user_module(plan)
     if found.kind == "huggingface":
         return load_huggingface(plan), None
     if found.kind == "onnx":
-        return load_onnx(plan), recipe
+        return load_onnx(plan), user_module
     if found.kind == "torchscript":
-        return load_torchscript(plan, recipe), recipe
+        return load_torchscript(plan, user_module), user_module
     if found.kind == "exported":
-        return load_exported(plan), recipe
+        return load_exported(plan), user_module
     if found.kind in ("module", "legacy-module"):
-        return load_pickled(plan, recipe), recipe
+        return load_pickled(plan, user_module), user_module
     raise UsageError(f"no way to open a source of kind {found.kind!r}", where=plan.source)
 
 

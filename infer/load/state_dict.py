@@ -8,45 +8,45 @@ from ..errors import UsageError
 from ..plan import Plan
 from ..spec import Finding
 from .loaded_model import LoadedModel
-from .meta_model import build_skeleton, match
-from .user_module import Recipe
+from .meta_model import build_on_meta, match_checkpoint
+from .user_module import UserModule
 from .weights import DictReader, FiniteReader, WeightReader, num_bytes
 from .weights.containers import refuse_expanded, strip_prefixes, unwrap
 from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 
 
-def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, Recipe]:
+def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
     path = Path(plan.source)
-    reader, said = open_checkpoint(path, kind)
+    reader, notes = open_checkpoint(path, kind)
     if plan.model is None:
         raise UsageError(
             f"{path.name} {describe(reader)}: weights without the model's code",
             where=str(path),
             hint="Give the Python file and the function that builds the model: --model net.py:build",
         )
-    recipe = Recipe(plan.model)
-    module, findings = build_skeleton(recipe.build, recipe.text)
-    fit = match(module, reader)
+    user_module = UserModule(plan.model)
+    module, findings = build_on_meta(user_module.build, user_module.text)
+    fit = match_checkpoint(module, reader)
     fit.check(str(path), strict=True)
-    findings += [Finding("load", "checkpoint", text) for text in said]
+    findings += [Finding("load", "checkpoint", text) for text in notes]
     findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB", describe(reader)))
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
         module=module,
         reader=FiniteReader(reader, str(path)),
-        inputs=recipe.inputs,
+        inputs=user_module.inputs,
         samples={},
         samples_from="",
-        outputs=recipe.outputs,
-        task=recipe.task,
+        outputs=user_module.outputs,
+        task=user_module.task,
         renames=fit.renames,
         weight_bytes=num_bytes(reader),
         findings=findings,
-        rebuild=lambda: build_skeleton(recipe.build, recipe.text)[0],
+        rebuild=lambda: build_on_meta(user_module.build, user_module.text)[0],
     )
-    return loaded, recipe
+    return loaded, user_module
 
 
 def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
@@ -55,11 +55,11 @@ def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
         return SafetensorsReader(path), []
     if kind == "state-dict":
         reader = TorchReader(path, verify=True)
-        return reader, reader.said
-    tensors, said = unwrap(load_safely(path), str(path))
+        return reader, reader.notes
+    tensors, notes = unwrap(load_safely(path), str(path))
     refuse_expanded(tensors, str(path))
     tensors, stripped = strip_prefixes(tensors)
-    return DictReader(tensors), [*said, *stripped, "the format of torch before 1.6: read whole into memory"]
+    return DictReader(tensors), [*notes, *stripped, "the format of torch before 1.6: read whole into memory"]
 
 
 def describe(reader: WeightReader) -> str:

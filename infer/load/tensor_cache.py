@@ -18,8 +18,8 @@ from ..paths import cache
 from .weights import (
     BLOCK_BYTES,
     FileBlocks,
+    FileExtent,
     MappableReader,
-    Piece,
     WeightReader,
     num_bytes,
     raw_bytes,
@@ -51,8 +51,8 @@ class SplitReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.inner.shape(name)
 
-    def piece(self, name: str) -> Piece | None:
-        return Piece(self.folder / f"{self._index[name]}.bin", 0, self.dtypes[name], self.shape(name))
+    def extent(self, name: str) -> FileExtent | None:
+        return FileExtent(self.folder / f"{self._index[name]}.bin", 0, self.dtypes[name], self.shape(name))
 
     def read(self, name: str) -> Tensor:
         return self.inner.read(name).to(self.dtypes[name])
@@ -65,10 +65,10 @@ class SplitReader:
         digest = hashlib.sha256()
         for name, dtype in self.dtypes.items():
             digest.update(repr((name, str(dtype), self.inner.shape(name))).encode())
-            piece = self.inner.piece(name) if isinstance(self.inner, MappableReader) else None
-            if piece is not None:
-                stat = piece.path.stat()
-                stamp = (str(piece.path.resolve()), piece.offset, stat.st_size, stat.st_mtime_ns)
+            extent = self.inner.extent(name) if isinstance(self.inner, MappableReader) else None
+            if extent is not None:
+                stat = extent.path.stat()
+                stamp = (str(extent.path.resolve()), extent.offset, stat.st_size, stat.st_mtime_ns)
                 digest.update(repr(stamp).encode())
                 continue
             for _, block in stream(self.inner, name):
@@ -99,15 +99,15 @@ class SplitReader:
             shutil.rmtree(made, ignore_errors=True)
 
     def _copy(self, name: str, file: IO[bytes]) -> None:
-        piece = self.inner.piece(name) if isinstance(self.inner, MappableReader) else None
-        if piece is None or piece.dtype != self.dtypes[name]:
+        extent = self.inner.extent(name) if isinstance(self.inner, MappableReader) else None
+        if extent is None or extent.dtype != self.dtypes[name]:
             for _, block in stream(self.inner, name):
                 file.write(raw_bytes(block.to(self.dtypes[name])))
             return
         # One buffer for all: blocks allocated anew left a quarter of the file behind in malloc's heap.
-        source = FileBlocks(piece.path)
-        for start in range(0, piece.num_bytes, BLOCK_BYTES):
-            part = memoryview(self._buffer)[: min(BLOCK_BYTES, piece.num_bytes - start)]
-            source.read_into(part, piece.offset + start)
+        source = FileBlocks(extent.path)
+        for start in range(0, extent.num_bytes, BLOCK_BYTES):
+            part = memoryview(self._buffer)[: min(BLOCK_BYTES, extent.num_bytes - start)]
+            source.read_into(part, extent.offset + start)
             file.write(part)
         source.close()

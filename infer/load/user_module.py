@@ -29,7 +29,7 @@ from ..spec import TensorSpec
 TASKS = ("tensors", "classification", "embedding", "text-generation")
 
 
-class Recipe:
+class UserModule:
     """An imported `file.py` and the factory named in it."""
 
     def __init__(self, text: str) -> None:
@@ -70,15 +70,15 @@ class Recipe:
     def tensors(self, function: str) -> dict[str, Tensor] | None:
         """Call `example_inputs()` or `calibration_inputs()`; None when the file has no such function."""
         call = getattr(self.module, function, None)
-        return None if call is None else called_for_tensors(call, f"{self.path}:{function}")
+        return None if call is None else call_for_tensors(call, f"{self.path}:{function}")
 
     def _wrong(self, name: str, expected: str, got: Any) -> SourceError:
         return SourceError(f"expected {name} to be {expected}, got {str(got)[:80]!r}", where=str(self.path))
 
 
-def called_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
+def call_for_tensors(call: Callable[[], Any], where: str) -> dict[str, Tensor]:
     """Call a user function that returns tensors by name; raise `SourceError` for anything else."""
-    with users_code(where):
+    with user_code_errors(where):
         found = call()
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
         return {name: torch.as_tensor(value) for name, value in found.items()}
@@ -96,13 +96,13 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles of the file look their module up by name.
     sys.modules[name] = module
-    with importable(path.parent), users_code(str(path)):
+    with importable(path.parent), user_code_errors(str(path)):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def users_code(where: str) -> Iterator[None]:
+def user_code_errors(where: str) -> Iterator[None]:
     """Convert exceptions of the user's own code to `SourceError`."""
     try:
         yield

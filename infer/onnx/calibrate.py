@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import NotUsableError
 from ..graph.capture import Graph
-from .graph_builder import Emit
+from .graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,7 +38,7 @@ def activation_scales(graph: Graph) -> dict[str, float]:
         )
     stored = {**program.state_dict, **program.constants}
     names = {value.data_ptr(): name for name, value in stored.items() if isinstance(value, torch.Tensor)}
-    watch = _Watch(names)
+    watch = _RangeObserver(names)
     inputs = {name: value[:ROWS] for name, value in graph.samples.items()}
     with torch.no_grad(), watch:
         graph.callable()(**inputs)
@@ -52,7 +52,7 @@ def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
     for node in list(model.graph):
         if node.domain != "infer" or node.op_type not in _DYNAMIC:
             continue
-        emit = Emit(model.graph, node)
+        emit = GraphBuilder(model.graph, node)
         step = scales.get(emit.weight_name)
         if step is None:
             raise NotUsableError("no activation scale was measured", where=emit.weight_name)
@@ -69,7 +69,7 @@ def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
         emit.replace(output)
 
 
-class _Watch(TorchDispatchMode):
+class _RangeObserver(TorchDispatchMode):
     """Interpreter that records the largest magnitude entering each dynamic int8 layer."""
 
     def __init__(self, names: Mapping[int, str]) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from ..kernels.ops import bitpack
-from .graph_builder import Emit, data
+from .graph_builder import GraphBuilder, data
 from .int8_operands import Target, add_bias, float_type, inputs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def linear(emit: Emit, target: Target) -> tuple[ir.Value, str]:
+def linear(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     """Write x float [..., K] times a table-coded weight → [..., N], the weight decoded."""
     x, *packed, bias = inputs(emit, 6)
     dtype = float_type(emit, target)
@@ -23,7 +23,7 @@ def linear(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     return add_bias(emit, emit("MatMul", x, weight), bias, dtype), "codes decoded when built"
 
 
-def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
+def embedding(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     """Write ids [...] → rows [..., K] of a table-coded or int8 weight, decoded."""
     import onnx_ir as ir
 
@@ -38,11 +38,11 @@ def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
     return emit("Gather", _stored(emit, rows.astype(dtype)), ids, axis=0), "codes decoded when built"
 
 
-def _lut_rows(emit: Emit, packed: list[Any]) -> np.ndarray:
+def _lut_rows(emit: GraphBuilder, packed: list[Any]) -> np.ndarray:
     codes, table, scale, row_scale = (torch.from_numpy(np.array(data(v, emit.node))) for v in packed)
     return bitpack.decode(codes, table, scale, row_scale, bitpack.tables_of_rows(len(codes), table)).numpy()
 
 
-def _stored(emit: Emit, weight: np.ndarray) -> ir.Value:
+def _stored(emit: GraphBuilder, weight: np.ndarray) -> ir.Value:
     name = f"{emit.weight_name}/{weight.dtype.name}/{'x'.join(map(str, weight.shape))}"
     return emit.constant(name, np.ascontiguousarray(weight))

@@ -27,7 +27,7 @@ from ..kernels.ops import bitpack
 from ..silence_logs import quiet
 from ..spec import TensorSpec
 from . import paged_attention
-from .int8_layers import Rewritten, rewrite
+from .int8_layers import RewriteResult, rewrite
 from .int8_linear import Form
 from .int8_operands import Target
 from .table_layers import Weights, uniform_step
@@ -47,13 +47,13 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """Written file, its operator set, and the form of each int8 layer."""
 
     path: Path
     opset: int
     num_bytes: int  # the file and its external data
-    rewritten: Rewritten
+    rewritten: RewriteResult
 
 
 def export(
@@ -64,7 +64,7 @@ def export(
     form: Form = "token",
     weights: Weights = "blocks",
     opset: int = OPSET,
-) -> Exported:
+) -> ExportResult:
     """Write the graph's program to `path`, large tensors to `path`.data beside it, and check the result.
 
     `form` and `weights` as in `int8.rewrite`. Raises `NotUsableError` naming the operator when torch's exporter
@@ -75,14 +75,14 @@ def export(
 
 def write(
     model: ir.Model, target: Target, path: Path, *, form: Form = "token", weights: Weights = "blocks"
-) -> Exported:
+) -> ExportResult:
     """Write the model of `to_ir` for one target, and check the file; `model` is changed."""
     import onnx
 
     rewritten = rewrite(model, target, form, weights)
     save(model, path)
     onnx.checker.check_model(str(path), full_check=True)
-    return Exported(path, model.opset_imports[""], folder_bytes(path), rewritten)
+    return ExportResult(path, model.opset_imports[""], folder_bytes(path), rewritten)
 
 
 def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class Emit:
+class GraphBuilder:
     """Builder of the nodes that replace `node`; names derive from its output."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .graph_builder import Emit, data
+from .graph_builder import GraphBuilder, data
 from .int8_operands import KEEP_VALUES, Target, as_float, flipped, float_type, floats, inputs, is_positive
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SMALLEST_TRT_CONV = 16  # channels
 
 
-def conv(emit: Emit, target: Target) -> tuple[ir.Value, str]:
+def conv(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     """Write a dynamic, weight-only or static convolution, by the node's operator."""
     is_static = emit.node.op_type.endswith("static")
     x, codes, scale, *rest = inputs(emit, 6 if is_static else 4)
@@ -58,7 +58,13 @@ def _options(node: ir.Node) -> dict[str, Any]:
 
 
 def _on_grid(
-    emit: Emit, x: ir.Value, step: float, target: Target, dtype: np.dtype[Any], *, positive: bool = False
+    emit: GraphBuilder,
+    x: ir.Value,
+    step: float,
+    target: Target,
+    dtype: np.dtype[Any],
+    *,
+    positive: bool = False,
 ) -> ir.Value:
     """Quantize `x` to int8 (TensorRT) or uint8; non-negative values use the whole range."""
     if target == "trt":
@@ -70,7 +76,7 @@ def _on_grid(
 
 
 def _dequantized(
-    emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
+    emit: GraphBuilder, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
 ) -> ir.Value:
     """Return the weight as DequantizeLinear per output channel, unsigned where signed products saturate."""
     array = data(codes, emit.node)
@@ -81,7 +87,9 @@ def _dequantized(
     return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=0)
 
 
-def _decoded(emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+def _decoded(
+    emit: GraphBuilder, target: Target, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]
+) -> ir.Value:
     """Return the weight as Cast, Mul: int8 in the file, folded to float once when the session is created.
 
     A DequantizeLinear of constants is not folded by ONNX Runtime: it would run at every call.
@@ -98,7 +106,9 @@ def _decoded(emit: Emit, target: Target, codes: ir.Value, scale: ir.Value, dtype
     return emit("Mul", emit("Cast", integers, to=int(ir.DataType.from_numpy(dtype))), rows)
 
 
-def _quantized_bias(emit: Emit, scale: ir.Value, bias: ir.Value | None, x_grid: ir.Value) -> ir.Value | None:
+def _quantized_bias(
+    emit: GraphBuilder, scale: ir.Value, bias: ir.Value | None, x_grid: ir.Value
+) -> ir.Value | None:
     """Return the bias as int32 of scale (activation scale · weight scale), as QLinearConv adds it."""
     if bias is None:
         return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NotUsableError
 from . import dequantize, paged_attention, table_layers
-from .graph_builder import Emit, drop_unused
+from .graph_builder import GraphBuilder, drop_unused
 from .int8_conv import conv
 from .int8_linear import Form, dynamic, static, weight_only
 from .int8_operands import FORM_KEY, Target
@@ -42,26 +42,28 @@ _DECODED = {
 
 
 @dataclass
-class Rewritten:
+class RewriteResult:
     """Number of layers by written form, and names of the weights left in float."""
 
     forms: Counter[str] = field(default_factory=Counter)
     in_float: list[str] = field(default_factory=list)
 
 
-def rewrite(model: ir.Model, target: Target, form: Form = "token", weights: Weights = "blocks") -> Rewritten:
+def rewrite(
+    model: ir.Model, target: Target, form: Form = "token", weights: Weights = "blocks"
+) -> RewriteResult:
     """Rewrite every node of the domain `infer` for `target`, in place; other nodes stay.
 
     `weights` says how ONNX Runtime computes with tables that it has no operator for (see `tables.py`).
     """
-    done = Rewritten()
+    done = RewriteResult()
     attention = [
         node for node in model.graph if node.domain == DOMAIN and node.op_type == paged_attention.NAME
     ]
     for node in list(model.graph):
         if node.domain != DOMAIN:
             continue
-        emit = Emit(model.graph, node)
+        emit = GraphBuilder(model.graph, node)
         if node.op_type == paged_attention.NAME:
             emit.replace(paged_attention.attend(emit))
             continue

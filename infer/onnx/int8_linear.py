@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..errors import NotUsableError
-from .graph_builder import Emit, data
+from .graph_builder import GraphBuilder, data
 from .int8_operands import (
     Target,
     add_bias,
@@ -30,7 +30,7 @@ Form = Literal["token", "tensor"]
 SMALLEST_TRT_GEMM = 16  # TensorRT runs int8 GEMMs with a smaller K or N slower than in float
 
 
-def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
+def dynamic(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
     """Write a linear layer with activation scales computed at run time, per token or per tensor.
 
     When the tensor shares a scale, one token of large values costs all others their precision: on MiniLM the
@@ -56,7 +56,7 @@ def dynamic(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
     return restore(add_bias(emit, y, bias, dtype)), f"dynamic int8, a scale per {form}"
 
 
-def static(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
+def static(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
     """Write a linear layer with one stored activation scale (symmetric: zero stays exact)."""
     x, codes, scale, x_scale, bias = inputs(emit, 5)
     x, restore = as_float(emit, x, target)
@@ -81,7 +81,7 @@ def static(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
     return restore(add_bias(emit, emit("Mul", product, columns), bias, dtype)), "static int8"
 
 
-def weight_only(emit: Emit, target: Target, form: Form) -> tuple[ir.Value, str]:
+def weight_only(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
     """Write a linear layer with a decoded weight and a float product."""
     x, codes, scale, bias = inputs(emit, 4)
     x, restore = as_float(emit, x, target)

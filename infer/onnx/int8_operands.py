@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .graph_builder import Emit, data
+from .graph_builder import GraphBuilder, data
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,13 +22,15 @@ AXES_AS_INPUT = 18  # the opset in which ReduceMax takes its axes as an input
 FORM_KEY = "infer.int8"  # metadata of a written model: the target its int8 layers were written for
 
 
-def inputs(emit: Emit, count: int) -> list[Any]:
+def inputs(emit: GraphBuilder, count: int) -> list[Any]:
     """Return the node's inputs padded with None to `count`, for unpacking."""
     given = list(emit.node.inputs)
     return given + [None] * (count - len(given))
 
 
-def as_float(emit: Emit, x: ir.Value, target: Target) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+def as_float(
+    emit: GraphBuilder, x: ir.Value, target: Target
+) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
     """Cast `x` to float32 and return the cast back to its dtype; for TensorRT `x` stays."""
     import onnx_ir as ir
 
@@ -38,14 +40,14 @@ def as_float(emit: Emit, x: ir.Value, target: Target) -> tuple[ir.Value, Callabl
     return emit("Cast", x, to=1), lambda value: emit("Cast", value, to=dtype)
 
 
-def float_type(emit: Emit, target: Target) -> np.dtype[Any]:
+def float_type(emit: GraphBuilder, target: Target) -> np.dtype[Any]:
     """Return the dtype of scales and biases around this node."""
     x = emit.node.inputs[0]
     return np.dtype(np.float32 if target != "trt" or x is None or x.dtype is None else x.dtype.numpy())
 
 
 def floats(
-    emit: Emit, value: ir.Value, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
+    emit: GraphBuilder, value: ir.Value, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
 ) -> ir.Value:
     """Return a stored vector in another float dtype, reshaped to `shape` when given."""
     array = data(value, emit.node).astype(dtype)
@@ -54,13 +56,17 @@ def floats(
 
 
 def add_bias(
-    emit: Emit, y: ir.Value, bias: ir.Value | None, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
+    emit: GraphBuilder,
+    y: ir.Value,
+    bias: ir.Value | None,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...] | None = None,
 ) -> ir.Value:
     """Add a bias [N] to `y`, reshaped to broadcast when `shape` is given."""
     return y if bias is None else emit("Add", y, floats(emit, bias, dtype, shape))
 
 
-def packed(emit: Emit, codes: ir.Value, target: Target) -> tuple[ir.Value, ir.Value]:
+def packed(emit: GraphBuilder, codes: ir.Value, target: Target) -> tuple[ir.Value, ir.Value]:
     """Return codes int8 [N, K] as the [K, N] operand of MatMulInteger, and its zero point."""
     if target == "ort-u8s8":
         array = np.ascontiguousarray(data(codes, emit.node).T)
@@ -75,7 +81,7 @@ def flipped(codes: np.ndarray) -> np.ndarray:
     return (codes.view(np.uint8) ^ np.uint8(128)).view(other)
 
 
-def dequantized(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+def dequantized(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
     """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as int8."""
     array = np.ascontiguousarray(data(codes, emit.node).T)
     zeros = emit.constant(f"{codes.name}/zero", np.zeros(array.shape[1], np.int8))
@@ -83,19 +89,19 @@ def dequantized(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[An
     return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=1)
 
 
-def decoded(emit: Emit, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+def decoded(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
     """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as float."""
     weight = data(codes, emit.node).astype(np.float32) * data(scale, emit.node).astype(np.float32)[:, None]
     return emit.constant(f"{codes.name}/{dtype.name}", np.ascontiguousarray(weight.T.astype(dtype)))
 
 
-def fake_quantized(emit: Emit, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:
+def fake_quantized(emit: GraphBuilder, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:
     """Pass `x` through QuantizeLinear and DequantizeLinear: symmetric int8, one scale for the tensor."""
     scale, zero = emit.scalar(step, dtype), emit.scalar(0, np.int8)
     return emit("DequantizeLinear", emit("QuantizeLinear", x, scale, zero), scale, zero)
 
 
-def token_scale(emit: Emit, x: ir.Value) -> ir.Value:
+def token_scale(emit: GraphBuilder, x: ir.Value) -> ir.Value:
     """Compute absmax / 127 of every row of x [..., K], float32 [..., 1]; a tiny number for zero rows."""
     if emit.opset >= AXES_AS_INPUT:
         axes = emit.constant("const/last_axis", np.array([-1], np.int64))

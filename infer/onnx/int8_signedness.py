@@ -30,7 +30,7 @@ def form_of(path: Path) -> str:
     return {entry.key: entry.value for entry in model.metadata_props}.get(FORM_KEY, "")
 
 
-def adapted(path: Path, target: Target) -> Path:
+def adapt_signedness(path: Path, target: Target) -> Path:
     """Return `path` when its weights suit `target`, else a converted copy in the user's cache."""
     form = form_of(path)
     if form in ("", target):

@@ -13,8 +13,8 @@ from ..compress import Coverage
 from ..errors import NotUsableError, SourceError
 from . import source_weights
 from .export import DOMAIN, IR_VERSION_CAP, save
-from .graph_builder import Emit, drop_unused
-from .int8_layers import Rewritten, rewrite
+from .graph_builder import GraphBuilder, drop_unused
+from .int8_layers import RewriteResult, rewrite
 from .int8_linear import Form
 from .int8_operands import Target
 
@@ -55,7 +55,9 @@ def opset(source: Path) -> int:
     return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
-def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> tuple[Rewritten, Coverage]:
+def quantize(
+    source: Path, path: Path, target: Target, form: Form = "token"
+) -> tuple[RewriteResult, Coverage]:
     """Write the model with int8 weights for products and embeddings; other large weights are stored as int8."""
     import onnx_ir as ir
 
@@ -70,7 +72,7 @@ def quantize(source: Path, path: Path, target: Target, form: Form = "token") -> 
         if (weight := _weight(node)) is not None:
             _mark(graph, node, weight)
         elif (table := _table(node)) is not None:
-            emit = Emit(graph, node)
+            emit = GraphBuilder(graph, node)
             emit.replace(source_weights.gather(emit, table))
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
@@ -143,7 +145,7 @@ def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
     import onnx_ir as ir
 
     codes, scale = source_weights.quantized(np.ascontiguousarray(weight.T), 0)
-    emit = Emit(graph, node)
+    emit = GraphBuilder(graph, node)
     # A weight that is shared may be scaled, or turned, differently by each of its products.
     name = f"{emit.weight_name}/{emit.prefix}"
     x: Any = node.inputs[0]
@@ -163,7 +165,7 @@ def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
     emit.replace(output if bias is None else emit("Add", output, bias))
 
 
-def _bias(emit: Emit, node: ir.Node) -> Any:
+def _bias(emit: GraphBuilder, node: ir.Node) -> Any:
     """Return the addend of a Gemm, multiplied by its beta."""
     bias: Any = node.inputs[2] if len(node.inputs) > 2 else None
     beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0

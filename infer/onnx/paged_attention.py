@@ -30,7 +30,7 @@ from torch.export import ExportedProgram
 from ..attention import ARGUMENTS, KV_DTYPES
 from ..errors import NotUsableError
 from ..kernels import library
-from .graph_builder import Emit
+from .graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -54,7 +54,7 @@ class StepForm(msgspec.Struct, frozen=True):
     windows: tuple[int, ...]
 
 
-def calls(program: ExportedProgram | None) -> list[torch.fx.Node]:
+def attention_nodes(program: ExportedProgram | None) -> list[torch.fx.Node]:
     """List the attention nodes of a step, layer by layer; empty for any other program."""
     nodes = [] if program is None else program.graph.nodes
     return [node for node in nodes if str(node.target) == f"infer.{NAME}.default"]
@@ -62,14 +62,14 @@ def calls(program: ExportedProgram | None) -> list[torch.fx.Node]:
 
 def kv_dtype(program: ExportedProgram | None) -> str | None:
     """Return the dtype of a step's cache, else None."""
-    found = calls(program)
+    found = attention_nodes(program)
     return KV_DTYPES[_named(found[0])["dtype"]] if found else None
 
 
 @contextmanager
 def functional(program: ExportedProgram) -> Iterator[None]:
     """Make the operator functional, so that `run_decompositions` leaves it one node."""
-    found = calls(program)
+    found = attention_nodes(program)
     if found and not hasattr(torch.ops.infer, TWIN):
         library().define(f"{TWIN}({ARGUMENTS.replace('(a!)', '')}) -> Tensor")
         torch.library.register_fake(f"infer::{TWIN}", _shape, lib=library())
@@ -98,7 +98,7 @@ def symbol(*args: Any) -> Tensor:
     )
 
 
-def attend(emit: Emit) -> ir.Value:
+def attend(emit: GraphBuilder) -> ir.Value:
     """Write the operators of one layer, with its cache among the graph's inputs and outputs."""
     import onnx_ir as ir
 

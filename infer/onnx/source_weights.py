@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..compress import Coverage
-from .graph_builder import Emit
+from .graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,7 +26,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 @dataclass
-class Stored:
+class SourceWeights:
     """Float weights found in a graph, with the reason of each that stays float."""
 
     coverage: Coverage = field(default_factory=Coverage)
@@ -50,13 +50,13 @@ class Stored:
         return self.coverage
 
 
-def find(model: ir.Model) -> Stored:
+def find(model: ir.Model) -> SourceWeights:
     """Turn every stored float tensor into an initializer that its readers use directly, and list them."""
     from onnx_ir.passes import common
 
     common.LiftConstantsToInitializersPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    stored = Stored()
+    stored = SourceWeights()
     for name, value in model.graph.initializers.items():
         if value.uses() and (tensor := value.const_value) is not None and tensor.dtype.is_floating_point():
             stored.found[name] = (next(iter(value.uses())).node.op_type, tensor.size, tensor.nbytes)
@@ -70,7 +70,7 @@ def find(model: ir.Model) -> Stored:
     return stored
 
 
-def _see_through(graph: ir.Graph, node: ir.Node, stored: Stored) -> None:
+def _see_through(graph: ir.Graph, node: ir.Node, stored: SourceWeights) -> None:
     """Apply a Transpose or Identity of a weight at conversion time."""
     import onnx_ir as ir
 
@@ -83,7 +83,7 @@ def _see_through(graph: ir.Graph, node: ir.Node, stored: Stored) -> None:
     moved = source
     if node.op_type == "Transpose":
         order = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
-        moved = Emit(graph, node).constant(
+        moved = GraphBuilder(graph, node).constant(
             f"{result.name}/stored", np.ascontiguousarray(array.transpose(order))
         )
         name = str(source.name)
@@ -102,7 +102,7 @@ def weight_of(value: ir.Value) -> np.ndarray | None:
     return np.asarray(tensor.numpy())
 
 
-def store(graph: ir.Graph, stored: Stored, values: Mapping[str, ir.Value]) -> int:
+def store(graph: ir.Graph, stored: SourceWeights, values: Mapping[str, ir.Value]) -> int:
     """Store the eligible `values` as int8 codes; return their number."""
     made = 0
     for name, value in values.items():
@@ -163,7 +163,7 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> No
 
     codes, scale = quantized(array, axis)
     first = graph[0]
-    emit = Emit(graph, first)
+    emit = GraphBuilder(graph, first)
     emit.prefix = str(value.name)
     operands: list[Any] = [
         emit.constant(f"{value.name}/codes", codes),
@@ -184,7 +184,7 @@ def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(array / scale).clip(-127, 127).astype(np.int8), scale
 
 
-def gather(emit: Emit, array: np.ndarray) -> ir.Value:
+def gather(emit: GraphBuilder, array: np.ndarray) -> ir.Value:
     """Look up rows of an embedding table int8 [V, D] with per-row scales, replacing a Gather of axis 0."""
     table, ids = emit.node.inputs[0], emit.node.inputs[1]
     name = "" if table is None else table.name

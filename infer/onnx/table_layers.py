@@ -23,7 +23,7 @@ import torch
 from ..errors import NotUsableError
 from ..kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of
 from ..kernels.ops.linear_packed import rounded_table
-from .graph_builder import Emit, data
+from .graph_builder import GraphBuilder, data
 from .int8_operands import Target, add_bias, as_float, inputs
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FLOAT = "layer in float, decoded when the session is created"
 _HALF = 8  # the code that stands for zero, of 16
 
 
-def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]:
+def linear(emit: GraphBuilder, target: Target, weights: Weights) -> tuple[ir.Value, str]:
     """Write x float [..., K] times a table-coded weight → [..., N]."""
     x, codes, table, scale, row_scale, bias = inputs(emit, 6)
     x, restore = as_float(emit, x, target)
@@ -64,7 +64,7 @@ def linear(emit: Emit, target: Target, weights: Weights) -> tuple[ir.Value, str]
     return restore(add_bias(emit, y, bias, np.dtype(np.float32))), taken
 
 
-def embedding(emit: Emit, target: Target) -> tuple[ir.Value, str]:
+def embedding(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     """Write ids [...] → rows [..., K] of a uniform table-coded weight."""
     import onnx_ir as ir
 
@@ -98,7 +98,7 @@ def uniform_step(table: np.ndarray) -> float | None:
     return step if step > 0 and uniform else None
 
 
-def _columns(emit: Emit, codes: ir.Value, table: np.ndarray) -> int:
+def _columns(emit: GraphBuilder, codes: ir.Value, table: np.ndarray) -> int:
     """Return K, from packed codes uint8 [N, K * bits / 8]."""
     return int(data(codes, emit.node).shape[1] * 8 // bits_of(torch.from_numpy(table)))
 
@@ -114,14 +114,16 @@ def _first_entries(table: np.ndarray, rows: int) -> np.ndarray | None:
     return None if table.shape[0] == 1 else (_table_of(table, rows) * np.int32(table.shape[1]))[:, None]
 
 
-def _steps(emit: Emit, scale: ir.Value, row_scale: ir.Value, factor: np.ndarray) -> ir.Value:
+def _steps(emit: GraphBuilder, scale: ir.Value, row_scale: ir.Value, factor: np.ndarray) -> ir.Value:
     """Compute `scale * row_scale * factor` float32 [N, K / group], stored as int8 and two vectors."""
     rows = data(row_scale, emit.node).astype(np.float64) * factor
     name = f"{row_scale.name}/{emit.prefix}/steps"
     return emit("Mul", emit("Cast", scale, to=1), emit.constant(name, rows.astype(np.float32)[:, None]))
 
 
-def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_scale: ir.Value) -> ir.Value:
+def _float(
+    emit: GraphBuilder, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_scale: ir.Value
+) -> ir.Value:
     """Return the decoded weight, float32 [K, N]."""
     rows, groups = data(scale, emit.node).shape
     columns = _columns(emit, codes, table)
@@ -135,12 +137,12 @@ def _float(emit: Emit, codes: ir.Value, table: np.ndarray, scale: ir.Value, row_
     return emit("Transpose", emit("Reshape", whole, _shape(emit, 0, columns)), perm=[1, 0])
 
 
-def _shape(emit: Emit, *sizes: int) -> ir.Value:
+def _shape(emit: GraphBuilder, *sizes: int) -> ir.Value:
     """Return sizes for Reshape (0 keeps one, -1 is the rest), or axes for Unsqueeze."""
     return emit.constant(f"const/sizes/{sizes}", np.array(sizes, np.int64))
 
 
-def _index(emit: Emit, codes: ir.Value, bits: int, first: np.ndarray | None) -> ir.Value:
+def _index(emit: GraphBuilder, codes: ir.Value, bits: int, first: np.ndarray | None) -> ir.Value:
     """Unpack codes uint8 [N, K * bits / 8] → int32 [N, K], the bit stream of `bitpack`; `first` is added to rows."""
     num_bytes = int(np.lcm(bits, 8)) // 8
     columns = data(codes, emit.node).shape[1] * 8 // bits

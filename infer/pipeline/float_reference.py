@@ -67,7 +67,7 @@ class FloatForms:
             try:
                 forms[form] = self.runner(plan.with_(backend=name), shape)
             except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
-                refusal = library_errors.of_backend(name, "lower", error, [])
+                refusal = library_errors.as_backend_error(name, "lower", error, [])
                 if not isinstance(refusal, NotUsableError | ResourceError):
                     raise
                 findings.append(Finding("time", f"no {form}", None, why=str(refusal)))

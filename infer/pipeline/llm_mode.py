@@ -64,7 +64,7 @@ def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
         raise NotUsableError("asked for by --task score")
     if not isinstance(loaded.module, Decoder):
         raise NotUsableError("only decoders of transformers can be run over a paged KV cache")
-    # Streamed weights are read from disk at each forward: the schedules of the lowered form judge them.
+    # StreamedLayer weights are read from disk at each forward: the schedules of the lowered form judge them.
     shape = llm.probe(loaded.module.model, kv_dtype=plan.kv_dtype, run_chunks=loaded.load != "offload")
     return (
         llm.with_adapters(loaded.module.model, shape, *parse_adapters(plan.adapters))

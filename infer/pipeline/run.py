@@ -68,7 +68,7 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
         run = run.choose("dtype", dtype, why)
     hardware.use_tf32(run.plan.dtype, device.value)
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
-        least = assign.smallest(plan.bits)
+        least = assign.smallest_format(plan.bits)
         run = run.choose("quant", least, "the smallest format that the budget may use")
     if run.plan.backend == "trt" and run.plan.quant == "int8":
         run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")

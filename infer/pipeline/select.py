@@ -144,7 +144,7 @@ class Trials:
 
     def _failed(self, name: str, stage: str, error: Exception, others: list[str]) -> None:
         """Note a refusal where other backends may still do; raise it where this one was asked for."""
-        refusal = library_errors.of_backend(name, stage, error, others)
+        refusal = library_errors.as_backend_error(name, stage, error, others)
         if self.plan.backend != "auto" or not isinstance(refusal, NotUsableError | ResourceError):
             raise refusal from (None if refusal is error else error)
         self.full = refusal if isinstance(refusal, ResourceError) else self.full

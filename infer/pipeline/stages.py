@@ -96,12 +96,12 @@ def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.Loade
     return loaded, run
 
 
-def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Mix:
+def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Assignment:
     """What formats are decided on: the float model, its calibration rows, a call of it."""
     loaded = original.loaded
     decoder = decoder_of(loaded) if original.is_in_memory else None
     steps = plan.backend == "auto" or plugins.get("backends", plan.backend).STEPS
-    real = assign.Real(
+    real = assign.CalibrationSet(
         loaded.module if original.is_in_memory else None,
         loaded.inputs,
         tuple(spec.name for spec in original.graph.outputs),
@@ -111,11 +111,11 @@ def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) 
         steps=decoder is not None and original.mode.shape is not None and steps,
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
     )
-    return assign.Mix(plan, real, reporter or Reporter())
+    return assign.Assignment(plan, real, reporter or Reporter())
 
 
 def search(
-    plan: Plan, original: Original, mix: assign.Mix, folder: Path, reporter: Reporter
+    plan: Plan, original: Original, mix: assign.Assignment, folder: Path, reporter: Reporter
 ) -> tuple[Compressed, Selected]:
     """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
 
@@ -142,7 +142,7 @@ def search(
         tried = try_backends(plan, original.graph, small, folder, floats, attempt, only=backend)
         selected = choose(tried)
         best = selected.trial
-        stuck = assign.rise(mix, best.fidelity) if best.unfaithful(plan) else ""
+        stuck = assign.raise_formats(mix, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:
             reporter.keep(attempt)
             enforce(plan, best, original.graph, original.loaded.module, small.module, stuck)
@@ -164,7 +164,7 @@ def judge_float_step(original: Original, shape: llm.StepShape, reporter: Reporte
 
 
 def compress_model(
-    plan: Plan, original: Original, mix: assign.Mix | None = None, reporter: Reporter | None = None
+    plan: Plan, original: Original, mix: assign.Assignment | None = None, reporter: Reporter | None = None
 ) -> Compressed:
     """A copy of the model with its layers quantized and its dtype lowered, captured like the original; a language model
     as a step."""
@@ -193,7 +193,7 @@ def compress_model(
         stats=mix.stats,
         progress=reporter.progress,
         formats=pins | mix.formats,
-        shelf=mix.shelf,
+        packing_cache=mix.packing_cache,
     )
     covered = compress.cover(module, mix.reasons(done), mix.asked_float(pins))
     reporter.found([*done.findings(), *covered.findings()])

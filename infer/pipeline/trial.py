@@ -250,7 +250,7 @@ def _compare(
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
     for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
-        with library_errors.of_float_model():
+        with library_errors.float_model_errors():
             expected = reference.run(inputs)
         got = runner.run(inputs)
         expected = {name: value.cpu() for name, value in expected.items()}

@@ -37,7 +37,7 @@ def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
     except (InferError, MemoryError):
         raise
     except Exception as error:
-        if refusal := library_errors.resource(error):
+        if refusal := library_errors.as_resource_error(error):
             raise refusal from error
         said = plain(" ".join(str(error).split()), 400)
         raise ArtifactError(

@@ -37,7 +37,7 @@ def inspect(path: Path) -> dict[str, Any]:
             "inputs": [str(spec) for spec in manifest.inputs],
             "outputs": [str(spec) for spec in manifest.outputs],
             "sizes": {name: f"{low}…{high}" for name, (low, high) in manifest.sizes.items()},
-            "data": golden.data_held(path, manifest),
+            "data": golden.stored_user_data(path, manifest),
             "bytes": store.size(path),
             "files": len(manifest.files),
             "signed by this user": store.signed_here(path),

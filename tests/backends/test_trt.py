@@ -155,7 +155,7 @@ def test_an_engine_of_another_machine_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(hardware, "fingerprint", lambda device: marks)
     monkeypatch.setattr(trt, "_version", lambda: "11.4.0")
     (tmp_path / "compiled").mkdir()
-    (tmp_path / trt.TIES).write_text(json.dumps({"sm": "80", "gpu": "H200", "tensorrt": "10.13.0"}))
+    (tmp_path / trt.BUILD_INFO).write_text(json.dumps({"sm": "80", "gpu": "H200", "tensorrt": "10.13.0"}))
     with pytest.raises(NotUsableError, match=r"tensorrt 10.13.0, here 11.4.0; sm 80, here 90"):
         trt.open(tmp_path, "cuda")
 

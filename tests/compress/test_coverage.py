@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from infer import Plan, compress
 from infer.cli import main
-from infer.compress import Coverage, Quantized
+from infer.compress import Coverage, QuantizationResult
 from infer.errors import GateError
 
 PLAN = Plan(source="model.pt", quant="int8")
@@ -56,7 +56,7 @@ FILE = """
 """
 
 
-def cover(model: nn.Module, plan: Plan = PLAN, **formats: str) -> tuple[Coverage, Quantized]:
+def cover(model: nn.Module, plan: Plan = PLAN, **formats: str) -> tuple[Coverage, QuantizationResult]:
     found = compress.quantize_model(model, plan, formats=formats)
     reasons = dict(found.refused)
     asked = {name for name, format in formats.items() if format == "float"}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from infer.compress import assign, resolve_pins
 from infer.compress.assign import layer_calls, layer_timing
 from infer.compress.assign.budget import for_drop
-from infer.compress.assign.format_order import ladder
-from infer.compress.assign.sensitivity import Layer
+from infer.compress.assign.format_order import larger_formats
+from infer.compress.assign.sensitivity import LayerSensitivity
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
 from infer.plan import Plan
@@ -46,25 +46,25 @@ class Said(Reporter):
 
 def mix(
     times: dict[tuple[str, str], float] | None = None, calibrated: bool = True, **asked: object
-) -> assign.Mix:
+) -> assign.Assignment:
     """Build an assignment; `times` maps (format, layer) to time over float, without it layers are not timed."""
     asked = {"quant": "nf4", "allow_slower": times is None, **asked}
     plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 4), **asked)
     model, x = Net().eval(), torch.randn(12, 64)
-    real = assign.Real(
+    real = assign.CalibrationSet(
         model, (TensorSpec("x", "float32", ("batch", 64)),), ("y",), "tensors", {"x": x},
         {"x": torch.randn(6, 64)} if calibrated else {},
     )  # fmt: skip
     names = {id(module): name for name, module in model.named_modules()}
 
-    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.Timed:
+    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.LayerTime:
         ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
-        return layer_timing.Timed(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
+        return layer_timing.LayerTime(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Mix(plan, real, Said(), time=time)
+    return assign.Assignment(plan, real, Said(), time=time)
 
 
-def decided(made: assign.Mix) -> dict[str, str]:
+def decided(made: assign.Assignment) -> dict[str, str]:
     assign.decide(made)
     return made.now()
 
@@ -140,13 +140,13 @@ def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
 
 def test_a_damaged_cache_of_timings_is_measured_again() -> None:
     made = mix({("nf4", "second"): 0.5})
-    path = layer_timing.Clock(made.plan).path
+    path = layer_timing.LayerTimer(made.plan).path
     path.write_text("{half")
     assert decided(made)["second"] == "nf4"
     assert "0 known from before" in made.reporter.of("layer timings").why
 
 
-def bits(made: assign.Mix) -> float:
+def bits(made: assign.Assignment) -> float:
     found = made.now()
     weights = made.candidates.weights
     size = sum(
@@ -201,7 +201,8 @@ def test_a_budget_of_drop_gives_the_smallest_measured_one_that_holds() -> None:
 
 def test_a_search_for_drop_counts_only_what_was_measured() -> None:
     layers = [
-        Layer(str(i), (str(i),), 100, {"a": 50, "float": 400}, {"a": 1.0, "float": 0.0}) for i in range(8)
+        LayerSensitivity(str(i), (str(i),), 100, {"a": 50, "float": 400}, {"a": 1.0, "float": 0.0})
+        for i in range(8)
     ]
     asked: list[int] = []
 
@@ -223,13 +224,13 @@ def test_a_budget_needs_rows_that_do_not_judge() -> None:
 
 def test_a_budget_needs_the_float_model_in_memory() -> None:
     made = mix(bits=5.0)
-    made.real.model = None
+    made.calibration_set.model = None
     with pytest.raises(NotUsableError, match="weights are in memory.*--bits"):
         assign.decide(made)
 
 
-def compared(made: assign.Mix) -> list[Metric]:
-    comparison, x = Comparison("tensors"), made.real.samples["x"]
+def compared(made: assign.Assignment) -> list[Metric]:
+    comparison, x = Comparison("tensors"), made.calibration_set.samples["x"]
     with torch.no_grad():
         want = made.model(x)
         with made.candidates.in_place(made.now()):
@@ -245,7 +246,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     decided(made)
     rounds = 0
     while excess(compared(made), LIMITS["3bit"], made.plan.max_error) > 1:
-        assert assign.rise(made, compared(made)) is None
+        assert assign.raise_formats(made, compared(made)) is None
         rounds += 1
     assert 1 <= rounds <= 4
     rose = [f for f in made.reporter.findings if f.what.startswith("rises ")]
@@ -257,7 +258,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
 def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
     made = mix(quant="cluster:2", max_error=1e-4)
     decided(made)
-    assert "of the weights would have to leave cluster:2" in str(assign.rise(made, compared(made)))
+    assert "of the weights would have to leave cluster:2" in str(assign.raise_formats(made, compared(made)))
     assert set(made.now().values()) == {"cluster:2"}
 
 
@@ -272,13 +273,13 @@ def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
 def test_what_forbids_rising_is_said(asked: dict, why: str) -> None:
     made = mix(quant="cluster:3", **asked)
     decided(made)
-    assert why in str(assign.rise(made, [Metric("y", "relative_error", 0.9)]))
+    assert why in str(assign.raise_formats(made, [Metric("y", "relative_error", 0.9)]))
 
 
 def test_a_wrong_shape_is_not_cured_by_bits() -> None:
     made = mix()
     decided(made)
-    assert assign.rise(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
+    assert assign.raise_formats(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
 
 
 def test_the_drop_is_one_number_by_task() -> None:
@@ -302,23 +303,23 @@ def test_excess_is_in_units_of_effect() -> None:
 def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:
     made = mix()
     plan = made.plan.with_(backend="inductor", device="cpu")
-    clock = layer_timing.Clock(plan, folder=tmp_path)
+    clock = layer_timing.LayerTimer(plan, folder=tmp_path)
     assert clock.backend == "eager"
     weight = next(w for w in made.candidates.weights if w.name == "first")
     timed = clock.timed(made.candidates, weight, "int8", (3, 64))
     assert min(timed.seconds, timed.float_seconds) > 0
     assert timed.low <= timed.ratio <= timed.high
     clock.save()
-    again = layer_timing.Clock(plan, folder=tmp_path)
+    again = layer_timing.LayerTimer(plan, folder=tmp_path)
     assert again.timed(made.candidates, weight, "int8", (3, 64)) == timed
     assert again.num_measured == 0
-    assert layer_timing.Clock(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
+    assert layer_timing.LayerTimer(plan.with_(backend="ort"), folder=tmp_path).path != clock.path
 
 
 def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
     made = mix()
     layers = [made.model.first, made.model.third]
-    seen = layer_calls.inputs_seen(made.model, layers, [made.real.call(rows) for rows in (1, 4)])
+    seen = layer_calls.count_calls(made.model, layers, [made.calibration_set.call(rows) for rows in (1, 4)])
     assert seen == {
         id(layers[0]): [{(1, 64): 1}, {(4, 64): 1}],
         id(layers[1]): [{(1, 128): 1}, {(4, 128): 1}],
@@ -337,30 +338,34 @@ class Decoder(nn.Module):
         return self.head(self.block(self.block(x).relu()))
 
 
-def decoder(times: dict[str, dict[int, float]], quant: str = "int8:weight", **asked: object) -> assign.Mix:
+def decoder(
+    times: dict[str, dict[int, float]], quant: str = "int8:weight", **asked: object
+) -> assign.Assignment:
     """Build a decoder's assignment; `times` maps layer → rows → time over float (default 0.3).
 
     One row takes 1 ms, each further one 0.1 ms.
     """
     plan = Plan(source="x", backend="eager", dtype="float32", batches=(1, 8), quant=quant, **asked)
     model, ids = Decoder().eval(), torch.zeros(8, 128, dtype=torch.int64)
-    real = assign.Real(
+    real = assign.CalibrationSet(
         model, (TensorSpec("ids", "int64", ("batch", "seq")),), ("logits",), "text-generation", {"ids": ids}, {},
         steps=True, head=model.head,
     )  # fmt: skip
     names = {id(module): name for name, module in model.named_modules()}
 
-    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.Timed:
+    def time(small: nn.Module, layer: nn.Module, x: Tensor) -> layer_timing.LayerTime:
         ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
-        return layer_timing.Timed(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
+        return layer_timing.LayerTime(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Mix(plan, real, Said(), time=time)
+    return assign.Assignment(plan, real, Said(), time=time)
 
 
 def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:
     made = decoder({})
     layers = [made.model.block, made.model.head]
-    seen = layer_calls.steps_seen(made.model, layers, made.real.call(1), made.model.head, (1, 8))
+    seen = layer_calls.count_step_calls(
+        made.model, layers, made.calibration_set.call(1), made.model.head, (1, 8)
+    )
     assert seen[id(layers[0])] == [{(1, 64): 256, (256, 64): 2}, {(8, 64): 256, (256, 64): 16}]
     assert seen[id(layers[1])] == [{(1, 64): 129}, {(8, 64): 129}], "the head computes last tokens only"
 
@@ -392,4 +397,4 @@ def test_a_language_model_slow_at_decoding_is_refused_with_the_workload() -> Non
     ],
 )
 def test_a_ladder_rises_in_bits(quant: str, larger: list[str]) -> None:
-    assert ladder(Plan(source="x", quant=quant)) == [quant, *larger]
+    assert larger_formats(Plan(source="x", quant=quant)) == [quant, *larger]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.compress.assign.knapsack import Front, Option
+from infer.compress.assign.knapsack import Option, ParetoFront
 
 items = st.lists(
     st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1, width=16)), min_size=1, max_size=4),
@@ -33,7 +33,7 @@ def total(chosen: list[Option]) -> tuple[int, float]:
 @given(items, st.integers(1, 300))
 @settings(max_examples=150, deadline=None)
 def test_it_finds_the_least_cost_of_all_combinations(rows: list[list[tuple[int, float]]], size: int) -> None:
-    front = Front(options(rows))
+    front = ParetoFront(options(rows))
     fitting = [cost for taken, cost in every(options(rows)) if taken <= size]
     chosen = front.at(size)
     if not fitting:
@@ -49,7 +49,7 @@ def test_within_a_cost_it_finds_the_smallest_of_all_combinations(
     rows: list[list[tuple[int, float]]], cost: float
 ) -> None:
     fitting = [size for size, spent in every(options(rows)) if spent <= cost]
-    size, spent = total(Front(options(rows)).within(cost))
+    size, spent = total(ParetoFront(options(rows)).within(cost))
     if fitting:
         assert spent <= cost * (1 + 1e-9) + 1e-9
         assert size == min(fitting)
@@ -62,7 +62,7 @@ def test_within_a_cost_it_finds_the_smallest_of_all_combinations(
 def test_with_rounded_sizes_it_stays_within_the_size_and_close(
     rows: list[list[tuple[int, float]]], size: int
 ) -> None:
-    front, exact = Front(options(rows), cells=24), Front(options(rows))
+    front, exact = ParetoFront(options(rows), cells=24), ParetoFront(options(rows))
     chosen = front.at(size)
     assert (chosen is None) == (exact.at(size) is None)
     if chosen is not None:
@@ -72,7 +72,7 @@ def test_with_rounded_sizes_it_stays_within_the_size_and_close(
 
 
 def test_names_of_the_options_come_back_in_the_order_of_the_items() -> None:
-    front = Front([[Option("small", 1, 5.0), Option("large", 4, 0.0)], [Option("only", 2, 1.0)]])
+    front = ParetoFront([[Option("small", 1, 5.0), Option("large", 4, 0.0)], [Option("only", 2, 1.0)]])
     assert [o.name for o in front.at(5)] == ["small", "only"]
     assert [o.name for o in front.at(6)] == ["large", "only"]
     assert front.at(2) is None
@@ -80,7 +80,7 @@ def test_names_of_the_options_come_back_in_the_order_of_the_items() -> None:
 
 
 def test_options_that_another_beats_in_size_and_cost_are_never_taken() -> None:
-    front = Front([[Option("worse", 5, 2.0), Option("better", 4, 1.0)]])
+    front = ParetoFront([[Option("worse", 5, 2.0), Option("better", 4, 1.0)]])
     assert [o.name for o in front.at(100)] == ["better"]
 
 
@@ -90,7 +90,7 @@ def test_real_sizes_of_many_layers_are_solved_in_one_piece() -> None:
          (("cluster:3", 3.31), ("nf4", 4.17), ("cluster:6", 6.5), ("int8", 8.01), ("float", 32.0))]
         for i in range(200)
     ]  # fmt: skip
-    front = Front(rows)
+    front = ParetoFront(rows)
     budget = int(4.5 * 200 * (1 << 20))
     chosen = front.at(budget)
     assert 0.999 * budget < total(chosen)[0] <= budget
@@ -99,4 +99,4 @@ def test_real_sizes_of_many_layers_are_solved_in_one_piece() -> None:
 
 def test_an_item_without_options_is_an_error() -> None:
     with pytest.raises(ValueError, match="without options"):
-        Front([[]])
+        ParetoFront([[]])

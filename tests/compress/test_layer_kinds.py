@@ -193,5 +193,5 @@ def test_gpt2_is_quantized_as_a_whole() -> None:
 
 def test_the_rows_of_gpt2s_linear_layers_are_seen_for_dispatch() -> None:
     model = Around(seeded(lambda: Conv1D(100, 64)))
-    seen = layer_calls.inputs_seen(model, [model.layer], [{"x": torch.randn(3, 7, 64)}])
+    seen = layer_calls.count_calls(model, [model.layer], [{"x": torch.randn(3, 7, 64)}])
     assert seen == {id(model.layer): [{(21, 64): 1}]}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from infer import compress, kernels
-from infer.compress import Quantized, pack_model
+from infer.compress import QuantizationResult, pack_model
 from infer.compress.layers import QuantizedConv, QuantizedEmbedding, QuantizedLinear
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
@@ -59,12 +59,14 @@ def plan(name: str) -> Plan:
     return Plan(source="model.pt", quant=name)
 
 
-def shrink(model: nn.Module, name: str, batches: list[dict[str, Tensor]] | None = None, **named) -> Quantized:
+def shrink(
+    model: nn.Module, name: str, batches: list[dict[str, Tensor]] | None = None, **named
+) -> QuantizationResult:
     stats = compress.calibrate(model, batches) if batches and compress.needs_stats(plan(name)) else None
     return compress.quantize_model(model, plan(name), stats=stats, **named)
 
 
-def layer(found: Quantized, name: str) -> LayerResult:
+def layer(found: QuantizationResult, name: str) -> LayerResult:
     return next(one for one in found.layers if one.name == name)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import compress
-from infer.compress import Candidates, Shelf
+from infer.compress import Candidates, PackingCache
 from infer.compress.assign import sensitivity
 from infer.compress.assign.replay import Replay
 from infer.fidelity import Effect, compare
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
 
 
 def candidates(model: nn.Module, formats: list[str]) -> Candidates:
-    return Candidates(model, PLAN, formats, {}, Shelf())
+    return Candidates(model, PLAN, formats, {}, PackingCache())
 
 
 def measured(
@@ -113,7 +113,7 @@ def test_when_time_is_over_the_first_format_is_measured_and_others_follow_from_w
     found = measured(model, ["cluster:2", "int8"], ids, seconds=1e-3, clock=lambda: float(next(now)))
     assert found.rows == 1
     assert (found.num_measured, found.num_estimated) == (8, 8)
-    assert "8 more estimated" in found.said()
+    assert "8 more estimated" in found.summary()
     for layer in found.layers:
         assert layer.estimated == {"int8"}
         share = (layer.weight_error["int8"] / layer.weight_error["cluster:2"]) ** 2

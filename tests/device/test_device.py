@@ -89,14 +89,14 @@ def test_x86_instruction_sets_come_in_our_order(cpuinfo) -> None:
 def test_avx_vnni_alone_is_vnni(cpuinfo) -> None:
     cpuinfo("flags : avx2 avx_vnni\n")
     assert device.has_vnni()
-    assert device.can("int8") is None
+    assert device.why_slow("int8") is None
 
 
 def test_arm_instruction_sets_are_named(cpuinfo) -> None:
     cpuinfo("Features\t: fp asimd asimdhp asimddp i8mm bf16 sve\n")
     assert device.isa() == ("neon", "fp16", "dotprod", "i8mm", "bf16", "sve")
     assert not device.has_vnni()
-    assert all(device.can(dtype) is None for dtype in ("int8", "float16", "bfloat16"))
+    assert all(device.why_slow(dtype) is None for dtype in ("int8", "float16", "bfloat16"))
 
 
 def test_without_cpuinfo_torch_is_asked(tmp_path: Path, cpuinfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,21 +109,21 @@ def test_without_cpuinfo_torch_is_asked(tmp_path: Path, cpuinfo, monkeypatch: py
 
 def test_an_old_cpu_says_what_each_dtype_lacks(cpuinfo) -> None:
     cpuinfo("flags : avx2 fma\n")
-    assert device.can("float32") is None
-    assert device.can(torch.int64) is None
-    assert "avx512_fp16" in str(device.can("float16"))
-    assert "avx512_bf16" in str(device.can(torch.bfloat16))
-    assert "VNNI" in str(device.can("int8"))
-    assert "float8" in str(device.can("float8_e4m3fn"))
+    assert device.why_slow("float32") is None
+    assert device.why_slow(torch.int64) is None
+    assert "avx512_fp16" in str(device.why_slow("float16"))
+    assert "avx512_bf16" in str(device.why_slow(torch.bfloat16))
+    assert "VNNI" in str(device.why_slow("int8"))
+    assert "float8" in str(device.why_slow("float8_e4m3fn"))
 
 
 def test_a_gpu_lacks_what_came_later(one_gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.can("bfloat16", "cuda") is None
+    assert device.why_slow("bfloat16", "cuda") is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    said = device.can("bfloat16", "cuda")
+    said = device.why_slow("bfloat16", "cuda")
     assert said == "compute capability 7.5 has no bfloat16 tensor cores; they came with 8.0"
-    assert device.can("float32", "cuda") is None
-    assert "8.9" in str(device.can("float8_e4m3fn", "cuda"))
+    assert device.why_slow("float32", "cuda") is None
+    assert "8.9" in str(device.why_slow("float8_e4m3fn", "cuda"))
 
 
 def test_fingerprint_names_arch_isa_and_cpu() -> None:
@@ -184,14 +184,14 @@ def test_the_quota_of_a_container_is_read(
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    assert device.quota() == cpus
+    assert device.cpu_quota() == cpus
 
 
 @pytest.mark.parametrize(("cpus", "found"), [(0.5, 1), (1.9, 1), (2.5, 2), (4.0, 4), (None, 4)])
 def test_threads_are_no_more_than_the_quota_pays_for(
     cpus: float | None, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "quota", lambda: cpus)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: cpus)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:

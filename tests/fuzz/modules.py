@@ -130,7 +130,7 @@ def run(case: Case, folder: Path) -> Ending:
     except InferError as error:
         return refused(error.exit_code, str(error), set(folder.iterdir()) - before)
     except Exception as error:  # noqa: BLE001 - exit code 1 is what is looked for
-        if refusal := library_errors.resource(error):
+        if refusal := library_errors.as_resource_error(error):
             return refused(refusal.exit_code, str(refusal), set(folder.iterdir()) - before)
         return Ending(1, library_errors.describe(error), traceback.format_exc())
     try:

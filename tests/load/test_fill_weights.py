@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from infer.errors import SourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, resolve_strategy
-from infer.load.meta_model import build_skeleton, match
-from infer.load.offload import Streamed
+from infer.load.meta_model import build_on_meta, match_checkpoint
+from infer.load.offload import StreamedLayer
 from infer.load.weights import DictReader, WeightReader
 from infer.load.weights.safetensors_reader import SafetensorsReader
 from infer.load.weights.torch_reader import TorchReader
@@ -55,8 +55,8 @@ def as_safetensors(state: dict[str, Tensor], folder: Path) -> WeightReader:
 
 
 def loaded_from(reader: WeightReader) -> LoadedModel:
-    module, _ = build_skeleton(Many, "Many")
-    fit = match(module, reader)
+    module, _ = build_on_meta(Many, "Many")
+    fit = match_checkpoint(module, reader)
     fit.check("here", strict=False)
     return LoadedModel("state-dict", module, reader, (), {}, "", renames=fit.renames)
 
@@ -85,7 +85,7 @@ def test_every_way_to_fill_gives_the_same_outputs(
     assert got.dtype == torch.float32
     if strategy == "offload":
         torch.testing.assert_close(got, want)
-        assert sum(isinstance(layer, Streamed) for layer in loaded.module.modules()) == 5
+        assert sum(isinstance(layer, StreamedLayer) for layer in loaded.module.modules()) == 5
     else:
         assert torch.equal(got, want)
         assert loaded.module.head.weight is loaded.module.embed.weight
@@ -135,7 +135,7 @@ def test_a_tensor_in_memory_can_be_split_by_its_values(tmp_path: Path) -> None:
 
 
 def test_missing_names_and_other_shapes_are_refused(original: nn.Module) -> None:
-    module, _ = build_skeleton(Many, "Many")
+    module, _ = build_on_meta(Many, "Many")
     state = dict(original.state_dict())
     del state["conv.bias"]
     loaded = LoadedModel("state-dict", module, DictReader(state), (), {}, "")
@@ -206,7 +206,7 @@ def test_streamed_convolutions_in_two_dimensions_agree(monkeypatch: pytest.Monke
     monkeypatch.setattr(offload, "BLOCK_BYTES", 64)
     for groups, stride, padding in ((1, 1, 0), (2, 2, 1), (4, 1, 2)):
         plain = nn.Conv2d(4, 8, 3, stride=stride, padding=padding, groups=groups)
-        holder, _ = build_skeleton(
+        holder, _ = build_on_meta(
             lambda p=plain: nn.Sequential(nn.Conv2d(4, 8, 3, p.stride, p.padding, 1, p.groups)), "c"
         )
         state = {f"0.{name}": value for name, value in plain.state_dict().items()}
@@ -225,7 +225,7 @@ def test_a_row_larger_than_the_block_is_checked_whole(
     weight = torch.randn(3, 40)
     weight[2, 39] = float("inf")
     save_file({"0.weight": weight, "0.bias": torch.zeros(3)}, tmp_path / "m.st")
-    holder, _ = build_skeleton(lambda: nn.Sequential(nn.Linear(40, 3)), "linear")
+    holder, _ = build_on_meta(lambda: nn.Sequential(nn.Linear(40, 3)), "linear")
     loaded = LoadedModel("safetensors", holder, SafetensorsReader(tmp_path / "m.st"), (), {}, "")
     with pytest.raises(
         SourceError, match=r"1 NaN or infinite values in rows 0 to 3 of '0.weight' - at .*m\.st"

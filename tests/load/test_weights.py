@@ -110,7 +110,7 @@ def test_containers_and_prefixes_are_taken_off_and_said(
     torch.save(wrap({"fc.weight": torch.ones(2, 2)}), tmp_path / "a.pt")
     reader = TorchReader(tmp_path / "a.pt")
     assert reader.names() == ["fc.weight"]
-    assert reader.said == said
+    assert reader.notes == said
 
 
 def test_a_list_or_an_empty_mapping_is_no_state_dict(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_flipped_bit_is_named_by_its_member(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"a": torch.zeros(1000)}, path)
     data = bytearray(path.read_bytes())
-    data[TorchReader(path).piece("a").offset + 100] ^= 4
+    data[TorchReader(path).extent("a").offset + 100] ^= 4
     path.write_bytes(data)
     assert torch.load(path)["a"].count_nonzero() == 1
     with pytest.raises(SourceError, match=r"expected CRC \w+ for 'a/data/0', got \w+: the file is damaged"):
@@ -338,7 +338,7 @@ def test_what_is_written_one_by_one_is_read_by_safetensors_and_aligned(tmp_path:
     reader = SafetensorsReader(tmp_path / "a.safetensors")
     assert reader.metadata == {"format": "pt"}
     assert_equal_to(reader, saved)
-    assert all(reader.piece(name).offset % saved[name].element_size() == 0 for name in saved)
+    assert all(reader.extent(name).offset % saved[name].element_size() == 0 for name in saved)
 
 
 def test_writing_leaves_nothing_when_it_fails(tmp_path: Path) -> None:

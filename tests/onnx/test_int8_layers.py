@@ -16,7 +16,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from infer import device  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx import session  # noqa: E402
-from infer.onnx.int8_layers import Rewritten  # noqa: E402
+from infer.onnx.int8_layers import RewriteResult  # noqa: E402
 from infer.onnx.int8_linear import Form  # noqa: E402
 from infer.onnx.int8_operands import Target  # noqa: E402
 from tests.support.onnx_models import Int8Conv, Int8Linear, graph, relative_error  # noqa: E402
@@ -26,7 +26,7 @@ TARGETS = [target for target in get_args(Target) if target.startswith("ort")]
 
 def run(
     module: nn.Module, x: torch.Tensor, path: Path, target: Target, form: Form = "token"
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, int], Rewritten]:
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, int], RewriteResult]:
     """Output of ONNX Runtime, that of the reference, the operators that ran, and the forms that were taken."""
     sizes = ",".join(map(str, x.shape[1:]))
     made = graph(module, f"input=float32[batch,{sizes}]", x)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from infer.errors import SourceError
-from infer.load.meta_model import build_skeleton
+from infer.load.meta_model import build_on_meta
 from tests.fuzz import modules
 from tests.fuzz.modules import Case, Ending
 from tests.support import generated_modules as generated
@@ -68,9 +68,9 @@ def test_random_buffers_in_no_checkpoint_are_repeated_or_refused(seeded: bool) -
 
     if not seeded:
         with pytest.raises(SourceError, match=r"other random numbers to buffer 'matrix' at each call"):
-            build_skeleton(Features, "a factory")
+            build_on_meta(Features, "a factory")
         return
-    module, findings = build_skeleton(Features, "a factory")
+    module, findings = build_on_meta(Features, "a factory")
     assert "random numbers may be in matrix" in findings[0].why
     torch.testing.assert_close(module.matrix, Features().matrix)
 

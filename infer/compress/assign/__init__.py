@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .assignment import Mix, Real
+from .assignment import Assignment, CalibrationSet
 from .choose_formats import decide
-from .fallback import rise
-from .format_order import smallest
+from .fallback import raise_formats
+from .format_order import smallest_format
 
-__all__ = ["Mix", "Real", "decide", "rise", "smallest"]
+__all__ = ["Assignment", "CalibrationSet", "decide", "raise_formats", "smallest_format"]

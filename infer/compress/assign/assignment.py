@@ -17,10 +17,10 @@ from ...graph.capture import flatten
 from ...plan import Plan
 from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
-from .. import Candidates, Quantized, Shelf, Stats, Weight
+from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
 from . import sensitivity
-from .format_order import ladder, rungs
-from .layer_timing import Time
+from .format_order import fallback_formats, larger_formats
+from .layer_timing import TimeFunction
 from .replay import Replay
 
 STAGE = "layers"
@@ -29,7 +29,7 @@ ROWS = 8  # of a calibration batch
 
 
 @dataclass
-class Real:
+class CalibrationSet:
     """Float model and calibration rows for format decisions, disjoint from the rows that judge the result."""
 
     model: nn.Module | None  # None: not a torch model, or its weights are streamed from disk
@@ -68,28 +68,28 @@ class Decision:
 
 
 @dataclass
-class Mix:
+class Assignment:
     """State of the assignment: `decisions` by layer name; undecided layers get `plan.quant`."""
 
     plan: Plan
-    real: Real
+    calibration_set: CalibrationSet
     reporter: Reporter
     decisions: dict[str, Decision] = field(default_factory=dict)
     slow: dict[str, dict[str, str]] = field(default_factory=dict)  # weight → format that loses to float → why
-    shelf: Shelf = field(default_factory=Shelf)
+    packing_cache: PackingCache = field(default_factory=PackingCache)
     measured: sensitivity.Sensitivity | None = None
     risen: set[str] = field(default_factory=set)
-    num_rises: int = 0
-    time: Time | None = None  # how dispatch times a layer; None: on the backend of the plan
+    num_rounds: int = 0
+    time: TimeFunction | None = None  # how dispatch times a layer; None: on the backend of the plan
 
     @property
     def model(self) -> nn.Module:
-        if self.real.model is None:
+        if self.calibration_set.model is None:
             raise NotUsableError(
                 "formats can be chosen layer by layer only for a torch model whose weights are in memory",
                 hint="Leave out --bits and --max-drop, or use --load meta",
             )
-        return self.real.model
+        return self.calibration_set.model
 
     @property
     def formats(self) -> dict[str, str]:
@@ -102,8 +102,8 @@ class Mix:
 
     @cached_property
     def candidates(self) -> Candidates:
-        formats = dict.fromkeys([*ladder(self.plan), *rungs(self.plan)])
-        return Candidates(self.model, self.plan, list(formats), self.stats or {}, self.shelf)
+        formats = dict.fromkeys([*larger_formats(self.plan), *fallback_formats(self.plan)])
+        return Candidates(self.model, self.plan, list(formats), self.stats or {}, self.packing_cache)
 
     @cached_property
     def stats(self) -> Mapping[str, Stats] | None:
@@ -111,31 +111,31 @@ class Mix:
         used = {self.plan.quant, *self.plan.layers.values()} - {FLOAT, "none"}
         needed = any(compress.needs_stats(self.plan.with_(quant=f)) for f in used)
         way, why = self._calibration()
-        if not used or self.real.model is None or (way == "none" and not needed):
+        if not used or self.calibration_set.model is None or (way == "none" and not needed):
             self.reporter.found([Finding("calibrate", "method", "none", why=why)] if used else [])
             return None
-        batches = self.real.batches()
+        batches = self.calibration_set.batches()
         begin = time.perf_counter()
-        seen = compress.calibrate(self.real.model, batches, hessian=way == "gptq")
+        seen = compress.calibrate(self.calibration_set.model, batches, hessian=way == "gptq")
         why = f"{why}; {time.perf_counter() - begin:.1f} s"
         self.reporter.found([Finding("calibrate", "method", way, why=why)])
-        self.reporter.found(compress.coverage(self.real.model, seen, batches))
+        self.reporter.found(compress.coverage(self.calibration_set.model, seen, batches))
         return seen
 
     def _calibration(self) -> tuple[str, str]:
         """Return the calibration method and the reason for it."""
         if self.plan.calibrate != "auto":
-            if self.real.model is None and self.plan.calibrate != "none":
+            if self.calibration_set.model is None and self.plan.calibrate != "none":
                 raise NotUsableError(
                     "a model can be calibrated only when its weights are in memory",
                     hint="Leave out --calibrate, or use --load meta",
                 )
             return self.plan.calibrate, "asked for"
-        if self.real.model is None:
+        if self.calibration_set.model is None:
             return "none", "the weights are not in memory"
         if self.plan.data == "random":
             return "none", "random inputs say nothing about what a layer sees"
-        if not self.real.calibration:
+        if not self.calibration_set.calibration:
             return "none", "there are no rows but those that judge"
         return "gptq", "error feedback; --calibrate diagonal or none is faster and less faithful"
 
@@ -168,7 +168,7 @@ class Mix:
 
     def measure(self, formats: Mapping[str, Sequence[str]]) -> sensitivity.Sensitivity:
         """Measure the effect of each format of each weight, by first layer name; the result is kept."""
-        self.real.batches()
+        self.calibration_set.batches()
         self.reporter.step(
             "measure", f"the effect of {sum(map(len, formats.values()))} single changes on the output"
         )
@@ -176,41 +176,41 @@ class Mix:
             self.model,
             self.candidates,
             formats,
-            self.real.calibration,
-            names=self.real.outputs,
-            task=self.real.task,
+            self.calibration_set.calibration,
+            names=self.calibration_set.outputs,
+            task=self.calibration_set.task,
             float_bytes=self.float_bytes,
             progress=self.reporter.progress,
         )
-        said = self.measured.said()
+        said = self.measured.summary()
         self.reporter.found([Finding(STAGE, "sensitivity", self.measured.num_measured, "runs", said)])
         return self.measured
 
     def effect_together(self, formats: Mapping[str, str]) -> float:
         """Measure the effect of a whole assignment, on as many rows as the single effects."""
         rows = self.measured.rows if self.measured else sensitivity.MOST_ROWS
-        inputs = {name: value[:rows] for name, value in self.real.calibration.items()}
+        inputs = {name: value[:rows] for name, value in self.calibration_set.calibration.items()}
         layers = [site.layer for weight in self.candidates.weights for site in weight.sites]
         replay = Replay(self.model, layers, inputs)
-        effect = Effect(self.real.outputs, replay.outputs, inputs, self.real.task)
+        effect = Effect(self.calibration_set.outputs, replay.outputs, inputs, self.calibration_set.task)
         with self.candidates.in_place(formats) as changed:
             return effect.of(replay.run(changed))
 
     @torch.no_grad()
     def drop_together(self, formats: Mapping[str, str]) -> float:
         """Measure the drop that --max-drop limits, of a whole assignment, on the calibration rows."""
-        comparison = Comparison(self.real.task)
-        for batch in self.real.batches():
-            with library_errors.of_float_model():
+        comparison = Comparison(self.calibration_set.task)
+        for batch in self.calibration_set.batches():
+            with library_errors.float_model_errors():
                 expected = self._run(batch)
             with self.candidates.in_place(formats):
                 comparison.add(expected, self._run(batch), batch)
-        return drop(comparison.metrics(), self.real.task)
+        return drop(comparison.metrics(), self.calibration_set.task)
 
     def _run(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.real.outputs, flatten(self.model(**batch)), strict=True))
+        return dict(zip(self.calibration_set.outputs, flatten(self.model(**batch)), strict=True))
 
-    def reasons(self, done: Quantized) -> dict[str, str]:
+    def reasons(self, done: QuantizationResult) -> dict[str, str]:
         """Return why layers stay float, by layer name: the decision made here, else the format's refusal."""
         kept = {name: decision.why for name, decision in self.decisions.items() if decision.format == FLOAT}
         return {**done.refused, **kept}
@@ -221,7 +221,7 @@ class Mix:
         chosen = {name for name, d in self.decisions.items() if d.by == "budget" and d.format == FLOAT}
         return frozenset(pinned | chosen)
 
-    def choices(self, module: nn.Module, done: Quantized) -> tuple[LayerChoice, ...]:
+    def choices(self, module: nn.Module, done: QuantizationResult) -> tuple[LayerChoice, ...]:
         """Return one row per layer of the quantized `module` that a format could take, in order."""
         errors = {layer.name: layer.weight_error for layer in done.layers}
         measured = self.measured.layers if self.measured else []

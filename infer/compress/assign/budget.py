@@ -1,4 +1,4 @@
-"""Assignment for a budget of bits or of fidelity: solved on measured effects, verified as a whole."""
+"""Format assignment within a budget of bits or of fidelity: solved on measured effects, verified as a whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from .knapsack import Front, Option
-from .sensitivity import Layer
+from .knapsack import Option, ParetoFront
+from .sensitivity import LayerSensitivity
 
 PROBES = 8  # whole-model measurements of one search; each halves the range of sizes
 FLOAT = "float"
@@ -15,7 +15,7 @@ Drop = Callable[[dict[str, str]], float]  # first layer name → format: the dro
 
 
 @dataclass(frozen=True)
-class Assignment:
+class BudgetSolution:
     """First layer name → format; `predicted` is the sum of the effects of single layers."""
 
     formats: dict[str, str]
@@ -24,14 +24,14 @@ class Assignment:
     predicted: float
 
 
-def front(layers: Sequence[Layer]) -> Front:
+def front(layers: Sequence[LayerSensitivity]) -> ParetoFront:
     """Build the knapsack front: every layer's formats as options of bytes against effect."""
-    return Front(
+    return ParetoFront(
         [[Option(f, layer.size[f], effect) for f, effect in layer.effect.items()] for layer in layers]
     )
 
 
-def for_bits(layers: Sequence[Layer], bits: float) -> Assignment:
+def for_bits(layers: Sequence[LayerSensitivity], bits: float) -> BudgetSolution:
     """Return the assignment of least predicted effect within `bits` per weight on average; floats count in full.
 
     Raises `UsageError` when the smallest formats need more.
@@ -45,12 +45,12 @@ def for_bits(layers: Sequence[Layer], bits: float) -> Assignment:
             f"--bits {bits:g} is too few: the smallest formats of these layers take {least:.3f} bits per weight",
             hint=f"Give --bits {least + 0.01:.2f} or more, or a smaller format with --quant",
         )
-    return assignment(layers, chosen)
+    return _solution(layers, chosen)
 
 
 def for_drop(
-    layers: Sequence[Layer], allowed: float, drop: Drop, probes: int = PROBES
-) -> tuple[Assignment, list[tuple[float, float]]]:
+    layers: Sequence[LayerSensitivity], allowed: float, drop: Drop, probes: int = PROBES
+) -> tuple[BudgetSolution, list[tuple[float, float]]]:
     """Return the smallest assignment whose measured drop is within `allowed`, and (bits, drop) of each tried.
 
     Effects grow as sizes shrink, so the search halves the range of sizes; an assignment counts only as measured.
@@ -58,11 +58,11 @@ def for_drop(
     """
     solved = front(layers)
     low, high = solved.smallest, solved.largest
-    best = assignment(layers, solved.at(high) or [])
+    best = _solution(layers, solved.at(high) or [])
     tried: list[tuple[float, float]] = []
     for _ in range(probes):
         size = (low + high) // 2 if tried else low
-        made = assignment(layers, solved.at(size) or [])
+        made = _solution(layers, solved.at(size) or [])
         measured = drop(made.formats)
         tried.append((made.bits, measured))
         if measured <= allowed:
@@ -74,13 +74,15 @@ def for_drop(
     return best, tried
 
 
-def assignment(layers: Sequence[Layer], chosen: Sequence[Option]) -> Assignment:
+def _solution(layers: Sequence[LayerSensitivity], chosen: Sequence[Option]) -> BudgetSolution:
     formats = {layer.name: option.name for layer, option in zip(layers, chosen, strict=True)}
     size, count = sum(option.size for option in chosen), sum(layer.num_weights for layer in layers)
-    return Assignment(formats, size, size * 8 / max(count, 1), sum(option.cost for option in chosen))
+    return BudgetSolution(formats, size, size * 8 / max(count, 1), sum(option.cost for option in chosen))
 
 
-def risen(layers: Sequence[Layer], now: dict[str, str], target: float, rungs: Sequence[str]) -> Assignment:
+def raise_to_target(
+    layers: Sequence[LayerSensitivity], now: dict[str, str], target: float, fallback_formats: Sequence[str]
+) -> BudgetSolution:
     """Return the assignment of fewest added bytes that reaches the effect sum `target`.
 
     Layers keep their format or take a larger one. Without such an assignment, the one of least effect is
@@ -89,6 +91,6 @@ def risen(layers: Sequence[Layer], now: dict[str, str], target: float, rungs: Se
     items = []
     for layer in layers:
         own = now[layer.name]
-        better = [r for r in rungs if r in layer.effect and layer.size[r] > layer.size[own]]
+        better = [r for r in fallback_formats if r in layer.effect and layer.size[r] > layer.size[own]]
         items.append([Option(f, layer.size[f], layer.effect[f]) for f in (own, *better)])
-    return assignment(layers, Front(items).within(target))
+    return _solution(layers, ParetoFront(items).within(target))

@@ -23,7 +23,7 @@ class Option:
     cost: float
 
 
-class Front:
+class ParetoFront:
     """Least cost at every size, for one list of options per item; solved once by dynamic programming."""
 
     def __init__(self, items: Sequence[Sequence[Option]], *, cells: int = CELLS) -> None:

@@ -18,21 +18,21 @@ from ...workload import WORKLOAD
 from ..layer_kinds import is_linear
 
 Shape = tuple[int, int]  # rows, in_features
-Use = dict[Shape, int]  # input shape → calls
-Uses = dict[int, list[Use]]  # id(layer) → its use at each batch size of the plan
+CallCounts = dict[Shape, int]  # input shape → calls
+LayerCalls = dict[int, list[CallCounts]]  # id(layer) → its use at each batch size of the plan
 
 
-def inputs_seen(
+def count_calls(
     model: nn.Module, layers: Iterable[nn.Module], batches: Iterable[Mapping[str, Tensor]]
-) -> Uses:
+) -> LayerCalls:
     """Count the calls of the Linears among `layers` by input shape, in one run of each batch."""
-    found: Uses = {}
+    found: LayerCalls = {}
     linears = [layer for layer in layers if is_linear(layer)]
     for batch in batches:
-        now: dict[int, Use] = {id(layer): {} for layer in linears}
+        now: dict[int, CallCounts] = {id(layer): {} for layer in linears}
         handles = [layer.register_forward_pre_hook(_counting(now[id(layer)])) for layer in linears]
         try:
-            with torch.no_grad(), library_errors.of_float_model():
+            with torch.no_grad(), library_errors.float_model_errors():
                 model(**batch)
         finally:
             for handle in handles:
@@ -42,7 +42,7 @@ def inputs_seen(
     return {key: uses for key, uses in found.items() if any(uses)}
 
 
-def _counting(use: Use) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _counting(use: CallCounts) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
         shape = (args[0].shape[:-1].numel(), args[0].shape[-1])
         use[shape] = use.get(shape, 0) + 1
@@ -50,29 +50,29 @@ def _counting(use: Use) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     return look
 
 
-def steps_seen(
+def count_step_calls(
     model: nn.Module,
     layers: Iterable[nn.Module],
     window: Mapping[str, Tensor],
     head: nn.Module | None,
     batches: Sequence[int],
-) -> Uses:
+) -> LayerCalls:
     """Count the calls of each Linear of a language model over the declared workload.
 
     `window` is one sequence, `head` computes the logits.
     """
     tokens = next(iter(window.values())).numel()
-    seen = inputs_seen(model, layers, [window])
+    seen = count_calls(model, layers, [window])
     return {
         key: [_of_workload(uses[0], tokens, batch, is_head=key == id(head)) for batch in batches]
         for key, uses in seen.items()
     }
 
 
-def _of_workload(use: Use, tokens: int, batch: int, *, is_head: bool) -> Use:
+def _of_workload(use: CallCounts, tokens: int, batch: int, *, is_head: bool) -> CallCounts:
     """Scale a layer's calls to the workload: its share of the window's tokens holds for each step."""
     steps = WORKLOAD.logits(batch) if is_head else WORKLOAD.steps(batch)
-    found: Use = {}
+    found: CallCounts = {}
     for (rows, columns), calls in use.items():
         for size, count in steps.items():
             shape = (max(1, round(size * rows / tokens)), columns)

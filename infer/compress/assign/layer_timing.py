@@ -29,7 +29,7 @@ SLOWER = 1.03  # as the whole-model gate has it
 SECONDS = 0.4  # of timing for one shape, format and number of rows
 
 
-class Timed(msgspec.Struct, frozen=True):
+class LayerTime(msgspec.Struct, frozen=True):
     """Time in seconds of one layer in a format and in float, with the ratio's 95 % interval."""
 
     seconds: float
@@ -42,13 +42,13 @@ class Timed(msgspec.Struct, frozen=True):
     def loses(self) -> bool:
         return self.low > SLOWER
 
-    def said(self, where: str) -> str:
+    def describe(self, where: str) -> str:
         """Format as `1.60x of float at 1024 rows (3.200 against 2.000 ms)`."""
         took, against = (f"{1e3 * s:.3f}" for s in (self.seconds, self.float_seconds))
         return f"{self.ratio:.2f}x of float {where} ({took} against {against} ms)"
 
     @classmethod
-    def total(cls, parts: Sequence[tuple[int, Timed]]) -> Timed:
+    def total(cls, parts: Sequence[tuple[int, LayerTime]]) -> LayerTime:
         """Sum over (calls, one call); each ratio is weighted by its share of the float time."""
         seconds = sum(calls * t.seconds for calls, t in parts)
         float_seconds = sum(calls * t.float_seconds for calls, t in parts)
@@ -61,27 +61,27 @@ class Timed(msgspec.Struct, frozen=True):
         return cls(seconds, float_seconds, ratio, low, high)
 
 
-Time = Callable[[nn.Module, nn.Module, Tensor], Timed]
+TimeFunction = Callable[[nn.Module, nn.Module, Tensor], LayerTime]
 
 
-class Clock:
+class LayerTimer:
     """Cached times by (shape, format, input) for this processor, backend and versions."""
 
-    def __init__(self, plan: Plan, time: Time | None = None, folder: Path | None = None) -> None:
+    def __init__(self, plan: Plan, time: TimeFunction | None = None, folder: Path | None = None) -> None:
         self.plan = plan
         self.backend = _backend(plan)
         self.measure = time or self._paired
         self.path = (folder or paths.cache("dispatch")) / f"{self._key()}.json"
-        self._known: dict[str, Timed] = {}
+        self._known: dict[str, LayerTime] = {}
         if self.path.is_file():
             try:
-                self._known = msgspec.json.decode(self.path.read_bytes(), type=dict[str, Timed])
+                self._known = msgspec.json.decode(self.path.read_bytes(), type=dict[str, LayerTime])
             except msgspec.DecodeError:
                 self.path.unlink()  # half written by a process that died
         self.used: set[str] = set()
         self.num_measured = 0
 
-    def said(self) -> str:
+    def summary(self) -> str:
         return f"{self.num_measured} timed now, {len(self.used) - self.num_measured} known from before"
 
     def _key(self) -> str:
@@ -95,7 +95,7 @@ class Clock:
         }
         return hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()[:24]
 
-    def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> Timed:
+    def timed(self, candidates: Candidates, weight: Weight, format: str, x: tuple[int, ...]) -> LayerTime:
         """Return the time of one format of one Linear on one input shape, cached or measured now."""
         layer = next(site.layer for site in weight.sites if is_linear(site.layer))
         stored = "" if isinstance(layer, nn.Linear) else f" {type(layer).__name__}"
@@ -114,7 +114,7 @@ class Clock:
             beside.write_bytes(msgspec.json.format(msgspec.json.encode(self._known), indent=1))
             beside.replace(self.path)
 
-    def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor) -> Timed:
+    def _paired(self, small: nn.Module, layer: nn.Module, x: Tensor) -> LayerTime:
         with tempfile.TemporaryDirectory() as work:
             ours, theirs = (
                 self._runner(module, x, Path(work) / name)
@@ -129,20 +129,20 @@ class Clock:
             )
             ours.close()
             theirs.close()
-        return Timed(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
+        return LayerTime(pair.a.p50, pair.b.p50, pair.ratio, pair.low, pair.high)
 
     def _runner(self, layer: nn.Module, x: Tensor, folder: Path) -> Any:
         """Lower and open the layer alone, as the backend would run it within a model."""
         folder.mkdir()
         specs = (TensorSpec("x", DTYPE_NAMES[x.dtype], tuple(x.shape)),)
-        graph = capture.capture(_Alone(layer).eval(), specs, {"x": x})
+        graph = capture.capture(_SingleLayer(layer).eval(), specs, {"x": x})
         capture.save(graph, folder)
         backend = plugins.get("backends", self.backend)
         backend.lower(graph, self.plan.with_(backend=self.backend), folder)
         return backend.open(folder, self.plan.device)
 
 
-class _Alone(nn.Module):
+class _SingleLayer(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer

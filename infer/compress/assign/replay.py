@@ -42,7 +42,7 @@ class Replay:
         self._model, self._inputs = model, inputs
         self._first: dict[int, int] = {}
         self._blocks = [Block(module) for module in _blocks(model)]
-        with library_errors.of_float_model(), _recording(self._blocks, layers, self._first):
+        with library_errors.float_model_errors(), _recording(self._blocks, layers, self._first):
             self.outputs = self._forward()
         self._blocks = [b for b in self._blocks if b.calls == 1]
         if _size(self._blocks) > MOST_BYTES or not self._is_exact():

@@ -24,7 +24,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass
-class Layer:
+class LayerSensitivity:
     """Weight with its `effect` and `size` (bytes) by format; `name` is its first layer."""
 
     name: str
@@ -43,7 +43,7 @@ class Layer:
 class Sensitivity:
     """Measured layers, with the number of rows, the time taken, and what was estimated for lack of time."""
 
-    layers: list[Layer]
+    layers: list[LayerSensitivity]
     unit: str
     rows: int
     seconds: float
@@ -51,7 +51,7 @@ class Sensitivity:
     num_estimated: int
     allowed: float = SECONDS
 
-    def said(self) -> str:
+    def summary(self) -> str:
         text = f"{self.num_measured} runs on {self.rows} rows in {self.seconds:.1f} s, one layer packed at a time"
         if self.num_estimated:
             text += (
@@ -107,13 +107,15 @@ def _jobs(weights: Sequence[Weight], formats: Mapping[str, Sequence[str]]) -> li
     return [(w, formats[w.name][i]) for i in range(longest) for w in weights if i < len(formats[w.name])]
 
 
-def _layer(weight: Weight, float_bytes: int) -> Layer:
+def _layer(weight: Weight, float_bytes: int) -> LayerSensitivity:
     names = tuple(name for site in weight.sites for name in site.names)
     count = weight.tensor.numel()
-    return Layer(weight.name, names, count, {"float": count * float_bytes}, {"float": 0.0}, {"float": 0.0})
+    return LayerSensitivity(
+        weight.name, names, count, {"float": count * float_bytes}, {"float": 0.0}, {"float": 0.0}
+    )
 
 
-def _estimate(layer: Layer, reference: str, format: str) -> float:
+def _estimate(layer: LayerSensitivity, reference: str, format: str) -> float:
     """Estimate an effect to second order: it grows with the square of the weight error."""
     known = layer.weight_error[reference]
     if known == 0:

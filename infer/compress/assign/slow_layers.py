@@ -16,21 +16,21 @@ from ...workload import WORKLOAD
 from .. import Weight
 from ..layer_kinds import is_linear
 from . import layer_timing
-from .assignment import FLOAT, Mix
-from .format_order import ladder, rungs
-from .layer_calls import Uses, inputs_seen, steps_seen
-from .layer_timing import Timed
+from .assignment import FLOAT, Assignment
+from .format_order import fallback_formats, larger_formats
+from .layer_calls import LayerCalls, count_calls, count_step_calls
+from .layer_timing import LayerTime
 
 
 @dataclass
 class Timings:
-    """Times of the layers of `mix`, each at its own numbers of rows."""
+    """Times of the layers of `assignment`, each at its own numbers of rows."""
 
-    mix: Mix
-    clock: layer_timing.Clock
-    uses: Uses
+    assignment: Assignment
+    clock: layer_timing.LayerTimer
+    uses: LayerCalls
 
-    def of(self, weight: Weight, format: str) -> list[Timed]:
+    def of(self, weight: Weight, format: str) -> list[LayerTime]:
         """Return the time of a weight's Linears in a format per batch size; empty when it has none.
 
         Only Linear layers are timed. An Embedding is a lookup, whose time is nothing beside a product; convolutions
@@ -38,9 +38,9 @@ class Timings:
         """
         layers = [s.layer for s in weight.sites if is_linear(s.layer) and id(s.layer) in self.uses]
         return [
-            Timed.total(
+            LayerTime.total(
                 [
-                    (calls, self.clock.timed(self.mix.candidates, weight, format, shape))
+                    (calls, self.clock.timed(self.assignment.candidates, weight, format, shape))
                     for layer in layers
                     for shape, calls in self.uses[id(layer)][i].items()
                 ]
@@ -54,12 +54,12 @@ class Timings:
         if not found:
             return None
         _, index, timed = max(found)
-        return f"{format} takes {timed.said(self.where(weight, index))}"
+        return f"{format} takes {timed.describe(self.where(weight, index))}"
 
     def where(self, weight: Weight, index: int) -> str:
         """Describe the timed rows: `at 64 rows`, or the workload of a language model."""
-        batch = self.mix.plan.batches[index]
-        if self.mix.real.steps:
+        batch = self.assignment.plan.batches[index]
+        if self.assignment.calibration_set.steps:
             return f"over {WORKLOAD} at batch {batch}"
         rows = {
             shape[0] for s in weight.sites for shape in self.uses.get(id(s.layer), [{}] * (index + 1))[index]
@@ -67,21 +67,23 @@ class Timings:
         return f"at {', '.join(map(str, sorted(rows)))} rows"
 
 
-def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
+def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
-    plan = mix.plan
-    mix.reporter.step("dispatch", "each layer shape against float")
-    timings = Timings(mix, layer_timing.Clock(plan, mix.time), _uses(mix, free))
-    whole = not mix.budgeted and saves_memory(plan.quant)
+    plan = assignment.plan
+    assignment.reporter.step("dispatch", "each layer shape against float")
+    timings = Timings(assignment, layer_timing.LayerTimer(plan, assignment.time), _uses(assignment, free))
+    whole = not assignment.budgeted and saves_memory(plan.quant)
     lost, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
     clock = timings.clock
     clock.save()
-    use = f", {WORKLOAD}" if mix.real.steps else ""
-    why = f"{clock.said()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
-    left = {name: mix.decisions[name] for name in lost}
+    use = f", {WORKLOAD}" if assignment.calibration_set.steps else ""
+    why = f"{clock.summary()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
+    left = {name: assignment.decisions[name] for name in lost}
     each = [Finding("dispatch", name, decision.format, why=decision.why) for name, decision in left.items()]
-    mix.reporter.found([Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each])
-    if lost and set(mix.now().values()) <= {FLOAT}:
+    assignment.reporter.found(
+        [Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each]
+    )
+    if lost and set(assignment.now().values()) <= {FLOAT}:
         raise GateError(
             f"refused, slower: no layer of this model is faster than float on this machine: {lost[0]}: "
             f"{left[lost[0]].why}",
@@ -89,24 +91,36 @@ def drop_slow(mix: Mix, free: Sequence[Weight]) -> None:
         )
 
 
-def _uses(mix: Mix, free: Sequence[Weight]) -> Uses:
+def _uses(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
     layers = [site.layer for weight in free for site in weight.sites]
-    if mix.real.steps:
-        return steps_seen(mix.model, layers, mix.real.call(1), mix.real.head, mix.plan.batches)
-    return inputs_seen(mix.model, layers, [mix.real.call(size) for size in mix.plan.batches])
+    if assignment.calibration_set.steps:
+        return count_step_calls(
+            assignment.model,
+            layers,
+            assignment.calibration_set.call(1),
+            assignment.calibration_set.head,
+            assignment.plan.batches,
+        )
+    return count_calls(
+        assignment.model, layers, [assignment.calibration_set.call(size) for size in assignment.plan.batches]
+    )
 
 
 def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
     """Move each slow weight to the next larger format that is not slow, else float; return their names."""
-    mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
-    wanted = dict.fromkeys([*ladder(plan), *rungs(plan)] if mix.budgeted else [plan.quant, *rungs(plan)])
+    assignment, plan, lost = timings.assignment, timings.assignment.plan, list[str]()
+    wanted = dict.fromkeys(
+        [*larger_formats(plan), *fallback_formats(plan)]
+        if assignment.budgeted
+        else [plan.quant, *fallback_formats(plan)]
+    )
     for done, weight in enumerate(free):
-        mix.reporter.progress(done, len(free), weight.name)
-        if not mix.budgeted and plan.quant not in mix.candidates.accepted(weight):
+        assignment.reporter.progress(done, len(free), weight.name)
+        if not assignment.budgeted and plan.quant not in assignment.candidates.accepted(weight):
             continue
-        kept = _fast(timings, weight, [f for f in mix.candidates.accepted(weight) if f in wanted])
-        if weight.name in mix.slow and not mix.budgeted:
-            _leave(mix, weight, kept)
+        kept = _fast(timings, weight, [f for f in assignment.candidates.accepted(weight) if f in wanted])
+        if weight.name in assignment.slow and not assignment.budgeted:
+            _leave(assignment, weight, kept)
             lost.append(weight.name)
     return lost
 
@@ -116,17 +130,17 @@ def _fast(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]
     kept = []
     for format in formats:
         if reason := timings.lost(weight, format):
-            timings.mix.slow.setdefault(weight.name, {})[format] = reason
+            timings.assignment.slow.setdefault(weight.name, {})[format] = reason
             continue
         kept.append(format)
-        if not timings.mix.budgeted:
+        if not timings.assignment.budgeted:
             break
     return kept
 
 
-def _leave(mix: Mix, weight: Weight, kept: Sequence[str]) -> None:
-    taken, why = kept[0] if kept else FLOAT, "; ".join(mix.slow[weight.name].values())
-    mix.set(weight, taken, "speed", why)
+def _leave(assignment: Assignment, weight: Weight, kept: Sequence[str]) -> None:
+    taken, why = kept[0] if kept else FLOAT, "; ".join(assignment.slow[weight.name].values())
+    assignment.set(weight, taken, "speed", why)
 
 
 def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list[Finding]]:
@@ -134,11 +148,11 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
 
     Returns the names of those that left it, and what the layers take together.
     """
-    mix, plan, lost = timings.mix, timings.mix.plan, list[str]()
-    now: dict[str, list[Timed]] = {}
-    weights = {w.name: w for w in free if plan.quant in mix.candidates.accepted(w)}
+    assignment, plan, lost = timings.assignment, timings.assignment.plan, list[str]()
+    now: dict[str, list[LayerTime]] = {}
+    weights = {w.name: w for w in free if plan.quant in assignment.candidates.accepted(w)}
     for done, (name, weight) in enumerate(weights.items()):
-        mix.reporter.progress(done, len(weights), name)
+        assignment.reporter.progress(done, len(weights), name)
         if timed := timings.of(weight, plan.quant):
             now[name] = timed
     staying = list(now)
@@ -146,37 +160,37 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
         worst = max(staying, key=lambda name: now[name][index].seconds - now[name][index].float_seconds)
         staying.remove(worst)
         weight = weights[worst]
-        mix.slow.setdefault(worst, {})[plan.quant] = (
-            f"{plan.quant} takes {now[worst][index].said(timings.where(weight, index))}"
+        assignment.slow.setdefault(worst, {})[plan.quant] = (
+            f"{plan.quant} takes {now[worst][index].describe(timings.where(weight, index))}"
         )
-        rest = [f for f in rungs(plan) if f in mix.candidates.accepted(weight)]
+        rest = [f for f in fallback_formats(plan) if f in assignment.candidates.accepted(weight)]
         kept = _fast(timings, weight, rest)
         now[worst] = timings.of(weight, kept[0]) if kept else [_as_float(t) for t in now[worst]]
-        _leave(mix, weight, kept)
+        _leave(assignment, weight, kept)
         lost.append(worst)
-    return lost, _summary(mix, now)
+    return lost, _summary(assignment, now)
 
 
-def _losing(now: Mapping[str, Sequence[Timed]]) -> int | None:
+def _losing(now: Mapping[str, Sequence[LayerTime]]) -> int | None:
     """Return the plan's batch index at which all layers together are slowest; None when at none."""
     totals = _totals(now)
     index = max(range(len(totals)), key=lambda i: totals[i].ratio)
     return index if totals[index].loses else None
 
 
-def _totals(now: Mapping[str, Sequence[Timed]]) -> list[Timed]:
-    return [Timed.total([(1, timed) for timed in column]) for column in zip(*now.values(), strict=True)]
+def _totals(now: Mapping[str, Sequence[LayerTime]]) -> list[LayerTime]:
+    return [LayerTime.total([(1, timed) for timed in column]) for column in zip(*now.values(), strict=True)]
 
 
-def _as_float(timed: Timed) -> Timed:
-    return Timed(timed.float_seconds, timed.float_seconds, 1.0, 1.0, 1.0)
+def _as_float(timed: LayerTime) -> LayerTime:
+    return LayerTime(timed.float_seconds, timed.float_seconds, 1.0, 1.0, 1.0)
 
 
-def _summary(mix: Mix, now: Mapping[str, Sequence[Timed]]) -> list[Finding]:
+def _summary(assignment: Assignment, now: Mapping[str, Sequence[LayerTime]]) -> list[Finding]:
     """Report the time of all layers together, and the layers kept although slower alone."""
     if not now:
         return []
-    totals = zip(mix.plan.batches, _totals(now), strict=True)
+    totals = zip(assignment.plan.batches, _totals(now), strict=True)
     said = ", ".join(f"{t.ratio:.2f}x of float at batch {batch}" for batch, t in totals)
     slow = [name for name, timed in now.items() if any(t.loses for t in timed)]
     kept = f"; slower alone, kept for the memory: {', '.join(slow[:4])}" if slow else ""

@@ -161,7 +161,7 @@ def calibrate(
         model.eval()
         for batch in batches:
             mask[0] = batch.get(MASK)
-            with library_errors.of_float_model():
+            with library_errors.float_model_errors():
                 model(**batch)
             count += 1
     finally:

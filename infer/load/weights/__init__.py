@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...regular_files import open_regular
-from .file_blocks import BLOCK_BYTES, FileBlocks, Piece, raw_bytes, row_blocks
+from .file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 from .in_memory import DictReader
 
 
@@ -37,7 +37,7 @@ class WeightReader(Protocol):
 class MappableReader(Protocol):
     """Reader that also knows the file extent of each tensor, so that it can be mapped."""
 
-    def piece(self, name: str) -> Piece | None:
+    def extent(self, name: str) -> FileExtent | None:
         """Return the file extent of a contiguous tensor; None when it can't be mapped."""
         ...
 
@@ -90,8 +90,8 @@ class FiniteReader:
         check_finite(name, tensor, self.where, row=start)
         return tensor
 
-    def piece(self, name: str) -> Piece | None:
-        return self.inner.piece(name) if isinstance(self.inner, MappableReader) else None
+    def extent(self, name: str) -> FileExtent | None:
+        return self.inner.extent(name) if isinstance(self.inner, MappableReader) else None
 
 
 def num_bytes(
@@ -142,7 +142,7 @@ __all__ = [
     "FileBlocks",
     "FiniteReader",
     "MappableReader",
-    "Piece",
+    "FileExtent",
     "WeightReader",
     "check_finite",
     "non_finite",

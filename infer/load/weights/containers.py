@@ -17,16 +17,16 @@ MAX_DEPTH = 3
 
 def unwrap(value: Any, where: str) -> tuple[dict[str, Tensor], list[str]]:
     """Find the state dict inside a saved object; return it and a note for each step taken."""
-    said: list[str] = []
+    notes: list[str] = []
     for _ in range(MAX_DEPTH):
         if not isinstance(value, Mapping):
             break
         tensors = {key: item for key, item in value.items() if isinstance(item, Tensor)}
         inner = _container(value) if not tensors else None
         if inner is None:
-            return _named(tensors, value, where, said)
+            return _named(tensors, value, where, notes)
         others = sorted(str(key) for key in value if key != inner)
-        said.append(f"took {inner!r}" + (f", left {', '.join(others[:6])}" if others else ""))
+        notes.append(f"took {inner!r}" + (f", left {', '.join(others[:6])}" if others else ""))
         value = value[inner]
     kind = "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise SourceError(
@@ -52,7 +52,7 @@ def _holds_tensors(value: Any, depth: int = MAX_DEPTH) -> bool:
 
 
 def _named(
-    tensors: dict[Any, Tensor], value: Mapping[Any, Any], where: str, said: list[str]
+    tensors: dict[Any, Tensor], value: Mapping[Any, Any], where: str, notes: list[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     if not tensors:
         keys = ", ".join(map(str, list(value)[:8])) or "nothing"
@@ -66,8 +66,8 @@ def _named(
         raise SourceError(f"expected tensor names as keys, got {odd[0]!r}", where=where)
     others = [str(key) for key in value if key not in tensors and not str(key).endswith("_extra_state")]
     if others:
-        said.append(f"left {', '.join(others[:6])} (not tensors)")
-    return tensors, said
+        notes.append(f"left {', '.join(others[:6])} (not tensors)")
+    return tensors, notes
 
 
 def refuse_expanded(tensors: Mapping[str, Tensor], where: str) -> None:
@@ -85,11 +85,11 @@ def refuse_expanded(tensors: Mapping[str, Tensor], where: str) -> None:
 
 def strip_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Take off `module.` (DataParallel) and `_orig_mod.` (torch.compile) where every name bears them."""
-    said: list[str] = []
+    notes: list[str] = []
     while tensors:
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None)
         if prefix is None:
             break
         tensors = {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
-        said.append(f"took the prefix {prefix!r} off {len(tensors)} names")
-    return tensors, said
+        notes.append(f"took the prefix {prefix!r} off {len(tensors)} names")
+    return tensors, notes

@@ -23,7 +23,7 @@ READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileExtent:
     """Extent of a contiguous tensor in a file."""
 
     path: Path

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...regular_files import open_regular, read_regular
-from .file_blocks import FileBlocks, Piece
+from .file_blocks import FileBlocks, FileExtent
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 2**63 - 1
@@ -48,14 +48,14 @@ class SafetensorsReader:
         given = [paths] if isinstance(paths, Path) else list(paths)
         self.paths = [shard for path in given for shard in _shards(path)]
         self.metadata: dict[str, str] = {}
-        self._pieces: dict[str, Piece] = {}
+        self._pieces: dict[str, FileExtent] = {}
         self._files: dict[Path, FileBlocks] = {}
         for path in self.paths:
-            pieces, metadata = read_header(path)
-            twice = sorted(pieces.keys() & self._pieces.keys())
+            extents, metadata = read_header(path)
+            twice = sorted(extents.keys() & self._pieces.keys())
             if twice:
                 raise SourceError(f"tensor {twice[0]!r} is in two shards", where=str(path))
-            self._pieces |= pieces
+            self._pieces |= extents
             self.metadata |= metadata
             self._files[path] = FileBlocks(path)
         for index in (path for path in given if path.suffix == ".json"):
@@ -70,20 +70,20 @@ class SafetensorsReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._pieces[name].shape
 
-    def piece(self, name: str) -> Piece | None:
+    def extent(self, name: str) -> FileExtent | None:
         return self._pieces[name]
 
     def read(self, name: str) -> Tensor:
-        piece = self._pieces[name]
-        return self._files[piece.path].tensor(piece.dtype, piece.shape, piece.offset)
+        extent = self._pieces[name]
+        return self._files[extent.path].tensor(extent.dtype, extent.shape, extent.offset)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        piece = self._pieces[name]
-        inner = piece.shape[1:]
-        row_bytes = torch.Size(inner).numel() * piece.dtype.itemsize
-        stop = min(stop, piece.shape[0])
+        extent = self._pieces[name]
+        inner = extent.shape[1:]
+        row_bytes = torch.Size(inner).numel() * extent.dtype.itemsize
+        stop = min(stop, extent.shape[0])
         shape = (max(stop - start, 0), *inner)
-        return self._files[piece.path].tensor(piece.dtype, shape, piece.offset + start * row_bytes)
+        return self._files[extent.path].tensor(extent.dtype, shape, extent.offset + start * row_bytes)
 
 
 def _shards(path: Path) -> list[Path]:
@@ -111,14 +111,14 @@ def _weight_map(path: Path) -> dict[str, str]:
     return found
 
 
-def _check_index(index: Path, pieces: dict[str, Piece]) -> None:
+def _check_index(index: Path, extents: dict[str, FileExtent]) -> None:
     for name, shard in _weight_map(index).items():
-        if name not in pieces or pieces[name].path.name != shard:
-            where = f"in {pieces[name].path.name}" if name in pieces else "in no shard"
+        if name not in extents or extents[name].path.name != shard:
+            where = f"in {extents[name].path.name}" if name in extents else "in no shard"
             raise SourceError(f"the index promises {name!r} in {shard}, it is {where}", where=str(index))
 
 
-def read_header(path: Path) -> tuple[dict[str, Piece], dict[str, str]]:
+def read_header(path: Path) -> tuple[dict[str, FileExtent], dict[str, str]]:
     """Read each tensor's extent and the `__metadata__`; raise `SourceError` for any violation of the format."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -136,8 +136,8 @@ def read_header(path: Path) -> tuple[dict[str, Piece], dict[str, str]]:
     begin = 8 + length
     spans = [(name, *_entry(name, entry, path)) for name, entry in entries.items()]
     _check_coverage(spans, size - begin, path)
-    pieces = {name: Piece(path, begin + start, dtype, shape) for name, dtype, shape, start, _ in spans}
-    return pieces, {str(key): str(value) for key, value in metadata.items()}
+    extents = {name: FileExtent(path, begin + start, dtype, shape) for name, dtype, shape, start, _ in spans}
+    return extents, {str(key): str(value) for key, value in metadata.items()}
 
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:

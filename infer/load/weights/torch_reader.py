@@ -17,17 +17,17 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
 from .containers import strip_prefixes, unwrap
-from .file_blocks import Piece
+from .file_blocks import FileExtent
 from .pickle_scan import MAX_PICKLE, code_among, globals_of
 from .torch_zip import TorchZip
 
 MAX_RANK = 16
 
 
-class Stored:
+class StoredTensor:
     """Location of one tensor's elements: a storage in the file, and strides over it, in elements."""
 
-    def __init__(self, storage: Piece, stride: tuple[int, ...], first: int, contiguous: bool) -> None:
+    def __init__(self, storage: FileExtent, stride: tuple[int, ...], first: int, contiguous: bool) -> None:
         self.storage, self.stride, self.first, self.contiguous = storage, stride, first, contiguous
 
     @property
@@ -36,17 +36,17 @@ class Stored:
 
 
 class TorchReader:
-    """Reader of the state dict in a `.pt` zip; `said` lists what was unwrapped, stripped or left out."""
+    """Reader of the state dict in a `.pt` zip; `notes` lists what was unwrapped, stripped or left out."""
 
     def __init__(self, path: Path, *, verify: bool = False) -> None:
-        self.path, self.said = path, list[str]()
+        self.path, self.notes = path, list[str]()
         self.zip = TorchZip(path)
         if verify:
             self.zip.verify()
-        tensors, said = unwrap(_metadata(self.zip), str(path))
-        self.said += said
-        tensors, said = strip_prefixes(tensors)
-        self.said += said
+        tensors, notes = unwrap(_metadata(self.zip), str(path))
+        self.notes += notes
+        tensors, notes = strip_prefixes(tensors)
+        self.notes += notes
         members = {m.offset: m.num_bytes for m in self.zip.members.values()}
         self._stored = {name: _place(name, tensor, members, path) for name, tensor in tensors.items()}
 
@@ -59,11 +59,11 @@ class TorchReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored[name].storage.shape
 
-    def piece(self, name: str) -> Piece | None:
+    def extent(self, name: str) -> FileExtent | None:
         stored = self._stored[name]
         if not stored.contiguous:
             return None
-        return Piece(self.path, stored.offset, stored.storage.dtype, stored.storage.shape)
+        return FileExtent(self.path, stored.offset, stored.storage.dtype, stored.storage.shape)
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]
@@ -81,7 +81,7 @@ class TorchReader:
             return self.zip.blocks.tensor(stored.storage.dtype, part, stored.offset + start * row_bytes)
         return self._strided(stored, part, stored.first + start * stored.stride[0])
 
-    def _strided(self, stored: Stored, shape: tuple[int, ...], first: int) -> Tensor:
+    def _strided(self, stored: StoredTensor, shape: tuple[int, ...], first: int) -> Tensor:
         """Read the span that the strides cover (for a transposed weight: all of it), then select."""
         if 0 in shape:
             return torch.empty(shape, dtype=stored.storage.dtype)
@@ -121,7 +121,7 @@ def _metadata(file: TorchZip) -> Any:
         return load_safely(file.path)
 
 
-def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) -> Stored:
+def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) -> StoredTensor:
     where, shape = str(path), tuple(tensor.shape)
     if tensor.layout != torch.strided or tensor.is_quantized or not isinstance(tensor, FakeTensor):
         kind = str(tensor.layout) if tensor.layout != torch.strided else type(tensor).__name__
@@ -155,8 +155,8 @@ def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) ->
             where=where,
             hint="An expanded tensor: save it after .contiguous()",
         )
-    piece = Piece(path, offset, tensor.dtype, shape)
-    return Stored(piece, stride, first, tensor.is_contiguous())
+    extent = FileExtent(path, offset, tensor.dtype, shape)
+    return StoredTensor(extent, stride, first, tensor.is_contiguous())
 
 
 def _first_line(error: Exception) -> str:
