@@ -136,7 +136,7 @@ def test_layers_that_the_user_keeps_float_are_no_reason_to_refuse() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2048), nn.Linear(2048, 64))
     coverage, _ = cover(model, **{"1": "float", "2": "float"})
     assert coverage.share < 0.1
-    assert coverage.left["Linear"].asked == 2 * 64 * 2048 + 2048 + 64
+    assert coverage.left["Linear"].pinned == 2 * 64 * 2048 + 2048 + 64
     compress.enforce(coverage, PLAN)
 
 

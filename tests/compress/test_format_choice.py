@@ -26,7 +26,7 @@ from infer.thresholds import LIMITS, Limits
 @pytest.fixture(autouse=True)
 def own_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own timing cache; compiled kernels stay in the shared folder."""
-    monkeypatch.setattr(layer_timing, "folders", SimpleNamespace(cache=lambda name: tmp_path))
+    monkeypatch.setattr(layer_timing, "paths", SimpleNamespace(cache=lambda name: tmp_path))
 
 
 class Net(nn.Module):
