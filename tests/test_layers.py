@@ -20,18 +20,8 @@ ORDER = [
 ]  # fmt: skip
 RINGS_TO_OPEN = [
     {"infer.serve.llm.llm_engine", "infer.serve.llm.token_stream"},
-    {"infer.serve.batching.admission", "infer.serve.batching.deadline_budget", "infer.serve.batching.queue",
-     "infer.serve.batching.fair_queue", "infer.serve.batching.waiting_items"},
     {"infer.serve.workers.remote_llm", "infer.serve.workers.remote_predictor"},
     {"infer.attention._triton_attend", "infer.attention.triton"},
-    {
-        "infer.serve.api.kserve_response", "infer.serve.batching.event_loop_executor",
-        "infer.serve.batching.executor_pool", "infer.serve.batching.executor_thread",
-        "infer.serve.batching.tensor_engine",
-        "infer.serve.http.app",
-        "infer.serve.http.body", "infer.serve.http.http_protocol", "infer.serve.http.responses",
-        "infer.serve.http.routing", "infer.serve.http.streaming", "infer.serve.service", "infer.serve.llm.tenants",
-    },
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 

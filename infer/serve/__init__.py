@@ -1,4 +1,4 @@
-"""`infer.serve.run(["model.infer"])`: one port for tensors (KServe v2), OpenAI clients and operators."""
+"""Server: one port for tensors (KServe v2), OpenAI clients and operators. `infer.serve.run(["model.infer"])`."""
 
 from __future__ import annotations
 

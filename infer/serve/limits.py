@@ -1,4 +1,4 @@
-"""Every cap and default of the server, in one place."""
+"""Limits and defaults of the server."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimits:
-    """Make limits from `NAME=VALUE` texts, sizes also as 16MiB, or from values by name; raises `UsageError`."""
+    """Make limits from `NAME=VALUE` strings, sizes also as 16MiB, or from values by name. Raises `UsageError`."""
     if isinstance(limits, ServeLimits):
         return limits
     given = dict(limits) if isinstance(limits, Mapping) else dict(map(_pair, limits))
@@ -112,7 +112,7 @@ def parse(limits: ServeLimits | Mapping[str, Any] | Iterable[str]) -> ServeLimit
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    """`max_body_bytes=16MiB` → the name and 16777216."""
+    """Split `max_body_bytes=16MiB` into the name and 16777216."""
     name, equals, value = text.partition("=")
     if name not in ServeLimits.__struct_fields__:
         raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
@@ -123,7 +123,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def format(limits: ServeLimits) -> list[str]:
-    """The inverse of `parse`: `NAME=VALUE` of each limit that is not its default."""
+    """Return `NAME=VALUE` of each limit that is not its default; the inverse of `parse`."""
     pairs = [(name, getattr(limits, name)) for name in limits.__struct_fields__]
     default = ServeLimits()
     return [
@@ -134,10 +134,10 @@ def format(limits: ServeLimits) -> list[str]:
 
 
 def check_model_name(name: str) -> str:
-    """The name, if it can stand in a URL as it is; raises `UsageError`."""
+    """Return the name if it is safe in a URL. Raises `UsageError`."""
     if not MODEL_NAME.fullmatch(name):
         raise UsageError(
-            f"a model can't be served under the name {name[:128]!r}",
+            f"invalid model name {name[:128]!r}",
             hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit",
         )
     return name

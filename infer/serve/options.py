@@ -1,4 +1,4 @@
-"""The one definition of every option of `infer serve`, with Ray and without."""
+"""Definition of every option of `infer serve`, with Ray and without."""
 
 from __future__ import annotations
 

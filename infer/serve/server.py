@@ -1,4 +1,4 @@
-"""From artifact paths to a running server, and from SIGTERM to a clean end."""
+"""Start of a server from artifact paths, and its shutdown on SIGTERM."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from .workers import model_loading
 from .workers.process import age
 
 log = logging.getLogger("infer.serve")
-Say = Callable[[str], None]
-LINGER = 0.3  # seconds a stopping server still answers 503, so that balancers see it go
-PROOF = 10.0  # seconds that the first line waits for tokenizers and chat templates to be tried
-SWITCH_INTERVAL = 0.0005  # the engine's thread would wait 5 ms for a busy event loop otherwise
+Printer = Callable[[str], None]
+LINGER = 0.3  # seconds a stopping server still answers 503, so that load balancers notice
+PROOF = 10.0  # seconds that the startup line waits for the test of tokenizers and chat templates
+SWITCH_INTERVAL = 0.0005  # default 5 ms: so long a busy event loop would delay executor threads
 
 
-def run(artifacts: Sequence[str | os.PathLike[str]], *, say: Say | None = None, **options: Any) -> int:
-    """Serve these artifacts until SIGTERM or SIGINT; returns the exit code.
+def run(artifacts: Sequence[str | os.PathLike[str]], *, say: Printer | None = None, **options: Any) -> int:
+    """Serve these artifacts until SIGTERM or SIGINT; return the exit code.
 
-    `options` are the fields of `ServeOptions` by name (`port=9000, replicas=2, kv_memory="2GiB"`), checked as those of
-    `infer serve` are; `say` gets the line that is printed when requests are answered. Raises as `start` does, and
+    `options` are the fields of `ServeOptions` by name (`port=9000, replicas=2, kv_memory="2GiB"`), checked like those
+    of `infer serve`. `say`: called with the startup line instead of printing it. Raises as `start` does, and
     `UsageError` for an unknown option or a wrong value.
     """
     return start(from_values(ServeOptions, {"artifacts": artifacts, **options}), say=say)
 
 
-def start(options: ServeOptions, *, say: Say | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+def start(options: ServeOptions, *, say: Printer | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
 
-    Raises `BusyError` when the port is taken (before anything is loaded), `UsageError` for an address that other
-    machines reach with neither a key nor `anonymous`, `ResourceError` for what does not fit into memory, and whatever
-    `Predictor.load` raises.
+    Raises `BusyError` when the port is in use (before anything is loaded), `UsageError` for an address that other
+    machines reach with neither a key nor `anonymous`, `ResourceError` for models that do not fit into memory, and the
+    errors of `Predictor.load`.
     """
     began = age()
     keys = api_keys(options)
@@ -79,7 +79,7 @@ def start(options: ServeOptions, *, say: Say | None = None) -> int:
 
 
 def api_keys(options: ServeOptions) -> list[str] | None:
-    """The keys that were given and those of the key file; None without any."""
+    """Return the API keys of the options and of the key file; None for none."""
     named = list(options.api_key)
     return [*named, *(read_key_file(options.api_key_file) if options.api_key_file else [])] or None
 
@@ -88,22 +88,22 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
     if options.ssl_certfile is not None:
         return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
     if options.ssl_keyfile is not None:
-        raise UsageError("a key without its certificate", hint="Give --ssl-certfile too")
+        raise UsageError("--ssl-keyfile needs a certificate", hint="Give --ssl-certfile too")
     return None
 
 
 def _open(
     options: ServeOptions, repository: Repository, keys: list[str] | None, stack: contextlib.ExitStack
 ) -> tuple[Service, list[model_loading.Opened]]:
-    """Open the latest version of every model; `stack` closes them."""
+    """Open the latest version of every model. `stack` closes them."""
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
-        raise UsageError(f"adapters belong to one model, and {len(chosen)} are served", where="--lora")
-    bounds, said = fd_limit.fit_connections(
+        raise UsageError(f"expected one model with --lora, got {len(chosen)}", where="--lora")
+    bounds, warning = fd_limit.fit_connections(
         options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
     )
-    if said is not None:
-        log.warning("%s", said)
+    if warning is not None:
+        log.warning("%s", warning)
     caches = check_all(chosen, replicas, options.memory, options.kv_memory)
     opener = model_loading.Opener(
         options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
@@ -132,13 +132,13 @@ def serve(
     *,
     tls: ssl.SSLContext | None = None,
     hosts: AllowedHosts | None = None,
-    say: Say | None = None,
+    say: Printer | None = None,
     notes: Sequence[str] = (),
 ) -> int:
-    """Warm up, answer, drain; the exit code: 0, or 1 when an engine died. `listener` as `port.listen` gives it;
-    `hosts`: what requests may call the server, None: anything.
+    """Warm up, serve and drain; return the exit code: 0, or 1 when an engine died.
 
-    `notes` are said after the line that says that requests are answered.
+    `listener`: socket of `listener.listen`; `hosts`: accepted Host headers, None for any; `notes`: lines printed after
+    the startup line.
     """
     for model in service.models.values():
         began = time.perf_counter()
@@ -148,7 +148,9 @@ def serve(
             service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # else it is not destroyed at the end, of which torch's libraries complain
+    atexit.register(
+        gc.unfreeze
+    )  # else frozen objects are not destroyed at exit, and torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     app = build(service)
@@ -169,9 +171,9 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: it would stop listening at once and die of the signal at last."""
+    """uvicorn's server without its signal handlers, which would stop listening at once and re-raise the signal."""
 
-    secure = False  # whether its port speaks TLS
+    secure = False  # TLS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -182,7 +184,7 @@ async def _live(
     service: Service,
     server: Server,
     listener: socket.socket,
-    say: Say,
+    say: Printer,
     notes: Sequence[str],
 ) -> int:
     signals = Signals(asyncio.get_running_loop())
@@ -208,7 +210,7 @@ async def _live(
 
 
 async def _drain(service: Service, signals: Signals) -> None:
-    """Readiness goes first, what was admitted is finished; a second signal or the limit cuts it short."""
+    """Report not ready, then finish admitted requests, until a second signal or the drain limit."""
     service.drain()
     began = time.monotonic()
     while (spent := time.monotonic() - began) < service.limits.drain_seconds and not service.died:
@@ -223,9 +225,9 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _print(line: str) -> None:
-    """To whoever starts servers; a full disk under it is no reason not to serve."""
+    """Print a line; a full disk behind stdout does not end the server."""
     try:
         print(line, flush=True)
     except OSError as error:
-        log.warning("could not say: %s (%s)", line, error.strerror)
+        log.warning("could not print: %s (%s)", line, error.strerror)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else its flush would fail again, at the end

@@ -1,4 +1,4 @@
-"""What the routes talk to: the served models, the server's state, its limits and counters."""
+"""Service: served models, state, limits and metrics that the routes use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .workers.warmup import generates
 
 
 class Service:
-    """`engines`: model name → engine. `state` goes starting → ready → draining, never back."""
+    """Served models of one server. `engines`: model name → engine; `state`: starting → ready → draining."""
 
     def __init__(
         self,
@@ -34,28 +34,28 @@ class Service:
     ) -> None:
         self.limits = limits or ServeLimits()
         self.keys = ApiKeys([api_key] if isinstance(api_key, str) else api_key) if api_key else None
-        self.share_prefix_cache = share_prefix_cache  # among clients of different keys
+        self.share_prefix_cache = share_prefix_cache  # also between different API keys
         self.metrics = Metrics(__version__)
         self.version = __version__
         self.instance = os.urandom(4).hex()
         self.state = "starting"
-        self.active = 0  # requests being answered
+        self.active = 0  # requests in progress
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
-        self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # which wait
-        self.models: dict[str, TensorEngine | Generator] = {}  # of every kind
-        self.engines: dict[str, TensorEngine] = {}  # those that take tensors
-        self.generators: dict[str, Generator] = {}  # those that make text
-        self.adapters: dict[str, str] = {}  # name → name of the model it belongs to
+        self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # threads that wait
+        self.models: dict[str, TensorEngine | Generator] = {}  # tensor and language models
+        self.engines: dict[str, TensorEngine] = {}  # tensor models
+        self.generators: dict[str, Generator] = {}  # language models
+        self.adapters: dict[str, str] = {}  # adapter name → model name
         self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
         self.memory = MemoryCollector(Processes())
         for collector in (self.collector, self.memory):
             self.metrics.registry.read(collector.collect)
-        self.routes: list[Route] = []  # the table, once the app is built
-        self.retiring: list[TensorEngine | Generator] = []  # replaced, and not yet done
-        self.admin: Any = None  # see `admin`; None: models neither come nor go
+        self.routes: list[Route] = []  # set when the app is built
+        self.retiring: list[TensorEngine | Generator] = []  # replaced or removed, still running requests
+        self.admin: Any = None  # a `model_admin.Admin`; None: models are not loaded or unloaded at run time
         self._home: asyncio.AbstractEventLoop | None = None
-        self.observers: list[Observer] = []  # of every request, when it is over
-        self.traces = False  # give each request a trace that came without one
+        self.observers: list[Observer] = []  # called at the end of every request
+        self.traces = False  # start a trace for requests without one
         for predictor in predictors:
             self._add(predictor)
 
@@ -63,8 +63,8 @@ class Service:
         name, version = check_model_name(predictor.name), predictor.version
         if name in self.models and self._home is None:
             raise UsageError(
-                f"two models are named {name!r}",
-                hint="Serve one of them, or make it again under another name",
+                f"name collision: two models are called {name!r}",
+                hint="Serve one of them, or optimize it again under another name",
             )
         model = self._generator(predictor) if generates(predictor.manifest) else self._engine(predictor)
         self.models[name] = model
@@ -92,31 +92,35 @@ class Service:
         counters.watch(generator.driver.stats)
         for adapter in generator.adapters:
             if adapter == name or adapter in self.models or self.adapters.get(adapter, name) != name:
-                raise UsageError(f"{adapter} is the name of two things that are served", where=name)
+                raise UsageError(
+                    f"name collision: {adapter} names two adapters, or an adapter and a model", where=name
+                )
             self.adapters[adapter] = name
         return generator
 
     def refused(self, status: int) -> None:
-        """Count a request that never came as far as a route."""
+        """Count a request that was refused before routing."""
         self.metrics.request("", "", status, "wire", 0.0)
 
     def start(self) -> None:
-        """On the running event loop, after the models are warm."""
+        """Start the engines on the running event loop, after warm-up."""
         self._home = asyncio.get_running_loop()
         for model in self.models.values():
             model.start(self._home)
         self.state = "ready"
 
     def install(self, predictor: Any) -> TensorEngine | Generator | None:
-        """Serve it from now on, on the event loop; the model of its name that was served till now, which still answers
-        what it is asked, and is to be handed to `forget`."""
+        """Serve a model from now on; call on the event loop.
+
+        Returns the model of its name that it replaces, which finishes its requests; the caller gives it to `forget`.
+        """
         check_model_name(predictor.name)
         old = self.remove(predictor.name) if predictor.name in self.models else None
         self._add(predictor)
         return old
 
     def remove(self, name: str) -> TensorEngine | Generator:
-        """Nobody finds it any more; it still answers what it is asked."""
+        """Stop serving a model and return it; it finishes its requests."""
         old = self.models.pop(name)
         self.engines.pop(name, None)
         self.generators.pop(name, None)
@@ -125,7 +129,7 @@ class Service:
         return old
 
     def forget(self, old: TensorEngine | Generator) -> None:
-        """It ended: it counts no more."""
+        """Remove a replaced model that has ended, with its metrics."""
         self.retiring.remove(old)
         labels = old.predictor.name, old.predictor.version
         now = self.models.get(labels[0])
@@ -140,58 +144,62 @@ class Service:
 
     @property
     def ready(self) -> bool:
+        """True if the server accepts requests and every model can run one."""
         return self.state == "ready" and all(model.ready for model in self.models.values())
 
     @property
     def unready_reason(self) -> str:
-        """Why `ready` is false."""
+        """Reason why `ready` is false."""
         if self.state != "ready":
             return f"the server is {self.state}"
         if not self.healthy:
-            return "an engine died or is stuck"
+            return "an engine died or hangs"
         if reason := next((model.unproven for model in self.generators.values() if model.unproven), None):
             return reason
         away = [name for name, model in self.models.items() if not model.ready]
-        return f"no worker of {', '.join(away)} answers; one that died is being started again"
+        return f"no worker of {', '.join(away)} is ready; crashed workers are being restarted"
 
     @property
     def healthy(self) -> bool:
+        """True if no engine died or hangs, or the server is starting."""
         return all(model.healthy for model in self.models.values()) or self.state == "starting"
 
     @property
     def died(self) -> bool:
-        """An engine ended for a reason of its own; the process is of no more use."""
+        """True if an engine ended by an error; the server then exits."""
         return any(model.failure is not None for model in self.models.values())
 
     def engine(self, name: str, version: str | None = None) -> TensorEngine:
-        """Raises `NotFoundError` for a name or version that is not served."""
+        """Return the engine of a tensor model. Raises `NotFoundError` for a name or version that is not served."""
         engine = self.engines.get(name)
         if engine is None and name in self.generators:
-            raise NotFoundError(f"{name} makes text", hint="It is served at /v1/completions")
+            raise NotFoundError(f"{name} is a language model", hint="It is served at /v1/completions")
         if engine is None:
             raise NotFoundError("no such model is served", hint=f"Served: {', '.join(self.engines)}")
         if version is not None and version != engine.predictor.version:
-            raise NotFoundError(f"model {name} has version {engine.predictor.version} only")
+            raise NotFoundError(f"model {name} has only version {engine.predictor.version}")
         return engine
 
     def require_ready(self) -> None:
+        """Raise `NotReadyError` while the server starts or stops."""
         if self.state != "ready":
             raise NotReadyError(
                 "the server is starting" if self.state == "starting" else "the server is stopping"
             )
 
     def drain(self) -> None:
-        """Admit nothing more; `idle` becomes true when all that was admitted is answered."""
+        """Admit no new request; `idle` becomes true when all admitted ones are answered."""
         self.state = "draining"
         for model in self._all:
             model.drain()
 
     @property
     def idle(self) -> bool:
+        """True if no request is in progress or queued."""
         return self.active == 0 and all(model.idle for model in self._all)
 
     def stop(self) -> None:
-        """End the engines; what still waits is refused."""
+        """Stop the engines; queued requests fail with `NotReadyError`."""
         self.state = "draining"
         for model in self._all:
             model.stop(NotReadyError("the server is stopping"))

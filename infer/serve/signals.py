@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: before the event loop runs, while it runs, and after."""
+"""Handling of SIGTERM and SIGINT before, during and after the event loop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StoppedError(BaseException):
-    """A signal came while nothing was served yet."""
+    """Signal received before the server was ready."""
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """The first signal raises `StoppedError` here, further ones do nothing; what was set before is set again after.
+    """Raise `StoppedError` at the first signal, ignore further ones, and restore the previous handlers at the end.
 
-    `Signals` take over while they live. On another thread than the main one this does nothing.
+    `Signals` replaces these handlers while the event loop runs. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,14 +40,14 @@ def _stop(*_: Any) -> None:
 
 
 def ignore() -> None:
-    """It is stopping already."""
+    """Ignore further signals: the server is stopping."""
     if threading.current_thread() is threading.main_thread():
         for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Signals:
-    """Counts them on the event loop."""
+    """Signals on the event loop: `first` is set by the first one, `second` by the next."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
@@ -62,7 +62,7 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
     def remove(self) -> None:
-        """From now on they are ignored: what is left to do is to end the workers."""
+        """Remove the handlers and ignore signals while the workers are ended."""
         if sys.platform != "win32":
             for number in NUMBERS:
                 self._loop.remove_signal_handler(number)

@@ -249,7 +249,7 @@ def run(seconds: float, seed: int = 0) -> Counter[str]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len(dict(pairs)) == len(pairs), "a name that stands twice was let through"
+    assert len(dict(pairs)) == len(pairs), "a duplicate key was accepted"
     return dict(pairs)
 
 

@@ -19,7 +19,7 @@ from infer.errors import InferError, OverloadedError
 from infer.serve.batching.latency_model import LatencyModel, ThroughputModel, WaitErrorModel
 from infer.serve.batching.results import PendingResult
 from infer.serve.batching.tensor_engine import TensorEngine
-from infer.serve.http.routing import RequestContext
+from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from tests.support.fake_predictors import Live, double, live
@@ -52,7 +52,7 @@ def test_a_request_that_would_be_done_after_its_deadline_is_refused_on_arrival()
     for _ in range(3):
         desk.put(timeout=3.2)
     error = refused(desk, timeout=3.5)
-    assert "would be done in 4.00 s, the request allows 3.50" in str(error)
+    assert "predicted completion in 4.00 s exceeds the request's 3.50 s" in str(error)
     assert error.retry_after == pytest.approx(3.0)
     desk.put(timeout=4.1)
 
@@ -133,7 +133,7 @@ def test_a_second_of_work_may_wait_by_default(seconds: float, rows: int) -> None
     desk.measured(0.0, seconds / 4)
     for _ in range(rows + 1):
         desk.put()
-    assert "would start in" in str(refused(desk))
+    assert "queue wait" in str(refused(desk))
 
 
 def crowd(desk: Desk, fixed: float, each: float) -> None:
@@ -193,7 +193,7 @@ def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
         item = desk.put(timeout=timeout)
         desk.measured(0.16, 0.01)
         for _ in range(5):
-            desk.admission.late(item)
+            desk.admission.note_expired(item)
     assert patient.admission.overloaded
     assert not impatient.admission.overloaded
 
@@ -521,7 +521,7 @@ def test_a_refusal_comes_before_the_body_is_parsed_and_the_connection_goes_on() 
         raw.sendall(f"{head}Content-Length: {len(nonsense)}\r\n\r\n".encode() + nonsense[:2000])
         status, headers, told = read(raw)
         assert (status, headers.get("connection")) == (503, None)
-        assert "would start in" in json.loads(told)["error"]
+        assert "queue wait" in json.loads(told)["error"]
         assert int(headers["retry-after"]) == 60
         assert int(headers["retry-after-ms"]) == 60_000
         raw.sendall(nonsense[2000:])

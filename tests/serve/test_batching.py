@@ -158,12 +158,12 @@ def test_layout_pads_ragged_rows_and_cuts_outputs_back() -> None:
     layout = Collator(fake)
     assert layout.ragged == {"seq"}
     parts = [fake.tokenize(["abc"]), fake.tokenize(["a", "ab"])]
-    joined, padding = layout.join(parts)
+    joined, padding = layout.collate(parts)
     assert joined["input_ids"].shape == (3, 4)
     assert joined["attention_mask"].sum(1).tolist() == [4, 2, 3]
     assert padding == pytest.approx(2 / 12)
     sizes = [layout.check(part) for part in parts]
-    pieces = layout.cut({"ids": joined["input_ids"]}, sizes)
+    pieces = layout.split_outputs({"ids": joined["input_ids"]}, sizes)
     assert [piece["ids"].shape for piece in pieces] == [(1, 4), (2, 3)]
     assert (pieces[1]["ids"] == parts[1]["input_ids"]).all()
 
@@ -184,7 +184,7 @@ def test_layout_runs_models_without_a_batch_one_by_one() -> None:
 
 def test_layout_refuses_a_model_that_loses_rows() -> None:
     with pytest.raises(InferError, match="number of rows"):
-        Collator(double()).cut({"y": np.zeros((2, 4))}, [{"batch": 3}])
+        Collator(double()).split_outputs({"y": np.zeros((2, 4))}, [{"batch": 3}])
 
 
 @pytest.mark.parametrize(

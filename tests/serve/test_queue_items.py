@@ -43,7 +43,7 @@ def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
     """Requests in the order of their rows, and these."""
     found = []
     for whole in items:
-        for item in whole.apart() if whole.requests > 1 else [whole]:
+        for item in whole.split() if whole.requests > 1 else [whole]:
             name = item.owner if isinstance(item.owner, str) else item.owner.requests[0]
             found.append((name, item.inputs["x"].ravel().tolist()))
     return found

@@ -210,16 +210,16 @@ def test_certificates_that_are_none_are_refused_in_a_sentence(
     cert, key = certificate
     with pytest.raises(UsageError, match="no such file"):
         tls.tls_context(tmp_path / "none.pem")
-    with pytest.raises(UsageError, match="no certificate and key"):
+    with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
         tls.tls_context(key, key)
     other = tmp_path / "other.pem"
     other.write_text("not a certificate")
-    with pytest.raises(UsageError, match="no certificate and key"):
+    with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
         tls.tls_context(other, key)
     locked = tmp_path / "locked.pem"
     command = ["openssl", "ec", "-in", str(key), "-aes256", "-passout", "pass:word", "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True)
-    with pytest.raises(UsageError, match="no certificate and key"):
+    with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
         tls.tls_context(cert, locked)
     assert tls.tls_context(cert, locked, "word")
 

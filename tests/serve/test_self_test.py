@@ -237,4 +237,4 @@ def test_a_probe_names_the_model_whose_worker_does_not_answer(monkeypatch: pytes
         for path in ("/ready", "/v2/health/ready"):
             answer = httpx.get(f"{server.url}{path}")
             assert answer.status_code == 503
-            assert "no worker of double answers" in answer.text
+            assert "no worker of double is ready" in answer.text

@@ -219,7 +219,7 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
     (service,) = seen
     limits = service.engines["m"].limits
     assert (limits.max_delay_us, limits.drain_seconds, limits.max_batch) == (5, 3, 2)
-    assert service.engines["m"].layout.max_batch == 2
+    assert service.engines["m"].collator.max_batch == 2
     assert 'infer_model_load_seconds{model="m",phase="open"' in service.metrics.text().decode()
 
 

@@ -16,7 +16,8 @@ from ..batching import text_inputs
 from ..batching.collate import BATCH
 from ..batching.run_arrays import Arrays
 from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
-from ..http.routing import RequestContext, Response
+from ..http.request_context import RequestContext
+from ..http.routing import Response
 from ..llm.tenants import sharer_of
 from .kserve_response import SPLIT, Wanted, write
 from .kserve_tensors import (
@@ -139,7 +140,7 @@ def _flag(parameters: Parameters, name: str, default: bool, where: str) -> bool:
 
 def _wanted(request: InferRequest, engine: TensorEngine) -> list[tuple[TensorSpec, bool]]:
     """The outputs to send, in the order asked for, and whether each goes as raw bytes."""
-    specs = engine.layout.outputs
+    specs = engine.collator.outputs
     binary = _flag(request.parameters, "binary_data_output", False, "request.parameters")
     if not request.outputs:
         chosen = [(spec, binary) for spec in specs.values()]

@@ -8,7 +8,8 @@ import msgspec
 
 from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
 from ..http.error_text import error_text, plain
-from ..http.routing import Dialect, RequestContext
+from ..http.request_context import RequestContext
+from ..http.routing import Dialect
 from ..llm.llm_engine import Generator
 
 

@@ -12,7 +12,7 @@ import msgspec
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
 from ...llm.engine.requests import Sampling
 from ..http import json_parse
-from ..http.routing import RequestContext
+from ..http.request_context import RequestContext
 from ..llm.llm_engine import Generator
 from ..llm.tenants import tenant_of
 from .openai_errors import ContextLengthError, require_json

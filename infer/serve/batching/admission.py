@@ -1,49 +1,45 @@
-"""Who may join the queue of tensors: bounds, and when the work would be done by the speed measured.
+"""Admission control by queue limits and predicted completion time.
 
-A second of work may wait, so that a burst, or as many patient clients, are not turned away. When a tenth of those who
-come are, or are late, although more waits than keeps the model busy, this is no burst: from then on only that much may
-wait, until the queue has run dry. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue Delay, 2012.)
-Nor may a crowd spend in the queue all the time that it allows: every batch would have to be cut short for somebody.
+Up to a second of work may wait, so that a burst, or as many patient clients, are not refused. When a tenth of the
+recent requests are refused or late although more waits than keeps the model busy, this is overload, not a burst: from
+then on only that much may wait, until the queue is empty. (The idea is CoDel's: Nichols and Jacobson, Controlling Queue
+Delay, 2012.) Under overload a request may not spend all of its time in the queue either: every batch would have to be
+cut short to meet some deadline.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...errors import InferError, NotReadyError, OverloadedError, TooLargeError
+from .interfaces import QueueState, WaitingState
+from .queue_items import LOWEST_PRIORITY, QueueItem
 
-if TYPE_CHECKING:
-    from .fair_queue import TenantQueue
-    from .queue import BatchQueue
-    from .queue_items import QueueItem
-
-TARGET_BATCHES = 2.5  # batches as large as is useful: what is left of one that runs, and two that wait
-MIN_WAIT_LIMIT, MAX_WAIT_LIMIT = 0.1, 1.0  # seconds of queue that keep a model busy at least, and at most
-WAIT_SHARE = 2 / 3  # of what a request allows is for waiting, in a crowd; the rest is for its batch
-OVERLOAD_SHARE = 0.1  # of those who come
-PRESSURE_WINDOW = 32  # of them
-STALE_SECONDS = 1.0  # seconds after which a measure turns nobody away from an idle model
-LOWEST_PRIORITY = 255
+TARGET_BATCHES = 2.5  # of useful size: the rest of the one that runs, and two that wait
+MIN_WAIT_LIMIT, MAX_WAIT_LIMIT = 0.1, 1.0  # seconds of queue that keep a model busy: least and most
+WAIT_SHARE = 2 / 3  # of a request's time that it may wait under overload; the rest is for its batch
+OVERLOAD_SHARE = 0.1  # of recent requests refused or late
+PRESSURE_WINDOW = 32  # recent requests
+STALE_SECONDS = 1.0  # age of a measurement that refuses no request of an idle model
 
 
 class AdmissionController:
-    """Predicts for a `BatchQueue`, or for the part of it that one tenant has; all its times are seconds from now."""
+    """Admission to `queue`, or to the part of it, `waiting`, that one tenant has. Times are seconds from now."""
 
-    def __init__(self, queue: BatchQueue, tenant_queue: TenantQueue | None = None) -> None:
-        self.queue, self.tenant_queue = queue, tenant_queue or queue
-        self.pressure = 0.0  # share of the recent ones who were turned away, or late, as too much waited
+    def __init__(self, queue: QueueState, waiting: WaitingState) -> None:
+        self.queue, self.waiting = queue, waiting
+        self.pressure = 0.0  # share of recent requests that were refused or late because too much waited
         self.overloaded = False
 
     def backlog_seconds(self, priority: int = LOWEST_PRIORITY) -> float:
-        """Until work of this priority that arrives now would start, should all of its priority go first."""
+        """Predict when work of this priority that arrives now would start, if all waiting work of it goes first."""
         queue = self.queue
-        rows, work = self.tenant_queue.ahead(priority)
+        rows, work = self.waiting.ahead(priority)
         return self._busy() + queue.latency.seconds(work, self._batches(rows, work)) / queue.num_executors
 
     def admit(self, items: Sequence[QueueItem], deadline: float) -> None:
-        """All or none. Raises `OverloadedError`, `TooLargeError`, `NotReadyError`."""
+        """Raise `OverloadedError`, `TooLargeError` or `NotReadyError` unless all items may be queued."""
         limits = self.queue.limits
         rows, size = sum([e.rows for e in items]), sum([e.size_bytes for e in items])
         requests = sum([e.requests for e in items])
@@ -52,16 +48,20 @@ class AdmissionController:
             or size > limits.max_queue_bytes
             or requests > limits.max_queue_requests
         ):
-            raise TooLargeError(f"one request may hold {limits.max_queue_rows} rows, this one holds {rows}")
+            raise TooLargeError(f"expected at most {limits.max_queue_rows} rows in one request, got {rows}")
         if any(e.rows // e.requests * e.elements > limits.max_batch_elements for e in items):
-            raise TooLargeError(f"one batch may hold {limits.max_batch_elements} elements per input")
+            raise TooLargeError(
+                f"expected at most {limits.max_batch_elements} elements per input of one batch, got more"
+            )
         work = sum([e.work for e in items])
         self.check(items[0].priority, deadline, requests, rows, size, work)
         self._note(False)
 
     def admit_group(self, item: QueueItem, deadline: float) -> bool:
-        """Whether its requests would all be let in, were they asked for one by one; then they are. A whole batch of
-        them is judged as one request, so that they must be no more than that."""
+        """Return True if every request of the item would be admitted alone; they then count as admitted.
+
+        A whole batch is judged as one request, so that the item must not be larger than a batch.
+        """
         before = self.pressure, self.overloaded
         try:
             self.admit([item], deadline)
@@ -73,66 +73,77 @@ class AdmissionController:
         return True
 
     def check(
-        self, priority: int, deadline: float, items: int = 1, rows: int = 0, size: int = 0, work: float = 0
+        self, priority: int, deadline: float, requests: int = 1, rows: int = 0, size: int = 0, work: float = 0
     ) -> None:
-        """The same of so much work; with the least of it, whether anybody of this priority may come at all."""
-        queue, tenant_queue = self.queue, self.tenant_queue
+        """Raise `OverloadedError` or `NotReadyError` if this work would exceed a limit or miss its deadline.
+
+        With the default amounts: if even the smallest request of this priority would.
+        """
+        queue, waiting = self.queue, self.waiting
         if queue.draining:
             raise NotReadyError("the server is stopping")
-        if words := tenant_queue.full(items, rows, size):
-            raise self._full(words)
+        if message := waiting.full(requests, rows, size):
+            raise self._full(message)
         if not queue.latency.batches:
             return
-        busy, (before, waiting) = self._busy(), tenant_queue.ahead(priority)
-        wait = busy + queue.latency.seconds(waiting, self._batches(before, waiting)) / queue.num_executors
-        enough, most = self._bounds(busy, before, waiting)
+        busy, (rows_ahead, work_ahead) = self._busy(), waiting.ahead(priority)
+        wait = busy + self._predict(rows_ahead, work_ahead)
+        enough, most = self._bounds(busy, rows_ahead, work_ahead)
         allowed = enough if self.overloaded else most
         if wait > allowed:
             self._note(wait > enough)
-            words = f"would start in {wait:.2f} s, the queue lets {allowed:.2f} be waited"
-            raise OverloadedError(f"work that arrives now {words}", retry_after=wait)
+            raise OverloadedError(
+                f"queue wait {wait:.2f} s exceeds the {allowed:.2f} s limit", retry_after=wait
+            )
+        # The cheap test counts all waiting work as ahead. Where it fails, only work that is more urgent counts.
         left = deadline - queue.clock()
         share = _share(left / queue.latency.caution, busy, enough)
-        if self._done(busy, before, waiting, rows, work) <= left and (wait <= share or not self.overloaded):
+        in_time = self._done(busy, rows_ahead, work_ahead, rows, work) <= left
+        if in_time and (wait <= share or not self.overloaded):
             return
-        before, waiting = tenant_queue.ahead(priority, deadline)
-        mine = busy + queue.latency.seconds(waiting, self._batches(before, waiting)) / queue.num_executors
-        done, own = self._done(busy, before, waiting, rows, work), queue.latency.seconds(work)
-        overloaded = self.overloaded and mine > share
-        if not (overloaded or done > left) or not self._sure():
+        rows_ahead, work_ahead = waiting.ahead(priority, deadline)
+        own_wait = busy + self._predict(rows_ahead, work_ahead)
+        done, own = self._done(busy, rows_ahead, work_ahead, rows, work), queue.latency.seconds(work)
+        too_long = self.overloaded and own_wait > share
+        if not (too_long or done > left) or not self._reliable():
             return
-        self._note(mine > share and share + own <= left)
-        words = f"would be done in {done:.2f} s, the request allows {left:.2f}"
-        if overloaded:
-            words = f"would start in {mine:.2f} s, a crowded queue lets it wait {share:.2f} of its {left:.2f}"
-        raise OverloadedError(f"work that arrives now {words}", retry_after=max(wait, own))
+        self._note(own_wait > share and share + own <= left)
+        message = f"predicted completion in {done:.2f} s exceeds the request's {left:.2f} s"
+        if too_long:
+            message = (
+                f"queue wait {own_wait:.2f} s exceeds the {share:.2f} s that an overloaded queue "
+                f"allows of the request's {left:.2f} s"
+            )
+        raise OverloadedError(message, retry_after=max(wait, own))
 
-    def late(self, item: QueueItem) -> None:
-        """It was let in, and its time ran out; that counts if it would not have with less before it."""
+    def note_expired(self, item: QueueItem) -> None:
+        """Count an admitted item whose deadline passed, if it would have been in time with a shorter queue."""
         busy, allowed = self._busy(), item.deadline - item.arrived
-        enough, _ = self._bounds(busy, *self.tenant_queue.ahead(item.priority))
+        enough, _ = self._bounds(busy, *self.waiting.ahead(item.priority))
         self._note(allowed >= _share(allowed, busy, enough) + self.queue.latency.seconds(item.work))
 
     def _note(self, pressed: bool) -> None:
         self.pressure += (pressed - self.pressure) / PRESSURE_WINDOW
-        self.overloaded = self.pressure > OVERLOAD_SHARE or (
-            self.overloaded and self.tenant_queue.requests > 0
-        )
+        self.overloaded = self.pressure > OVERLOAD_SHARE or (self.overloaded and self.waiting.requests > 0)
 
-    def _full(self, words: str) -> OverloadedError:
+    def _full(self, message: str) -> OverloadedError:
         self._note(True)
-        return OverloadedError(words, retry_after=self.backlog_seconds())
+        return OverloadedError(message, retry_after=self.backlog_seconds())
 
     def _busy(self) -> float:
-        """Until the first lane is free. A batch that takes longer than expected is believed to go on as long again."""
+        """Predict when the first executor is free. A batch later than predicted is expected to take as long again."""
         queue = self.queue
         if len(queue.running) < queue.num_executors or not queue.latency.batches:
             return 0.0
         now, latency = queue.clock(), queue.latency
         return min([abs(latency.seconds(work) - (now - since)) for work, since in queue.running.values()])
 
+    def _predict(self, rows: float, work: float) -> float:
+        """Predict the seconds that waiting work takes on all executors."""
+        return self.queue.latency.seconds(work, self._batches(rows, work)) / self.queue.num_executors
+
     def _batches(self, rows: float, work: float) -> int:
-        """How many it takes at least; those of two keys never share one."""
+        """Return the least number of batches that rows and work take: full ones, and one for each batch key."""
         if not rows:
             return 0
         queue = self.queue
@@ -140,9 +151,9 @@ class AdmissionController:
         return max(math.ceil(full), min(queue.kinds, math.ceil(rows)))
 
     def _bounds(self, busy: float, rows: float, work: float) -> tuple[float, float]:
-        """Seconds of waiting that keep the model busy, and that are allowed at most.
+        """Return the seconds of waiting that keep the model busy, and the most that are allowed.
 
-        The first: `TARGET_BATCHES`. Both: at least what runs and one batch more.
+        The first is `TARGET_BATCHES` batches. Both are at least the running batch and one more.
         """
         queue, latency = self.queue, self.queue.latency
         if queue.limits.max_wait_seconds is not None:
@@ -152,21 +163,18 @@ class AdmissionController:
         enough = max(MIN_WAIT_LIMIT, min(TARGET_BATCHES * useful, MAX_WAIT_LIMIT), busy + useful)
         return enough, max(MAX_WAIT_LIMIT, busy + latency.seconds(full), enough)
 
-    def _done(self, busy: float, before: float, waiting: float, rows: float, work: float) -> float:
-        """Until work behind all that is done, cautiously."""
-        latency, num_executors = self.queue.latency, self.queue.num_executors
-        everything = (
-            latency.seconds(waiting + work, self._batches(before + rows, waiting + work)) / num_executors
-        )
-        return (busy + max(everything, latency.seconds(work))) * latency.caution
+    def _done(self, busy: float, rows_ahead: float, work_ahead: float, rows: float, work: float) -> float:
+        """Predict, with the model's margin, when work behind the work ahead would be done."""
+        everything = self._predict(rows_ahead + rows, work_ahead + work)
+        return (busy + max(everything, self.queue.latency.seconds(work))) * self.queue.latency.caution
 
-    def _sure(self) -> bool:
-        """Whether the measure is of now: one that nothing renews would turn everybody away for ever."""
+    def _reliable(self) -> bool:
+        """Return True if the latency is measured now: a stale one that nothing renews would refuse work for ever."""
         queue = self.queue
         busy = queue.requests or queue.running
         return bool(busy) or (queue.latency.steady and queue.clock() - queue.finished < STALE_SECONDS)
 
 
 def _share(allowed: float, busy: float, enough: float) -> float:
-    """Of the seconds that a request allows, those that a crowd may let it wait for."""
+    """Return the seconds, of those that a request allows, that it may wait under overload."""
     return max(busy, min(enough, allowed * WAIT_SHARE))

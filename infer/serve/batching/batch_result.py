@@ -1,4 +1,4 @@
-"""One batch after it ran, and what is counted of it."""
+"""Result of one batch, and its metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Outcome = Arrays | Exception
 
 @dataclass(slots=True)
 class BatchResult:
-    """Per entry its outputs or the reason that it has none. Seconds."""
+    """Outputs or error of each item of a batch, and its times in seconds.
+
+    `started`, `began`: clock times at which the batch was taken, and its worker began; `worker`: process id,
+    None for this process; `padding`: share of its elements.
+    """
 
     items: list[QueueItem]
     outcomes: list[Outcome]
@@ -25,7 +29,7 @@ class BatchResult:
     compute: float = 0.0
     cut: float = 0.0
     padding: float = 0.0
-    worker: int | None = None  # the process in which it ran, and from when
+    worker: int | None = None
     began: float = 0.0
 
     @property
@@ -34,7 +38,7 @@ class BatchResult:
 
 
 def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
-    """`ragged`: the sizes that make the length of a row."""
+    """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
     metrics.dispatched(batch.reason)
     metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
     if ragged:

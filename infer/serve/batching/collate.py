@@ -1,4 +1,4 @@
-"""How requests of one model lie together in a batch: checked, split, joined (and padded), cut."""
+"""Collation: check, split, pad and concatenate requests into a batch, and split its outputs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from ...errors import InferError, InputError
 from ...spec import TensorSpec
 from .run_arrays import Arrays
 
-Allocate = Callable[[str, tuple[int, ...], Any], np.ndarray]  # name, shape, dtype → where to put that input
+Allocate = Callable[
+    [str, tuple[int, ...], Any], np.ndarray
+]  # name, shape, dtype → uninitialized array for that input
 BATCH = "batch"
 
 
 class Collator:
-    """Made from a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and, where it has one, `padding`.
+    """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and `padding`, if it has one.
 
-    `batched`: every tensor has the batch as its first dimension. `ragged`: the sizes that may differ inside
-    one batch, because each input that has them says what to pad with and each output can be cut back.
-    bfloat16 lies in arrays of uint16: numpy has no such type.
+    `batched`: every tensor has the batch as its first dimension. `ragged`: sizes that may differ within one batch,
+    because each input that has them names a padding value and each output can be cut back. bfloat16 is held in uint16
+    arrays: numpy has no such type.
     """
 
     def __init__(self, predictor: Any, max_batch: int | None = None) -> None:
@@ -45,7 +47,7 @@ class Collator:
         return frozenset(padded) if self.batched and not unknown else frozenset()
 
     def _sizes(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int] | None:
-        """What `check` gives, without the words: None when something does not fit."""
+        """Return the symbolic sizes of one request; None if a name, dtype or shape does not match."""
         bound: dict[str, int] = {}
         for name, dtype, shape, rank in self._quick:
             array = arrays.get(name)
@@ -57,7 +59,7 @@ class Collator:
         return bound if len(arrays) == len(self._quick) else None
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """The symbolic sizes of one request; raises `InputError`. Batches above the largest are split."""
+        """Return the symbolic sizes of one request. Raises `InputError`; not for too many rows: see `split`."""
         bound = self._sizes(arrays)
         if bound is None:
             bound = self._explain(arrays)
@@ -71,7 +73,7 @@ class Collator:
         return bound
 
     def _explain(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Raises `InputError` in words; the sizes, should all fit after all."""
+        """Raise `InputError` with the first mismatch; return the sizes if there is none."""
         surplus = sorted(set(arrays) - set(self.inputs))
         if surplus or len(arrays) != len(self.inputs):
             missing = [name for name in self.inputs if name not in arrays]
@@ -88,7 +90,7 @@ class Collator:
         return bound
 
     def key(self, sizes: Mapping[str, int]) -> Hashable:
-        """Requests of equal key may share a batch. Dtypes and fixed sizes are equal by `check`."""
+        """Return the batch key: requests of equal key may share a batch. `check` made dtypes and fixed sizes equal."""
         return tuple(
             sorted(
                 (s, length_bucket(n) if s in self.ragged else n)
@@ -97,22 +99,22 @@ class Collator:
             )
         )
 
-    def piece(self, arrays: Arrays) -> tuple[dict[str, int], Hashable, int, int, int]:
-        """Sizes, key, rows, elements of a row of its largest input, and bytes of one request; raises `InputError`."""
+    def measure(self, arrays: Arrays) -> tuple[dict[str, int], Hashable, int, int, int]:
+        """Return sizes, key, rows, elements of a row of the largest input, and bytes. Raises `InputError`."""
         sizes = self.check(arrays)
         rows = sizes.get(BATCH, 1) if self.batched else 1
         elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
         return sizes, self.key(sizes), rows, elements, sum(array.nbytes for array in arrays.values())
 
     def split(self, arrays: Arrays, rows: int) -> list[Arrays]:
-        """At most `max_batch` rows each, in order."""
+        """Split a request into parts of at most `max_batch` rows, in order."""
         if not self.batched or rows <= self.max_batch:
             return [arrays]
         starts = range(0, rows, self.max_batch)
         return [{name: array[s : s + self.max_batch] for name, array in arrays.items()} for s in starts]
 
-    def join(self, parts: Sequence[Arrays], new: Allocate | None = None) -> tuple[Arrays, float]:
-        """One batch of all rows, copied to where `new` says, and the share of its elements that is padding."""
+    def collate(self, parts: Sequence[Arrays], new: Allocate | None = None) -> tuple[Arrays, float]:
+        """Concatenate requests along the batch, padded, into arrays of `new`; also return the share of padding."""
         joined, real, total = {}, 0, 0
         for name in self.inputs:
             arrays = [part[name] for part in parts]
@@ -123,13 +125,15 @@ class Collator:
             total += joined[name].size
         return joined, 1 - real / total if total else 0.0
 
-    def cut(self, outputs: Mapping[str, np.ndarray], sizes: Sequence[Mapping[str, int]]) -> list[Arrays]:
-        """The outputs of each part; `sizes` are theirs, in the order of `join`. Raises `InferError`."""
+    def split_outputs(
+        self, outputs: Mapping[str, np.ndarray], sizes: Sequence[Mapping[str, int]]
+    ) -> list[Arrays]:
+        """Return the outputs of each request. `sizes`: of each, in the order of `collate`. Raises `InferError`."""
         if not self.batched:
             return [dict(outputs)]
         rows = sum(size[BATCH] for size in sizes)
         if any(len(array) != rows for array in outputs.values()):
-            raise InferError(f"the model gave another number of rows than the {rows} it took")
+            raise InferError(f"expected {rows} rows of output, the model returned another number")
         pieces: list[Arrays] = []
         start = 0
         for size in sizes:
@@ -146,7 +150,7 @@ class Collator:
 
 
 def length_bucket(length: int) -> int:
-    """The smallest of 16, 24, 32, 48, 64, 96, … that holds `length`; less than a third is padding."""
+    """Return the least of 16, 24, 32, 48, 64, 96, … that is at least `length`; above 16, padding is below a third."""
     if length <= 16:
         return 16
     power = 1 << (length - 1).bit_length()
@@ -154,14 +158,14 @@ def length_bucket(length: int) -> int:
 
 
 def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
-    """Sizes that hold a row of each."""
+    """Return the row shape that holds a row of each array."""
     if len(arrays) == 1:
         return arrays[0].shape[1:]
     return tuple([max(sizes) for sizes in zip(*[array.shape[1:] for array in arrays], strict=True)])
 
 
 def _stack(arrays: list[np.ndarray], pad: int, target: np.ndarray) -> np.ndarray:
-    """All rows in `target`, the rest of it `pad`."""
+    """Copy all rows into `target`; fill the rest with `pad`."""
     rest = target.shape[1:]
     if not target.ndim:
         target[...] = arrays[0]

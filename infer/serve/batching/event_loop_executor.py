@@ -1,8 +1,8 @@
-"""A lane whose batches run in another process: small ones are sent and answered by the event loop, without a thread.
+"""Executor of a worker process that the event loop itself drives: small batches cross no thread.
 
-Waking a thread and being woken by it costs more than a small batch. So the loop takes batches, sends them and listens
-for their answers as long as nothing has to be waited for. Large batches, and all that is out of the ordinary, it hands
-to the lane's thread, which gives the lane back when it has nothing more to do.
+Waking a thread and being woken by it costs more than a small batch. So the loop takes batches, sends them and reads
+their results as long as nothing blocks. Large batches and all errors it hands over to the executor's thread, which
+hands control back to the loop when it has nothing more to do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,18 +20,16 @@ from ..workers.supervisor import LostError
 from .batch_result import BatchResult
 from .executor import Executor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
+from .interfaces import EngineHandle
 from .queue_items import QueueItem
 from .run_arrays import Arrays
-
-if TYPE_CHECKING:
-    from .tensor_engine import TensorEngine
 
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
 
 
 @runtime_checkable
 class PollingExecutor(Executor, Protocol):
-    """What an `Executor` of such a lane has besides; see `worker.replica.Replica`."""
+    """Executor with calls that do not block; see `workers.replica.Replica`."""
 
     def begin(self, inputs: Arrays) -> None: ...
 
@@ -41,14 +39,15 @@ class PollingExecutor(Executor, Protocol):
 
 
 class EventLoopExecutor(ExecutorThread):
-    """`_batch`: the batch that the loop runs. `_descriptor`: what it listens to, -1 while the thread has the lane.
+    """Executor thread that shares its executor with the event loop: one of the two has control.
 
-    All but `ring` and what a thread is given is called on the loop's thread.
+    `_batch`: batch that the loop runs; `_descriptor`: file descriptor that the loop reads, -1 while the thread has
+    control; `_given`: work handed to the thread. All methods but `wake` and `_pause` are called on the event loop.
     """
 
     executor: PollingExecutor
 
-    def __init__(self, engine: TensorEngine, executor: PollingExecutor, number: int) -> None:
+    def __init__(self, engine: EngineHandle, executor: PollingExecutor, number: int) -> None:
         super().__init__(engine, executor, number)
         self._batch: BatchResult | None = None
         self._descriptor = -1
@@ -58,10 +57,10 @@ class EventLoopExecutor(ExecutorThread):
 
     @property
     def on_loop(self) -> bool:
-        """The loop has it."""
+        """True while the event loop has control."""
         return self._descriptor >= 0
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self.engine.call_on_loop(self.look)
 
     def look(self) -> None:
@@ -70,10 +69,10 @@ class EventLoopExecutor(ExecutorThread):
 
     def stop(self) -> None:
         self._leave()
-        super().ring()
+        super().wake()
 
     def _pause(self, seconds: float) -> None:
-        """The thread has nothing more to do: the loop has the lane until it gives it back."""
+        """Give control to the loop, as the thread has nothing to do, and sleep until the loop gives work."""
         self.engine.call_on_loop(self._safely, self._resume)
         while self._given is None and not self.engine.stopping and self._wakeup is not None:
             self._wakeup.wait(POLL_SECONDS)
@@ -106,14 +105,14 @@ class EventLoopExecutor(ExecutorThread):
     def _give(self, work: Callable[[], None]) -> None:
         self._leave()
         self._given = work
-        super().ring()
+        super().wake()
 
     def _give_batch(self, batch: BatchResult, first: FirstRun | None = None) -> None:
         engine = self.engine
         self._give(lambda: engine.call_on_loop(engine.deliver, self._complete(batch, first)))
 
     def _begin(self) -> None:
-        """Take batches until one runs or nothing is left."""
+        """Take batches until one runs or none is left."""
         engine, more = self.engine, True
         while more:
             with engine.lock:
@@ -128,7 +127,7 @@ class EventLoopExecutor(ExecutorThread):
                 self._schedule_poll(taken.wait)
 
     def _schedule_poll(self, seconds: float) -> None:
-        """One timer looks at a batch that is delayed, however many come to it meanwhile."""
+        """Set one timer for a delayed batch, however many items join it meanwhile."""
         loop, later = self.engine.loop, self._later
         if later is not None and later.when() <= loop.time() + seconds:
             return
@@ -183,7 +182,7 @@ class EventLoopExecutor(ExecutorThread):
         return self._cut(outputs, items, batch)
 
     def _tick(self) -> None:
-        """A worker that is silent says so to nobody."""
+        """Poll the worker: one that hangs makes no descriptor readable."""
         self._timer = self.engine.loop.call_later(POLL_SECONDS, self._safely, self._tick)
         if self._batch is None:
             self.beat = self.engine.clock()

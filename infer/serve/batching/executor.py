@@ -1,4 +1,4 @@
-"""What runs the batches of a lane."""
+"""Executors: run the batches of one model, here or in another process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .run_arrays import Arrays, run_arrays
 
 
 class Executor(Protocol):
-    """Runs one batch after another; see `LocalExecutor` and `worker.replica.Replica`."""
+    """Runs one batch after another; see `LocalExecutor` and `workers.replica.Replica`."""
 
-    answering: bool  # a batch would be run now
+    answering: bool  # a batch would run now
     watched: bool  # a batch that hangs raises `LostError`
-    pid: int | None  # of another process in which batches run
-    began: float  # there, of the last one
+    pid: int | None  # of the worker process; None: this process
+    began: float  # clock time at which the worker began the last batch
 
     def fileno(self) -> int: ...
 
@@ -35,7 +35,7 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """A predictor in this process."""
+    """Executor that calls a predictor in this process."""
 
     answering, watched = True, False
     pid: int | None = None
@@ -65,4 +65,4 @@ class LocalExecutor:
         pass
 
     def restart(self, stopping: Callable[[], bool]) -> None:
-        raise InferError("a model in this process can't be started again")
+        raise InferError("a model in the server's own process cannot be restarted")

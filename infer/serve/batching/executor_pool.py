@@ -1,22 +1,19 @@
-"""All lanes of one engine: how they are together, and which of them is to be woken."""
+"""All executor threads of one engine: their common state, and waking one that sleeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from .event_loop_executor import EventLoopExecutor, PollingExecutor
 from .executor import Executor
 from .executor_thread import ExecutorThread
-
-if TYPE_CHECKING:
-    from .tensor_engine import TensorEngine
+from .interfaces import EngineHandle
 
 
 class ExecutorPool(list[ExecutorThread]):
-    """One for each executor, in their order."""
+    """One thread for each executor, in their order."""
 
-    def __init__(self, engine: TensorEngine, executors: Iterable[Executor]) -> None:
+    def __init__(self, engine: EngineHandle, executors: Iterable[Executor]) -> None:
         super().__init__(
             EventLoopExecutor(engine, executor, number)
             if isinstance(executor, PollingExecutor)
@@ -26,27 +23,29 @@ class ExecutorPool(list[ExecutorThread]):
 
     @property
     def running(self) -> int:
-        """Rows of the batches that run."""
+        """Rows of the running batches."""
         return sum([thread.running for thread in self])
 
     @property
     def beat(self) -> float:
-        """When the lane that is longest away last looked."""
+        """Oldest heartbeat of all threads, in clock seconds."""
         return min(thread.beat for thread in self)
 
     @property
     def failure(self) -> BaseException | None:
-        """What the first that died died of."""
+        """Error that ended a thread; None while all live."""
         return next((thread.failure for thread in self if thread.failure is not None), None)
 
     @property
     def answering(self) -> bool:
-        """One of them at least can run a request now."""
+        """True if at least one executor can run a batch now."""
         return any(thread.executor.answering for thread in self)
 
     def alive(self, now: float, seconds: float) -> bool:
-        """Their threads live, and no batch in this process runs for longer than that; workers are watched by their
-        lanes."""
+        """Return True if all threads live and no batch in this process runs for longer than `seconds`.
+
+        Batches in workers do not count: their executors have a watchdog.
+        """
         return self.failure is None and all(
             thread.thread.is_alive()
             and not (thread.running and thread.unmonitored and now - thread.beat > seconds)
@@ -54,7 +53,7 @@ class ExecutorPool(list[ExecutorThread]):
         )
 
     def claim_sleeping(self) -> ExecutorThread | None:
-        """One that sleeps and is to be rung by the caller, who holds the engine's lock."""
+        """Return a sleeping thread, which the caller wakes and no other caller gets. Holds the engine's lock."""
         for thread in self:
             if thread.sleeping:
                 thread.sleeping = False
@@ -65,17 +64,18 @@ class ExecutorPool(list[ExecutorThread]):
         for thread in self:
             thread.start()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
+        """Wake all threads."""
         for thread in self:
-            thread.ring()
+            thread.wake()
 
     def stop(self) -> None:
-        """On the loop's thread."""
+        """End all threads; called on the event loop."""
         for thread in self:
             thread.stop()
 
     def join(self, seconds: float) -> None:
-        """Wait for each thread that was started, so long at most."""
+        """Wait up to `seconds` for each thread that was started."""
         for thread in self:
             if thread.thread.ident is not None:
                 thread.thread.join(seconds)

@@ -1,4 +1,4 @@
-"""A thread that takes batches, runs them on one executor and hands them back: one wake-up of the loop per batch."""
+"""Thread that takes batches, runs them on one executor and returns them: one wake-up of the event loop per batch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
 from ..workers.quarantine import digest_of
 from ..workers.supervisor import LostError, NotSentError, ended
 from .batch_result import BatchResult, Outcome
 from .executor import Executor
-from .queue import NextBatch
-from .queue_items import QueueItem
+from .interfaces import EngineHandle
+from .queue_items import NextBatch, QueueItem
 from .run_arrays import Arrays
 from .wakeup import Wakeup
-
-if TYPE_CHECKING:
-    from .tensor_engine import TensorEngine
 
 log = logging.getLogger("infer.serve")
 POLL_SECONDS = 1.0
@@ -30,9 +26,12 @@ FirstRun = Callable[[Sequence[QueueItem], BatchResult], list[Arrays]]
 
 
 class ExecutorThread:
-    """`beat`: when it last looked; `running`: rows of its batch; `failure`: what it died of."""
+    """Runs the batches of one executor.
 
-    def __init__(self, engine: TensorEngine, executor: Executor, number: int) -> None:
+    `beat`: clock time of the last heartbeat; `running`: rows of its batch; `failure`: error that ended the thread.
+    """
+
+    def __init__(self, engine: EngineHandle, executor: Executor, number: int) -> None:
         self.engine, self.executor, self.number = engine, executor, number
         self.current: list[QueueItem] = []
         self.running, self.beat = 0, engine.clock()
@@ -44,25 +43,25 @@ class ExecutorThread:
 
     @property
     def unmonitored(self) -> bool:
-        """Whether somebody else has to notice that its batch hangs."""
+        """True if the executor has no watchdog, so that health checks must detect a batch that hangs."""
         return not self.executor.watched
 
     def start(self) -> None:
         self._wakeup = Wakeup()
         self.thread.start()
 
-    def ring(self) -> None:
-        """Look now."""
+    def wake(self) -> None:
+        """Look for a batch now; from any thread."""
         if self._wakeup is not None:
-            self._wakeup.ring()
+            self._wakeup.notify()
 
     def look(self) -> None:
-        """The same, on the loop's thread."""
-        self.ring()
+        """Look for a batch now; on the event loop."""
+        self.wake()
 
     def stop(self) -> None:
-        """The engine stops, says the loop's thread."""
-        self.ring()
+        """End the thread, as the engine stops; on the event loop."""
+        self.wake()
 
     def _loop(self) -> None:
         engine = self.engine
@@ -85,7 +84,7 @@ class ExecutorThread:
         engine.call_on_loop(engine.stop, ended(error))
 
     def _next(self) -> NextBatch | None:
-        """Blocks until there is something to do; None when stopped."""
+        """Block until there is a batch or an expired item; None when stopped."""
         engine = self.engine
         while True:
             with engine.lock:
@@ -99,7 +98,7 @@ class ExecutorThread:
             self._pause(min(taken.wait or POLL_SECONDS, POLL_SECONDS))
 
     def _take(self) -> NextBatch:
-        """What is next, for a caller who holds the lock; who sleeps is woken for the rest."""
+        """Take the next batch, and wake a sleeping thread for the rest. The caller holds the engine's lock."""
         engine = self.engine
         taken = engine.queue.take(self.number)
         self.beat = engine.clock()
@@ -107,12 +106,12 @@ class ExecutorThread:
         self.running = sum([item.rows for item in taken.items])
         if taken.items or taken.expired:
             self.sleeping = False
-            if engine.queue.requests and (other := engine.executors.claim_sleeping()) is not None:
-                other.ring()
+            if engine.queue.requests:
+                engine.wake_sleeping()
         return taken
 
     def _pause(self, seconds: float) -> None:
-        """Until somebody rings, the worker says something, or the time is over."""
+        """Sleep until woken, until the worker sends something, or for `seconds`."""
         if self._wakeup is not None:
             self._wakeup.wait(seconds, self.executor.fileno())
         self.sleeping = False
@@ -125,7 +124,7 @@ class ExecutorThread:
             self._restart(error)
 
     def _restart(self, error: LostError) -> None:
-        """Raises `HopelessError` when that does not help."""
+        """Restart the executor's worker. Raises `HopelessError` when it fails again and again."""
         engine = self.engine
         if not engine.stopping:
             log.error("a worker of %s died: %s", engine.predictor.name, error)
@@ -139,7 +138,7 @@ class ExecutorThread:
         try:
             batch.outcomes = list((first or self._run)(batch.items, batch))
         except Exception as error:  # noqa: BLE001 - a model may raise anything
-            batch.items = [one for item in batch.items for one in item.apart()]
+            batch.items = [one for item in batch.items for one in item.split()]
             batch.outcomes = self._outcomes(batch.items, batch, partial(raise_error, error))
         self._done(batch)
         return batch
@@ -154,9 +153,9 @@ class ExecutorThread:
     def _outcomes(
         self, items: Sequence[QueueItem], batch: BatchResult, first: FirstRun | None = None
     ) -> list[Outcome]:
-        """Run them; when that fails, their halves, so that a bad request fails and its neighbours don't.
+        """Run items together; if that fails, run each half, so that only the bad request fails.
 
-        `first`: instead of the first run of all of them.
+        `first`: replaces the first run.
         """
         try:
             return list((first or self._run)(items, batch))
@@ -170,20 +169,20 @@ class ExecutorThread:
             if len(items) == 1 and items[0].deaths:
                 self.executor.excuse()
             self._restart(error)
-            return [self._again(item, batch) for item in items]
+            return [self._retry(item, batch) for item in items]
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason
             if len(items) == 1:
                 return [error]
             batch.reason, half = "retry", len(items) // 2
             return self._outcomes(items[:half], batch) + self._outcomes(items[half:], batch)
 
-    def _again(self, item: QueueItem, batch: BatchResult) -> Outcome:
-        """Once more, alone, after its worker died; whoever is there at two deaths is guilty."""
+    def _retry(self, item: QueueItem, batch: BatchResult) -> Outcome:
+        """Run an item again, alone, after a worker crash; quarantine it if the worker crashes again."""
         engine = self.engine
         item.deaths += 1
         if item.deaths > 1:
             engine.quarantine.add(digest_of(item.inputs))
-            return PoisonError("the model's process died of this request, twice")
+            return PoisonError("the model's process crashed on this request twice")
         if item.deadline <= engine.clock():
             return DeadlineError(
                 "the time of the request ran out while the model's process was started again"
@@ -203,7 +202,7 @@ class ExecutorThread:
     def _join(self, items: Sequence[QueueItem], batch: BatchResult) -> Arrays:
         began = self.engine.clock()
         try:
-            inputs, batch.padding = self.engine.layout.join(
+            inputs, batch.padding = self.engine.collator.collate(
                 [item.inputs for item in items], self.executor.new
             )
         except BaseException:
@@ -214,11 +213,11 @@ class ExecutorThread:
 
     def _cut(self, outputs: Arrays, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
         computed = self.engine.clock()
-        pieces = self.engine.layout.cut(outputs, [item.sizes for item in items])
+        pieces = self.engine.collator.split_outputs(outputs, [item.sizes for item in items])
         batch.cut = self.engine.clock() - computed
         return pieces
 
 
 def raise_error(error: Exception, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
-    """The outcome of a run that failed before."""
+    """Raise the error of a run that failed before, as the outcome of `FirstRun`."""
     raise error

@@ -1,8 +1,8 @@
-"""A queue of tensors that several API keys share: equal service, and a part of the places for each.
+"""Batch queue shared fairly by several API keys: equal service, and a share of the queue for each.
 
 Each tenant has a counter of the seconds it was served, as `Speed` predicts them for its rows. The tenant with the
 lowest counter is next, within a batch too, whatever priority others ask for; one that comes back starts at the lowest
-counter of those that wait, so that nobody saves up service while it asks for nothing. (Virtual token counters: Sheng et
+counter of those that wait, so that an idle tenant saves up no service. (Virtual token counters: Sheng et
 al., Fairness in serving large language models, OSDI 2024, with predicted seconds for tokens.) Within a tenant the order
 is that of `WaitingItems`. A batch is filled as far as work fits: shares only matter while more waits than fits.
 """
@@ -16,18 +16,18 @@ from itertools import chain
 from typing import Any
 
 from ...llm.engine.quota import is_beyond_share
-from .admission import LOWEST_PRIORITY, AdmissionController
-from .deadline_budget import FairDeadlineBudget, HeapEntry
-from .queue import LOOK_PAST, BatchFill, BatchQueue, NextBatch
-from .queue_items import QueueItem
+from .admission import AdmissionController
+from .deadline_budget import FairDeadlineBudget
+from .queue import LOOK_PAST, BatchFill, BatchQueue
+from .queue_items import LOWEST_PRIORITY, HeapEntry, NextBatch, QueueItem
 from .waiting_items import WaitingItems
 
-UNMEASURED = 1e-9  # seconds of one element, before the first batch was measured
+UNMEASURED = 1e-9  # seconds of one element before the first measured batch
 MOST_BEHIND = 2  # longest batches that a tenant may have had more than another that waits too
 
 
 class TenantQueue(WaitingItems):
-    """The entries of one tenant; `served`: its counter, in seconds above those it missed while it asked for nothing."""
+    """Waiting items of one tenant; `served`: its service counter, in predicted seconds."""
 
     def __init__(self, name: str, whole: FairBatchQueue) -> None:
         super().__init__(whole.clock, whole.latency)
@@ -40,7 +40,7 @@ class TenantQueue(WaitingItems):
         return self.whole.requests
 
     def ahead(self, priority: int = LOWEST_PRIORITY, deadline: float | None = None) -> tuple[float, float]:
-        """Rows and work that go before new work of this tenant: its own, and of each other tenant at most as much."""
+        """Return rows and work ahead of new work of this tenant: its own, and at most as much of each other tenant."""
         rows, work = super().ahead(priority, deadline)
         before, active = work, self.whole.active
         if not before or (len(active) == 1 and self.requests):
@@ -55,7 +55,7 @@ class TenantQueue(WaitingItems):
         return rows, work
 
     def full(self, requests: int, rows: int, size: int) -> str:
-        """Why there is no place for so much more of this tenant; who has less than its part still finds one."""
+        """Return the limit that this much more would exceed, in words; "" if none, or below the tenant's share."""
         whole, limits = self.whole, self.whole.limits
         if (
             whole.requests + requests <= limits.max_queue_requests
@@ -78,8 +78,8 @@ class TenantQueue(WaitingItems):
                 )
         return ""
 
-    def head(self, kind: Hashable, now: float, expired: list[QueueItem]) -> HeapEntry | None:
-        """The most urgent entry of a kind that can be in time; those before it that can't be are let go."""
+    def first_viable(self, kind: Hashable, now: float, expired: list[QueueItem]) -> HeapEntry | None:
+        """Return the most urgent item of a batch key that can meet its deadline; move those before it to `expired`."""
         queue = self._queues.get(kind)
         while queue:
             item = queue[0][3]
@@ -96,13 +96,13 @@ class TenantQueue(WaitingItems):
 
     def pop(self, kind: Hashable) -> HeapEntry:
         queue = self._queues[kind]
-        heap_entry = heapq.heappop(queue)
+        entry = heapq.heappop(queue)
         if not queue:
             del self._queues[kind]
-        return heap_entry
+        return entry
 
-    def push(self, heap_entry: HeapEntry) -> None:
-        heapq.heappush(self._queues.setdefault(heap_entry[3].key, []), heap_entry)
+    def push(self, entry: HeapEntry) -> None:
+        heapq.heappush(self._queues.setdefault(entry[3].key, []), entry)
 
     def _leave(self, item: QueueItem) -> None:
         super()._leave(item)
@@ -118,17 +118,17 @@ class TenantQueue(WaitingItems):
 class FairBatchQueue(BatchQueue):
     """A `BatchQueue` with a `TenantQueue` for each tenant. Tenants are configured API keys, not clients' names.
 
-    `active`: the tenants that wait, in the order in which they came.
+    `active`: tenants with waiting items, in order of arrival.
     """
 
     def __init__(self, *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
         self.active: dict[str, TenantQueue] = {}
         self._tenant_queues: dict[str, TenantQueue] = {}
-        self._last: TenantQueue | None = None  # that was the last to wait for nothing any more
+        self._last: TenantQueue | None = None  # tenant whose items ran out last
 
     def tenant_queue(self, tenant: str) -> TenantQueue:
-        """That of a tenant, made when it first asks for something."""
+        """Return the queue of a tenant; made at its first request."""
         found = self._tenant_queues.get(tenant)
         if found is None:
             found = self._tenant_queues[tenant] = TenantQueue(tenant, self)
@@ -139,27 +139,27 @@ class FairBatchQueue(BatchQueue):
 
     @property
     def kinds(self) -> int:
-        return len({kind for tenant_queue in self.active.values() for kind in tenant_queue._queues})
+        return len({kind for part in self.active.values() for kind in part._queues})
 
     def items(self, without: Hashable = None) -> Iterator[HeapEntry]:
-        return chain.from_iterable([tenant_queue.items(without) for tenant_queue in self.active.values()])
+        return chain.from_iterable([part.items(without) for part in self.active.values()])
 
-    def rest(self, tenant_queue: TenantQueue) -> None:
-        """A tenant waits for nothing any more."""
-        self.active.pop(tenant_queue.name, None)
-        self._last = tenant_queue
+    def rest(self, part: TenantQueue) -> None:
+        """Note that a tenant has no waiting items."""
+        self.active.pop(part.name, None)
+        self._last = part
 
     count = WaitingItems._count
 
     def _enter(self, items: Sequence[QueueItem]) -> None:
-        tenant_queue = self.tenant_queue(items[0].tenant)
-        if tenant_queue.name not in self.active:
+        part = self.tenant_queue(items[0].tenant)
+        if part.name not in self.active:
             least = min([other.served for other in self.active.values()], default=None)
             if least is None:
                 least = self._last.served if self._last is not None else 0.0
-            tenant_queue.served = max(tenant_queue.served, least)
-            self.active[tenant_queue.name] = tenant_queue
-        tenant_queue._enter(items)
+            part.served = max(part.served, least)
+            self.active[part.name] = part
+        part._enter(items)
 
     def cancel(self, item: QueueItem) -> bool:
         return item.waiting and self.tenant_queue(item.tenant).cancel(item)
@@ -168,67 +168,62 @@ class FairBatchQueue(BatchQueue):
         return item.waiting and self.tenant_queue(item.tenant).drop(item, at)
 
     def clear(self) -> list[QueueItem]:
-        return [item for tenant_queue in list(self.active.values()) for item in tenant_queue.clear()]
+        return [item for part in list(self.active.values()) for item in part.clear()]
 
     def take(self, executor: int = 0) -> NextBatch:
-        """The next batch: the most urgent entry of the tenant that was served least, and as much of its kind as fits,
-        of each tenant in its turn."""
+        """Form the next batch: the most urgent item of the tenant served least, then others of its key."""
         taken = NextBatch()
-        found = [
-            (tenant_queue, tenant_queue._most_urgent(taken.expired))
-            for tenant_queue in list(self.active.values())
-        ]
-        urgent = [(tenant_queue, kind) for tenant_queue, kind in found if kind is not None]
+        found = [(part, part._most_urgent(taken.expired)) for part in list(self.active.values())]
+        urgent = [(part, kind) for part, kind in found if kind is not None]
         if not urgent:
             return taken
         _, kind = min(urgent, key=lambda one: one[0].served)
-        taken.wait = self._delay(
-            [heap_entry for tenant_queue, _ in urgent for heap_entry in tenant_queue._queues.get(kind, ())]
-        )
+        taken.wait = self._delay([entry for part, _ in urgent for entry in part._queues.get(kind, ())])
         if taken.wait is None:
             self._fill_fairly(kind, taken)
             self._charge(taken.items, self._run(taken, executor))
         return taken
 
     def _charge(self, items: Sequence[QueueItem], work: float) -> None:
-        """Each tenant pays for its part of the batch. Counters stay close, so that neither what was mispredicted nor
-        what others left unused is made up for at length."""
+        """Charge each tenant for its part of the batch.
+
+        Counters stay within `MOST_BEHIND` batches of each other, so that neither mispredictions nor capacity that
+        others left unused are compensated at length.
+        """
         seconds = self.latency.seconds(work) or UNMEASURED * work
         each = seconds / max(sum([item.work for item in items]), 1)
         for item in items:
             self._tenant_queues[item.tenant].served += each * item.work
         if len(self.active) > 1 and self.latency.longest:
             waiting = self.active.values()
-            most = min([tenant_queue.served for tenant_queue in waiting]) + MOST_BEHIND * self.latency.longest
-            for tenant_queue in waiting:
-                tenant_queue.served = min(tenant_queue.served, most)
+            most = min([part.served for part in waiting]) + MOST_BEHIND * self.latency.longest
+            for part in waiting:
+                part.served = min(part.served, most)
 
     def _fill_fairly(self, kind: Hashable, taken: NextBatch) -> None:
-        """As `_fill`, of the tenant that would have the lowest counter each time."""
-        filling, now = BatchFill(), self.clock()
-        joined: dict[QueueItem, int] = {}  # how many requests of each
+        """Fill the batch as `_fill` does, each time from the tenant that would have the lowest counter."""
+        fill, now = BatchFill(), self.clock()
+        joined: dict[QueueItem, int] = {}  # item → number of its requests in the batch
         passed: list[tuple[TenantQueue, HeapEntry]] = []
         turns = [
-            (tenant_queue.served, number, tenant_queue)
-            for number, tenant_queue in enumerate(self.active.values())
-            if kind in tenant_queue._queues
+            (part.served, number, part)
+            for number, part in enumerate(self.active.values())
+            if kind in part._queues
         ]
         heapq.heapify(turns)
-        rooms = FairDeadlineBudget(self.active.values(), kind, self, now)
-        elsewhere = sorted(
-            [tenant_queue.served for tenant_queue in self.active.values() if kind not in tenant_queue._queues]
-        )
+        budget = FairDeadlineBudget(self.active.values(), kind, self, now)
+        elsewhere = sorted([part.served for part in self.active.values() if kind not in part._queues])
 
-        def room() -> float:
-            return rooms.before(tenant_queue, heap_entry, served, next(iter(joined), item).least)
+        def max_work() -> float:
+            return budget.max_work(part, entry, served, next(iter(joined), item).work_per_request)
 
-        while turns and filling.rows < self.max_batch and len(passed) < LOOK_PAST:
-            served, number, tenant_queue = turns[0]
-            head = tenant_queue.head(kind, now, taken.expired)
+        while turns and fill.rows < self.max_batch and len(passed) < LOOK_PAST:
+            served, number, part = turns[0]
+            head = part.first_viable(kind, now, taken.expired)
             if head is None:
                 heapq.heappop(turns)
                 continue
-            heap_entry, item = head, head[3]
+            entry, item = head, head[3]
             most = left = item.requests - joined.get(item, 0)
             cost = 0.0
             if len(turns) > 1 or elsewhere:
@@ -236,29 +231,29 @@ class FairBatchQueue(BatchQueue):
                 later = elsewhere[bisect.bisect_left(elsewhere, served) :][:1]
                 others = [turn[0] for turn in turns[1:3]] + later
                 most = min(left, 1 + int((min(others) - served) / cost)) if others else left
-            fit = self._fit(filling, item, most, now, room)
+            fit = self._fit(fill, item, most, now, max_work)
             if fit:
                 joined[item] = joined.get(item, 0) + fit
             if fit == left or fit < most:
-                tenant_queue.pop(kind)
+                part.pop(kind)
             if fit < most:
-                passed.append((tenant_queue, heap_entry))
+                passed.append((part, entry))
             if cost:
-                heapq.heapreplace(turns, (served + fit * cost, number, tenant_queue))
+                heapq.heapreplace(turns, (served + fit * cost, number, part))
         taken.items = [self._taken(item, count) for item, count in joined.items()]
-        for tenant_queue, heap_entry in passed:
-            tenant_queue.push(heap_entry)
-        taken.reason = self._reason(filling, short=bool(passed))
+        for part, entry in passed:
+            part.push(entry)
+        taken.reason = self._reason(fill, short=bool(passed))
 
     def _taken(self, item: QueueItem, count: int) -> QueueItem:
-        tenant_queue = self.tenant_queue(item.tenant)
+        part = self.tenant_queue(item.tenant)
         if count < item.requests:
             item = item.take(count)
-        tenant_queue._leave(item)
+        part._leave(item)
         return item
 
     def _cost(self, item: QueueItem) -> float:
-        """Seconds of one of its requests, in a full batch."""
+        """Return the predicted seconds of one request of the item in a full batch."""
         elements = max(item.elements, 1)
         full = elements * max(min(self.max_batch, self.limits.max_batch_elements // elements), 1)
-        return item.least * (self.latency.seconds(full) / full or UNMEASURED)
+        return item.work_per_request * (self.latency.seconds(full) / full or UNMEASURED)

@@ -1,34 +1,35 @@
-"""How long a batch will take, learned from those that ran."""
+"""Latency models: prediction of batch times from those measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-MEMORY, LONG = 16, 256  # batches: each weighs a 16th, in what is told of more and of less work a 256th
-STRANGE = 3.0  # times longer or shorter than expected
-USUAL = 3  # that many strange ones in a row are how it is now
-WORTH = 0.1  # of a batch's time that its fixed part may be
-DOUBT = 2.0  # mean deviations that are added where being late costs
-TAIL = 3.0  # of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
+MEMORY, LONG = 16, 256  # batches in the running means: of time, and of the slope
+OUTLIER = 3.0  # times longer or shorter than predicted
+MAX_OUTLIERS = 3  # in a row, after which the model starts again from them
+FIXED_SHARE = 0.1  # of a useful batch's time that its fixed part may be
+MARGIN = 2.0  # mean deviations that are added where being late has a cost
+TAIL = 3.0  # margin of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
 
 
 class LatencyModel:
     """Predicted seconds of a batch as a + b·work, fitted by least squares, the slope over a longer past.
 
-    Work is what the caller counts, here elements with their padding. One batch that takes strangely long counts as
-    three times what was expected at most; after three strange ones in a row all that was known before is forgotten.
+    Work is in units of the caller, here elements with padding. One outlier counts as at most three times its
+    prediction; after three outliers in a row the model is fitted again to these alone. `batches`: number observed;
+    `fixed`, `each`: a and b; `relative_error`: mean relative error of the predictions.
     """
 
     def __init__(self) -> None:
         self.batches = 0
-        self._strange: list[tuple[float, float]] = []
+        self._outliers: list[tuple[float, float]] = []
         self._forget()
 
     @property
     def steady(self) -> bool:
-        """The last batch was as expected."""
-        return not self._strange
+        """True if the last batch was no outlier."""
+        return not self._outliers
 
     def _forget(self) -> None:
         self._seen, self._largest, self.relative_error = 0, 0.0, 0.0
@@ -37,26 +38,26 @@ class LatencyModel:
         self.fixed = self.each = 0.0
 
     def seed(self, measured: Iterable[tuple[float, float]]) -> None:
-        """(work, seconds) of runs made before the first request."""
+        """Observe (work, seconds) of warm-up runs."""
         for work, seconds in measured:
             self.observe(work, seconds)
 
     def observe(self, work: float, seconds: float) -> None:
-        """A batch of that much work ran, alone on its executor."""
+        """Observe one batch that ran alone on its executor."""
         self.batches += 1
         expected = self.seconds(work)
-        known = self._seen > 1 and work <= 2 * self._largest  # a much larger batch is new, not strange
-        if known and not expected / STRANGE <= seconds <= expected * STRANGE:
-            self._strange.append((work, seconds))
-            if len(self._strange) >= USUAL:
-                recent, self._strange = self._strange, []
+        known = self._seen > 1 and work <= 2 * self._largest  # a much larger batch is no outlier
+        if known and not expected / OUTLIER <= seconds <= expected * OUTLIER:
+            self._outliers.append((work, seconds))
+            if len(self._outliers) >= MAX_OUTLIERS:
+                recent, self._outliers = self._outliers, []
                 self._forget()
                 for one in recent:
                     self._learn(*one)
                 return
-            seconds = min(seconds, expected * STRANGE)
+            seconds = min(seconds, expected * OUTLIER)
         else:
-            self._strange.clear()
+            self._outliers.clear()
         self._learn(work, seconds)
 
     def _learn(self, work: float, seconds: float) -> None:
@@ -77,73 +78,74 @@ class LatencyModel:
         self.fixed = self._time - self.each * self._work
 
     def seconds(self, work: float, batches: float = 1) -> float:
-        """Of so many batches with so much work together; 0 before the first: what is unmeasured turns nobody away."""
+        """Predict the seconds of `batches` with this work in total; 0 before the first: nothing is refused then."""
         return self.fixed * batches + self.each * work
 
     @property
     def longest(self) -> float:
-        """Seconds of the largest batch that was measured; 0 before the first."""
+        """Predicted seconds of the largest measured batch; 0 before the first."""
         return self.seconds(self._largest)
 
     @property
     def caution(self) -> float:
-        """What expected seconds are multiplied with where being late costs."""
-        return 1 + DOUBT * self.relative_error
+        """Factor for predicted seconds where being late has a cost: 1 + `MARGIN` relative errors."""
+        return 1 + MARGIN * self.relative_error
 
     @property
     def useful_work(self) -> float:
-        """So much in one batch that more would make little cheaper: the fixed part is a tenth of that which grows."""
-        return self.fixed / (WORTH * self.each) if self.each else math.inf
+        """Work of a batch beyond which throughput grows little: the fixed part is a tenth of the growing part."""
+        return self.fixed / (FIXED_SHARE * self.each) if self.each else math.inf
 
     def work_within(self, seconds: float) -> float:
-        """The most work of one batch that is done in that time, doubt included; infinite where it can't be told."""
+        """Return the most work of one batch predicted to end within `seconds`, with margin; infinite if unknown."""
         left = seconds / self.caution - self.fixed
         return math.inf if not self.each else left / self.each
 
 
 class ThroughputModel:
-    """Work per second where pieces of it end at any time: the ratio of two running means."""
+    """Throughput of work that ends at any time: ratio of two running means."""
 
     def __init__(self) -> None:
         self._seen, self._work, self._time = 0, 0.0, 0.0
 
     def observe(self, work: float, seconds: float) -> None:
-        if self._seen > USUAL:
-            seconds = min(seconds, STRANGE * STRANGE * self.seconds(max(work, self._work)))
+        if self._seen > MAX_OUTLIERS:
+            seconds = min(seconds, OUTLIER * OUTLIER * self.seconds(max(work, self._work)))
         self._seen += 1
         weight = max(1 / self._seen, 1 / MEMORY)
         self._work += weight * (work - self._work)
         self._time += weight * (seconds - self._time)
 
     def seconds(self, work: float) -> float:
-        """0 before anything was measured."""
+        """Predict the seconds of this work; 0 before the first observation."""
         return work * self._time / self._work if self._work else 0.0
 
 
 class WaitErrorModel:
-    """How far off the waits were that were foretold: in proportion to them, or a + b·wait by least squares where that
-    is less, for much of the error of a short wait is the step that was under way. A wait of nothing is not doubted.
+    """Prediction error of queue wait: proportional to the wait, or a + b·wait by least squares if that is less.
+
+    Much of the error of a short wait is the step that was running. A predicted wait of 0 has no error.
     """
 
     def __init__(self) -> None:
         self._seen = 0
-        self._means = [0.0] * 4  # of the waits foretold, seconds off, wait², wait x seconds off
+        self._means = [0.0] * 4  # of predicted wait, error, wait², wait x error
 
-    def observe(self, told: float, seconds: float) -> None:
-        """Seconds foretold (0: nothing was), and how many it took."""
-        if told <= 0:
+    def observe(self, predicted: float, seconds: float) -> None:
+        """Observe predicted seconds (0: no prediction) and measured seconds."""
+        if predicted <= 0:
             return
         self._seen += 1
-        weight, off = max(1 / self._seen, 1 / MEMORY), min(abs(seconds - told), STRANGE * told)
-        now = told, off, told * told, told * off
+        weight, off = max(1 / self._seen, 1 / MEMORY), min(abs(seconds - predicted), OUTLIER * predicted)
+        now = predicted, off, predicted * predicted, predicted * off
         self._means = [mean + weight * (one - mean) for mean, one in zip(self._means, now, strict=True)]
 
-    def caution(self, told: float) -> float:
-        """Seconds that are added to a wait where being late costs."""
+    def caution(self, predicted: float) -> float:
+        """Return the margin in seconds to add to a predicted wait where being late has a cost."""
         mean, off, square, product = self._means
         if not mean:
             return 0.0
         share, variance = off / mean, square - mean * mean
         each = (product - mean * off) / variance if variance > 1e-6 * square else share
         each = min(max(each, 0.0), share)
-        return TAIL * min(share * told, off + each * (told - mean))
+        return TAIL * min(share * predicted, off + each * (predicted - mean))

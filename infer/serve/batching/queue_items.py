@@ -1,22 +1,27 @@
-"""What waits for a batch: a piece of one request, or several whole requests that are alike."""
+"""Items of a batch queue: part of one request, or several whole requests of equal shape; and batches of them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .collate import BATCH
 
+LOWEST_PRIORITY = 255
+Urgency = tuple[float, float]  # priority, deadline; the least goes first
+HeapEntry = tuple[float, float, int, "QueueItem"]  # urgency, order of arrival, item
+
 
 @dataclass(slots=True, eq=False)
 class QueueItem:
-    """A piece of one request that runs in one batch, or `requests` whole ones of equally many rows, in their order.
+    """Rows that run in one batch: part of one request, or `requests` whole requests of equally many rows, in order.
 
-    `elements`: of one row of its largest input; `owner`: its owner, a `results.Queued`; that of several requests has
-    them in `requests`, one for each in the order of the rows, and splits off the first of them by `split_off`.
+    `elements`: of one row of its largest input. `deadline`, `arrived`: clock seconds. `owner`: a `results.ItemOwner`
+    that gets the result; one of several requests has them in `requests`, in the order of the rows, and gives up the
+    first of them by `split_off`. `index`: number among the items of its owner.
     """
 
     inputs: dict[str, Any]
@@ -31,46 +36,46 @@ class QueueItem:
     index: int
     arrived: float = 0.0
     waiting: bool = False
-    deaths: int = 0  # of workers while it ran
+    deaths: int = 0  # worker crashes while it ran
     requests: int = 1
-    tenant: str = ""  # whose share of the queue it takes
+    tenant: str = ""  # API key whose share of the queue it uses
 
     @property
     def work(self) -> int:
-        """What `Speed` counts."""
+        """Work as `LatencyModel` counts it: rows x elements."""
         return self.rows * max(self.elements, 1)
 
     @property
-    def least(self) -> int:
-        """The same of one of its requests."""
+    def work_per_request(self) -> int:
+        """Work of one of its requests."""
         return self.rows // self.requests * max(self.elements, 1)
 
     def take(self, count: int) -> QueueItem:
-        """Its first `count` requests, with a ticket of theirs; the others stay here."""
-        taken = self._between(0, count, None)
+        """Split off its first `count` requests, with an owner of their own."""
+        taken = self._slice(0, count, None)
         taken.owner = self.owner.split_off(count, taken)
-        self._become(self._between(count, self.requests, None))
+        self._become(self._slice(count, self.requests, None))
         return taken
 
     def drop(self, at: int) -> None:
-        """One of several requests is out."""
+        """Remove request number `at` of several."""
         each = self.rows // self.requests
-        rest = self._between(1, self.requests, None)
+        rest = self._slice(1, self.requests, None)
         gone = slice(at * each, (at + 1) * each)
         rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
         self._become(rest)
         del self.owner.requests[at]
 
-    def apart(self) -> list[QueueItem]:
-        """Its requests one by one, each with its own ticket."""
+    def split(self) -> list[QueueItem]:
+        """Return one item for each of its requests, each with its own owner."""
         owners = getattr(self.owner, "requests", None)
         if owners is None:
             return [self]
         if len(owners) == 1:
             return [replace(self, owner=owners[0])]
-        return [self._between(at, at + 1, owner) for at, owner in enumerate(owners)]
+        return [self._slice(at, at + 1, owner) for at, owner in enumerate(owners)]
 
-    def _between(self, start: int, stop: int, owner: Any) -> QueueItem:
+    def _slice(self, start: int, stop: int, owner: Any) -> QueueItem:
         each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
         return replace(
             self,
@@ -85,3 +90,17 @@ class QueueItem:
     def _become(self, other: QueueItem) -> None:
         self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
         self.size_bytes, self.requests = other.size_bytes, other.requests
+
+
+@dataclass(slots=True)
+class NextBatch:
+    """Result of one look into the queue.
+
+    `items`: batch to run, for `reason`; `expired`: items that cannot meet their deadline any more; `wait`: seconds
+    until the next look, None if there is no batch to wait for.
+    """
+
+    items: list[QueueItem] = field(default_factory=list)
+    expired: list[QueueItem] = field(default_factory=list)
+    reason: str = ""
+    wait: float | None = None

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and its answer."""
+"""Results of tensor requests, and the owners of queue items that wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run_arrays import Arrays
 
 @dataclass(frozen=True, slots=True)
 class WorkerTransfer:
-    """To the process where the model ran, and back: seconds of each way, with what is done at its ends."""
+    """Time between server and worker process, in seconds: `there` for the inputs, `back` for the outputs."""
 
     pid: int
     there: float
@@ -25,17 +25,19 @@ class WorkerTransfer:
 
 @dataclass(frozen=True, slots=True)
 class InferResult:
-    """Named outputs of one request, and what they cost. `batch_size`: rows of the batch it ran in; `hop`: None where
-    that was in this process, or cannot be told."""
+    """Named outputs of one request, and its times.
+
+    `batch_size`: rows of the batch it ran in; `transfer`: None if the model ran in this process, or in several batches.
+    """
 
     outputs: Arrays
     queue_seconds: float
     compute_seconds: float
     batch_size: int
-    hop: WorkerTransfer | None = None
+    transfer: WorkerTransfer | None = None
 
     def slice_request(self, at: int, count: int) -> InferResult:
-        """That of one of `count` requests whose rows follow each other, equally many of each."""
+        """Return the result of request `at` of `count` whose rows follow each other, equally many of each."""
         if count == 1:
             return self
         outputs = {}
@@ -45,20 +47,20 @@ class InferResult:
         return replace(self, outputs=outputs)
 
     def timings(self) -> dict[str, Any]:
-        """For logs and traces."""
+        """Return the times for logs and traces, by names that end in their unit."""
         found: dict[str, Any] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "compute_ms": round(1000 * self.compute_seconds, 3),
             "batch": self.batch_size,
         }
-        if (hop := self.hop) is not None:
-            there, back = round(1000 * hop.there, 3), round(1000 * hop.back, 3)
-            found |= {"worker": hop.pid, "there_ms": there, "back_ms": back}
+        if (transfer := self.transfer) is not None:
+            there, back = round(1000 * transfer.there, 3), round(1000 * transfer.back, 3)
+            found |= {"worker": transfer.pid, "there_ms": there, "back_ms": back}
         return found
 
 
 class PendingResult(ABC):
-    """Whoever gets an outcome. `settled`: it has it, or nobody wants it any more."""
+    """Receiver of one result or error. `settled`: it has one, or was cancelled."""
 
     __slots__ = ("settled",)
 
@@ -66,27 +68,27 @@ class PendingResult(ABC):
         self.settled = False
 
     @abstractmethod
-    def tell(self, outcome: InferResult | Exception) -> None:
-        """Called once, on the loop's thread."""
+    def resolve(self, outcome: InferResult | Exception) -> None:
+        """Take the outcome; called once, on the event loop."""
 
     def fail(self, error: Exception) -> None:
-        """The first outcome counts; later ones are dropped."""
+        """Resolve with an error, unless it is settled."""
         if self.settled:
             return
         self.settled = True
-        self.tell(
+        self.resolve(
             ResourceError("out of memory for this request") if isinstance(error, MemoryError) else error
         )
 
     def finish(self, index: int, answer: InferResult) -> None:
-        """The answer of one entry; with the last of them, it is told."""
+        """Take the result of item number `index`; resolve when it is the last one."""
         if not self.settled:
             self.settled = True
-            self.tell(answer)
+            self.resolve(answer)
 
 
 class ItemOwner(PendingResult):
-    """One that has entries in the queue. `pending`: how many requests have no outcome yet."""
+    """Receiver that owns queue items."""
 
     __slots__ = ("items",)
 
@@ -96,11 +98,12 @@ class ItemOwner(PendingResult):
 
     @property
     def pending(self) -> int:
+        """Number of its requests without outcome."""
         return 0 if self.settled else 1
 
 
 class AwaitedResult(ItemOwner):
-    """One request; `future` gets the outcome."""
+    """One request; `future` gets its outcome."""
 
     __slots__ = ("done", "future")
 
@@ -117,7 +120,7 @@ class AwaitedResult(ItemOwner):
         if len(self.done) == len(self.items):
             super().finish(index, concatenate_results([self.done[i] for i in range(len(self.items))]))
 
-    def tell(self, outcome: InferResult | Exception) -> None:
+    def resolve(self, outcome: InferResult | Exception) -> None:
         if self.future.done():
             return
         if isinstance(outcome, Exception):
@@ -127,7 +130,7 @@ class AwaitedResult(ItemOwner):
 
 
 def concatenate_results(parts: list[InferResult]) -> InferResult:
-    """The rows of all parts, in order."""
+    """Return the result of a request that ran in several items: their rows, in order."""
     if len(parts) == 1:
         return parts[0]
     return InferResult(

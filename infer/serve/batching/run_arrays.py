@@ -1,4 +1,4 @@
-"""Named numpy arrays through a predictor."""
+"""Run a predictor on named numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """`predictor.predict`, with bfloat16 carried as uint16 arrays here and as torch tensors there."""
+    """Call `predictor.predict`; bfloat16 arrays are uint16 here and torch tensors there."""
     if not any(spec.dtype == "bfloat16" for spec in (*predictor.inputs, *predictor.outputs)):
         return predictor.predict(dict(arrays))
     import torch

@@ -1,4 +1,4 @@
-"""One served model of tensors: requests come in on the event loop, lanes run them in batches."""
+"""Engine of one tensor model: requests arrive on the event loop, executor threads run them in batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import DeadlineError, InferError, OverloadedError
 from ..limits import ServeLimits
@@ -18,23 +18,21 @@ from .batch_result import BatchResult, count_batch
 from .collate import BATCH, Collator
 from .executor import LocalExecutor
 from .executor_pool import ExecutorPool
+from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .queue import BatchQueue
 from .queue_items import QueueItem
 from .results import AwaitedResult, InferResult, ItemOwner, WorkerTransfer
 from .run_arrays import Arrays
 
-if TYPE_CHECKING:
-    from .executor_thread import ExecutorThread
-
-DEFAULT_PRIORITY = 2  # priority of a request that names none; smaller goes first
+DEFAULT_PRIORITY = 2  # smaller goes first
 
 
 class TensorEngine:
-    """`await engine.infer(arrays)`; arrays are named, checked here, and may hold more rows than one batch.
+    """Queue, executors and metrics of one tensor model. `await engine.infer(arrays)` runs one request.
 
-    `predictor` runs in this process, or has `executors` that run it in others, each with a lane of its own.
-    `fair`: tenants have shares of the queue; else all requests are of one.
+    `predictor` runs in this process, or has `executors` that run it in others, each with a thread of its own.
+    `fair`: each tenant has a share of the queue.
     """
 
     def __init__(
@@ -47,10 +45,10 @@ class TensorEngine:
         fair: bool = False,
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
-        self.layout = Collator(predictor, limits.max_batch)
+        self.collator = Collator(predictor, limits.max_batch)
         executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
         self.queue = (FairBatchQueue if fair else BatchQueue)(
-            self.layout.max_batch, limits, clock, len(executors)
+            self.collator.max_batch, limits, clock, len(executors)
         )
         self.quarantine = Quarantine()
         self.lock, self.stopping = threading.Lock(), False
@@ -60,7 +58,7 @@ class TensorEngine:
         self.texts = texts_of_encoder(predictor)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answers go to `loop`; call once."""
+        """Start the threads; results go to `loop`. Call once."""
         self._loop = loop
         self.executors.start()
         if self.texts is not None:
@@ -69,8 +67,11 @@ class TensorEngine:
     async def infer(
         self, arrays: Arrays, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = ""
     ) -> InferResult:
-        """Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's.
-        Cancelling the caller takes the request out of the queue."""
+        """Run one request: named arrays of any number of rows, checked against the model's inputs.
+
+        Raises `InputError`, `OverloadedError`, `DeadlineError` after `timeout` seconds, or the model's error.
+        Cancelling the caller removes the request from the queue.
+        """
         loop = asyncio.get_running_loop()
         owner = AwaitedResult(loop.create_future())
         try:
@@ -84,12 +85,14 @@ class TensorEngine:
             finally:
                 alarm.cancel()
         finally:
-            owner.items, owner.done = [], {}  # those refer back, and hold arrays, also of shared memory
-            del owner  # as the traceback of what its future raised does
+            owner.items, owner.done = [], {}  # reference cycles that hold shared memory
+            del owner  # the traceback of its future's error refers to it
 
     def check_admission(self, *, timeout: float, priority: int = DEFAULT_PRIORITY, tenant: str = "") -> None:
-        """Raises `OverloadedError` or `NotReadyError` where even the smallest request would be refused now, so that
-        nobody reads a larger one for nothing."""
+        """Raise `OverloadedError` or `NotReadyError` if even the smallest request would be refused now.
+
+        Called before a body is read.
+        """
         with self.lock, self._counting():
             self.queue.admission_for(tenant).check(priority, self.clock() + timeout)
 
@@ -103,56 +106,58 @@ class TensorEngine:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where answers go, once it is started. Raises `InferError` before."""
+        """Event loop of the results. Raises `InferError` before `start`."""
         if self._loop is None:
             raise InferError("the engine is not started")
         return self._loop
 
     @property
     def waiting(self) -> int:
+        """Number of requests in the queue."""
         return self.queue.requests
 
     def warmup(self) -> None:
-        """So that the first request pays for nothing, and none waits for more than it knows. To be called before
-        `start`."""
+        """Run the predictor's warm-up and seed the latency model with its times. Call before `start`."""
         self.queue.latency.seed(self.predictor.warmup() or ())
 
     @property
     def running(self) -> int:
-        """Rows of the batches that run."""
+        """Rows of the running batches."""
         return self.executors.running
 
     @property
     def beat(self) -> float:
-        """When the lane that is longest away last looked."""
+        """Oldest heartbeat of the executor threads, in clock seconds."""
         return self.executors.beat
 
     @property
     def failure(self) -> BaseException | None:
+        """Error that ended an executor thread; None while all live."""
         return self.executors.failure
 
     @property
     def healthy(self) -> bool:
-        """The threads live, and no batch in this process is stuck; workers are watched by their lanes."""
+        """True if all threads live and no batch in this process hangs; workers have watchdogs of their own."""
         return self.executors.alive(self.clock(), self.limits.wedged_seconds)
 
     @property
     def ready(self) -> bool:
-        """A request would be run now: one lane at least can."""
+        """True if a request would run now on at least one executor."""
         return self.healthy and self.executors.answering
 
     @property
     def idle(self) -> bool:
+        """True if nothing runs or waits."""
         return not self.running and not self.queue.requests
 
     def drain(self) -> None:
-        """Admit nothing more; what is queued still runs."""
+        """Admit no new request; queued ones still run."""
         with self.lock:
             self.queue.draining = True
-        self.executors.ring()
+        self.executors.wake()
 
     def stop(self, error: InferError) -> None:
-        """Fail what is queued and what runs, and end the threads. To be called on the loop's thread."""
+        """Fail all queued and running requests with `error` and end the threads. Call on the event loop."""
         with self.lock:
             self.stopping = self.queue.draining = True
             items = [*self.queue.clear(), *(item for thread in self.executors for item in thread.current)]
@@ -163,14 +168,15 @@ class TensorEngine:
             item.owner.fail(error)
 
     def join(self, seconds: float) -> None:
+        """Wait up to `seconds` for each thread."""
         self.executors.join(seconds)
 
     def _submit(self, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
-        sizes, key, rows, elements, _ = self.layout.piece(arrays)
-        for index, part in enumerate(self.layout.split(arrays, rows)):
-            own = {**sizes, BATCH: len(next(iter(part.values())))} if self.layout.batched else sizes
+        sizes, key, rows, elements, _ = self.collator.measure(arrays)
+        for index, part in enumerate(self.collator.split(arrays, rows)):
+            own = {**sizes, BATCH: len(next(iter(part.values())))} if self.collator.batched else sizes
             size = sum(array.nbytes for array in part.values())
-            count = own[BATCH] if self.layout.batched else 1
+            count = own[BATCH] if self.collator.batched else 1
             owner.items.append(
                 QueueItem(
                     part, own, key, count, elements, size, deadline, priority, owner, index, tenant=tenant
@@ -185,7 +191,7 @@ class TensorEngine:
         self._wake(thread)
 
     def submit_group(self, item: QueueItem) -> bool:
-        """Queue an item of several requests, all or none; False: each is to be submitted alone, to be told why."""
+        """Queue an item of several requests, or return False: each is then submitted alone, and gets its own error."""
         if item.rows // item.requests > self.queue.max_batch or len(self.quarantine):
             return False
         with self.lock:
@@ -194,13 +200,18 @@ class TensorEngine:
         self._wake(thread)
         return entered
 
+    def wake_sleeping(self) -> None:
+        """Wake one sleeping executor thread, if any. The caller holds the lock."""
+        if (other := self.executors.claim_sleeping()) is not None:
+            other.wake()
+
     def _wake(self, thread: ExecutorThread | None) -> None:
         if thread is not None and self._loop is not None:
-            # One turn of the loop later, so that all requests that came in together ring once and run together.
+            # One loop iteration later, so that requests that arrived together wake it once and run together.
             self._loop.call_soon(thread.look)
 
     def cancel_request(self, owner: ItemOwner) -> None:
-        """Nobody wants it any more."""
+        """Cancel a request whose client is gone."""
         owner.settled = True
         self.metrics.cancelled("queued" if self._withdraw(owner) else "running")
 
@@ -209,36 +220,39 @@ class TensorEngine:
             return sum([self.queue.cancel(item) for item in owner.items])
 
     def expire(self, owner: ItemOwner, when: str = "") -> None:
+        """Fail requests whose deadline passed. `when`: stage, for the message."""
         if pending := owner.pending:
             waiting = self._withdraw(owner)
             with self.lock:
                 first = owner.items[0]
                 for _ in range(pending):
-                    self.queue.admission_for(first.tenant).late(first)
+                    self.queue.admission_for(first.tenant).note_expired(first)
             self.metrics.deadline_exceeded.inc(pending)
             when = when or ("in the queue" if waiting else "while it ran")
-            owner.fail(DeadlineError(f"the time of the request ran out {when}"))
+            owner.fail(DeadlineError(f"the request's deadline passed {when}"))
 
     def call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """On the loop's thread, soon; from any thread."""
+        """Call a function on the event loop; from any thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, *arguments)
 
     def deliver(self, batch: BatchResult) -> None:
-        """On the loop's thread: count the batch, and answer every request that is now complete."""
-        count_batch(batch, self.metrics, self.layout.ragged)
+        """Count a batch and resolve its requests; on the event loop."""
+        count_batch(batch, self.metrics, self.collator.ragged)
         size = 1 if batch.reason == "retry" else batch.rows
-        hop = None if batch.worker is None or batch.reason == "retry" else self._hop(batch, batch.worker)
+        transfer = (
+            None if batch.worker is None or batch.reason == "retry" else self._transfer(batch, batch.worker)
+        )
         for item, outcome in zip(batch.items, batch.outcomes, strict=True):
             queued, owner = batch.started - item.arrived, item.owner
             if not isinstance(outcome, Exception):
-                owner.finish(item.index, InferResult(outcome, queued, batch.compute, size, hop))
+                owner.finish(item.index, InferResult(outcome, queued, batch.compute, size, transfer))
                 continue
             if isinstance(owner, ItemOwner):
                 self._withdraw(owner)
             owner.fail(outcome)
 
-    def _hop(self, batch: BatchResult, worker: int) -> WorkerTransfer:
+    def _transfer(self, batch: BatchResult, worker: int) -> WorkerTransfer:
         back = self.clock() - batch.began - batch.compute
         return WorkerTransfer(worker, max(batch.began - batch.started, 0.0), max(back, 0.0))

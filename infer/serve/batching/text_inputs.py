@@ -1,4 +1,4 @@
-"""Text for models with a tokenizer: tokens made off the event loop, rows of like length run together."""
+"""Text inputs of tensor models: tokenization off the event loop, rows of similar length in one batch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .results import InferResult, concatenate_results
 from .run_arrays import Arrays
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
-INLINE_CHARACTERS = 2000  # less is tokenised sooner than a thread is woken
+INLINE_CHARACTERS = 2000  # below this, tokenizing is faster than waking a thread
 
 
 def takes_text(engine: TensorEngine) -> bool:
-    """Whether the model carries a tokenizer and all its inputs come from it."""
-    padding = engine.layout.padding
-    return bool(padding) and set(engine.layout.inputs) <= set(padding)
+    """Return True if the model has a tokenizer that makes all its inputs."""
+    padding = engine.collator.padding
+    return bool(padding) and set(engine.collator.inputs) <= set(padding)
 
 
 async def tokenize(service: Service, engine: TensorEngine, texts: list[str]) -> Arrays:
-    """`input_ids` and, if the model takes it, `attention_mask`: [len(texts), longest]."""
+    """Return `input_ids` and, if the model takes it, `attention_mask`: int64 [len(texts), longest]."""
     if not texts:
         raise InputError("expected at least one text")
     if len(texts) > service.limits.max_queue_rows:
@@ -38,16 +38,16 @@ async def tokenize(service: Service, engine: TensorEngine, texts: list[str]) -> 
         arrays = await asyncio.get_running_loop().run_in_executor(
             service.pool, engine.predictor.tokenize, texts
         )
-    return {name: arrays[name] for name in engine.layout.inputs}
+    return {name: arrays[name] for name in engine.collator.inputs}
 
 
 def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
-    """Token ids as they came, padded to the longest row."""
+    """Return the model's inputs for rows of token ids, padded to the longest."""
     longest = max(map(len, rows))
     size = vocabulary_size(engine.predictor)
     arrays = {
         name: np.full((len(rows), longest), pad, dtype=np.int64)
-        for name, pad in engine.layout.padding.items()
+        for name, pad in engine.collator.padding.items()
     }
     for index, row in enumerate(rows):
         if not row:
@@ -56,17 +56,17 @@ def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
             raise InputError(f"a token id must be 0 to {size - 1}", where=f"{where}[{index}]")
         for name, array in arrays.items():
             array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
-    return {name: arrays[name] for name in engine.layout.inputs}
+    return {name: arrays[name] for name in engine.collator.inputs}
 
 
 def vocabulary_size(predictor: Any) -> int:
-    """How many token ids there are, from the manifest; int32's range where it doesn't say."""
+    """Return the vocabulary size of the manifest; int32's range if it has none."""
     meta = getattr(predictor.manifest, "meta", None) or {}
     return int(meta.get("vocab_size") or 2**31)
 
 
 def count_tokens(arrays: Arrays) -> int:
-    """Tokens, padding not counted."""
+    """Return the number of tokens without padding."""
     if "attention_mask" in arrays:
         return int(arrays["attention_mask"].sum())
     return next(iter(arrays.values())).size
@@ -80,26 +80,26 @@ async def infer_rows(
     priority: int = DEFAULT_PRIORITY,
     tenant: str = "",
 ) -> InferResult:
-    """The rows in their order; those of one length bucket go together, cut to their own longest."""
-    groups = _groups(arrays) if engine.layout.ragged and not _has_ragged_output(engine) else []
+    """Run rows grouped by length bucket, each group cut to its longest row; keep the order of the rows."""
+    groups = _groups(arrays) if engine.collator.ragged and not _has_ragged_output(engine) else []
     if len(groups) < 2:
         return await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
-    running = [
+    tasks = [
         asyncio.ensure_future(engine.infer(part, timeout=timeout, priority=priority, tenant=tenant))
         for _, part in groups
     ]
     try:
-        answers = await asyncio.gather(*running)
+        results = await asyncio.gather(*tasks)
     finally:
-        for one in running:
-            one.cancel()
+        for task in tasks:
+            task.cancel()
     order = np.argsort(np.concatenate([rows for rows, _ in groups]), kind="stable")
-    whole = concatenate_results(answers)
+    whole = concatenate_results(results)
     return replace(whole, outputs={name: array[order] for name, array in whole.outputs.items()})
 
 
 def _groups(arrays: Arrays) -> list[tuple[np.ndarray, Arrays]]:
-    """(row numbers, their tensors) per length bucket; one group when lengths can't be told."""
+    """Return (row numbers, their tensors) for each length bucket; empty without an attention mask."""
     mask = arrays.get("attention_mask")
     if mask is None or len(mask) < 2:
         return []
@@ -114,4 +114,4 @@ def _groups(arrays: Arrays) -> list[tuple[np.ndarray, Arrays]]:
 
 
 def _has_ragged_output(engine: TensorEngine) -> bool:
-    return any(engine.layout.ragged & set(spec.shape) for spec in engine.layout.outputs.values())
+    return any(engine.collator.ragged & set(spec.shape) for spec in engine.collator.outputs.values())

@@ -1,4 +1,4 @@
-"""Entries that wait for a batch, of one tenant or of all: in the order of urgency, by the kinds that share batches."""
+"""Waiting queue items of one tenant or of all: one heap by urgency for each batch key."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from .admission import LOWEST_PRIORITY
-from .deadline_budget import HeapEntry
 from .latency_model import LatencyModel
-from .queue_items import QueueItem
+from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
 
-AGING = 2.0  # seconds of waiting that are worth one step of priority, so that nobody starves
+AGING = 2.0  # seconds of waiting that outweigh one step of priority, so that no item starves
 
 
 class WaitingItems:
-    """Entries by kind and urgency; `requests`, `rows` and `bytes` are those of all. Not thread-safe."""
+    """Queue items by batch key and urgency; `requests`, `rows` and `bytes` are totals. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], latency: LatencyModel) -> None:
         self.clock, self.latency = clock, latency
@@ -23,35 +21,38 @@ class WaitingItems:
         self._queues: dict[Hashable, list[HeapEntry]] = {}
         self._waiting: dict[int, tuple[int, int]] = {}  # priority → rows and work
         self._order = itertools.count()
-        self._dead = 0
+        self._dead = 0  # heap entries of items that wait no more
 
     @property
     def kinds(self) -> int:
-        """The number of kinds of work that wait, which can't share a batch."""
+        """Number of batch keys that wait; items of two keys cannot share a batch."""
         return len(self._queues)
 
     @property
     def total_requests(self) -> int:
-        """Requests that wait, those of other tenants too."""
+        """Number of waiting requests, other tenants' included."""
         return self.requests
 
     def items(self, without: Hashable = None) -> Iterator[HeapEntry]:
-        """Items of the entries that wait, but for one kind."""
+        """Iterate over the heap entries of waiting items, except those of one batch key."""
         queues = [queue for kind, queue in self._queues.items() if kind != without]
-        return (heap_entry for queue in queues for heap_entry in queue if heap_entry[3].waiting)
+        return (entry for queue in queues for entry in queue if entry[3].waiting)
 
     def ahead(self, priority: int = LOWEST_PRIORITY, deadline: float | None = None) -> tuple[float, float]:
-        """Rows and work that wait and would go before new work of this priority and, where given, deadline."""
+        """Return rows and work of waiting items that go before new work of this priority and deadline.
+
+        Without a deadline all waiting work of the priority counts as ahead.
+        """
         rows = work = 0
         if deadline is None:
-            for urgency, (some, theirs) in self._waiting.items():
+            for urgency, (item_rows, item_work) in self._waiting.items():
                 if urgency <= priority:
-                    rows, work = rows + some, work + theirs
+                    rows, work = rows + item_rows, work + item_work
             return rows, work
         mine = self._urgency(priority), deadline
-        for heap_entry in self.items():
-            if heap_entry[:2] <= mine:
-                item = heap_entry[3]
+        for entry in self.items():
+            if entry[:2] <= mine:
+                item = entry[3]
                 rows, work = rows + item.rows, work + item.work
         return rows, work
 
@@ -65,11 +66,11 @@ class WaitingItems:
             self._count(item, 1)
 
     def _urgency(self, priority: int) -> int:
-        """The place of what comes now among all: what has waited goes before later work of more priority."""
+        """Return the sort key of an item that arrives now: priority plus arrival time in steps of `AGING`."""
         return priority + int(self.clock() / AGING)
 
     def cancel(self, item: QueueItem) -> bool:
-        """Take an entry out and let go of what it holds; False if it does not wait (it runs, or is over)."""
+        """Remove an item and release its arrays; return False if it does not wait (it runs, or has ended)."""
         if not item.waiting:
             return False
         self._leave(item)
@@ -80,7 +81,7 @@ class WaitingItems:
         return True
 
     def drop(self, item: QueueItem, at: int) -> bool:
-        """Take one of the requests of an entry out; False if the entry does not wait."""
+        """Remove request number `at` from an item; return False if the item does not wait."""
         if item.requests == 1:
             return self.cancel(item)
         if item.waiting:
@@ -90,14 +91,15 @@ class WaitingItems:
         return item.waiting
 
     def clear(self) -> list[QueueItem]:
-        """Take all entries out."""
-        items = [heap_entry[3] for heap_entry in self.items()]
+        """Remove and return all items."""
+        items = [entry[3] for entry in self.items()]
         for item in items:
             self._leave(item)
         self._queues.clear()
         return items
 
     def _most_urgent(self, expired: list[QueueItem]) -> Hashable | None:
+        """Return the batch key of the most urgent item; move items that cannot meet their deadline to `expired`."""
         now, best, chosen = self.clock(), None, None
         for key in list(self._queues):
             queue = self._queues[key]
@@ -107,7 +109,7 @@ class WaitingItems:
             ):
                 item = queue[0][3]
                 if item.waiting and self.total_requests == item.requests > 1 and item.deadline > now:
-                    item = item.take(item.requests - 1)  # the last of them is tried
+                    item = item.take(item.requests - 1)  # the last request is tried: see `_cannot_finish`
                 else:
                     heapq.heappop(queue)
                 if item.waiting:
@@ -122,9 +124,12 @@ class WaitingItems:
         return chosen
 
     def _cannot_finish(self, item: QueueItem, now: float, *, alone: bool) -> bool:
-        """Its time ran out, or will before it is done, at the cost of others: `alone` it is tried, which also tells
-        whether the speed is still what it was."""
-        return item.deadline <= now + (0.0 if alone else self.latency.seconds(item.least))
+        """Return True if the deadline has passed, or would pass before one request of the item is done.
+
+        An item that is `alone` in the queue is run although it is predicted to be late: it delays no other request,
+        and its run corrects a latency model that is out of date.
+        """
+        return item.deadline <= now + (0.0 if alone else self.latency.seconds(item.work_per_request))
 
     def _leave(self, item: QueueItem) -> None:
         item.waiting = False
@@ -141,8 +146,9 @@ class WaitingItems:
             self._waiting.pop(item.priority, None)
 
     def _sweep(self) -> None:
+        """Remove heap entries of items that wait no more."""
         for key, queue in list(self._queues.items()):
-            self._queues[key] = alive = [heap_entry for heap_entry in queue if heap_entry[3].waiting]
+            self._queues[key] = alive = [entry for entry in queue if entry[3].waiting]
             heapq.heapify(alive)
             if not alive:
                 del self._queues[key]

@@ -1,4 +1,4 @@
-"""Wakes a thread that waits, by a byte in a pipe, so that it can wait for sockets too."""
+"""Wake-up of a waiting thread through a pipe, so that it can wait for sockets as well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 
 class Wakeup:
-    """Any thread rings, one thread waits. Rings while nobody waits count as one; after `close` they do nothing."""
+    """Event that any thread sets and one thread waits for. Several calls wake it once; none after `close`."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -17,13 +17,13 @@ class Wakeup:
         os.set_blocking(self._write, False)
         self._lock, self._closed = threading.Lock(), False
 
-    def ring(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it rings already
+    def notify(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: a notification is pending
             if not self._closed:
                 os.write(self._write, b"!")
 
     def wait(self, seconds: float, other: int = -1) -> None:
-        """Until it rings, `other` (a descriptor) is readable, or the time is over."""
+        """Wait for a notification, until descriptor `other` is readable, or for `seconds`."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         if other >= 0:

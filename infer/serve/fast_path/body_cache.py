@@ -33,7 +33,7 @@ decode_integers = msgspec.json.Decoder(list[list[int]]).decode
 @dataclass(frozen=True, slots=True, eq=False)
 class BodyTemplate:
     """All of a request but its numbers. `outputs`: those asked for, and whether each goes as raw bytes; `timeout`:
-    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: as `Collator.piece` gives it."""
+    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: of `Collator.measure`."""
 
     places: tuple[Place, ...]
     outputs: Wanted
@@ -73,7 +73,7 @@ class BodyCache:
     """The templates of one model; cleared when it is full."""
 
     def __init__(self, layout: Collator) -> None:
-        self._layout = layout
+        self._collator = layout
         self.templates: dict[bytes | tuple[bytes, bytes], BodyTemplate] = {}
 
     def find(self, body: bytes, split: bytes | None) -> tuple[BodyTemplate, bytes] | None:
@@ -122,7 +122,7 @@ class BodyCache:
             return
         if len(self.templates) >= MAX_TEMPLATES:
             self.templates.clear()
-        piece = self._layout.piece({spec.name: array for spec, array in inputs})
+        piece = self._collator.measure({spec.name: array for spec, array in inputs})
         timeout = request.parameters.get("timeout", 0) / 1e6 or float("inf")
         self.templates[key] = BodyTemplate(tuple(places), outputs, timeout, size, piece, priority)
 

@@ -13,7 +13,7 @@ from ..batching.queue_items import QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol
-from ..http.routing import RequestContext
+from ..http.request_context import RequestContext
 from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
 from .header_cache import HeaderCache, KnownHead
@@ -50,7 +50,7 @@ class Coalescer:
             return 0
         templates = self._templates.get(engine)
         if templates is None:
-            templates = self._templates[engine] = BodyCache(engine.layout)
+            templates = self._templates[engine] = BodyCache(engine.collator)
         body = data[start:end]
         found = templates.find(body, known.split)
         if found is None:
@@ -115,7 +115,7 @@ def _queue(
     group = RequestGroup(timer, requests)
     item = QueueItem(
         inputs=arrays,
-        sizes={**sizes, BATCH: rows * count} if engine.layout.batched else sizes,
+        sizes={**sizes, BATCH: rows * count} if engine.collator.batched else sizes,
         key=key,
         rows=rows * count,
         elements=elements,

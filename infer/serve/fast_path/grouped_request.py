@@ -12,7 +12,8 @@ from ...errors import InferError
 from ..batching.results import InferResult, PendingResult
 from ..http.body import BodyMemory
 from ..http.http_protocol import HttpProtocol
-from ..http.routing import CLIENT_GONE, RequestContext, Response, header_lines
+from ..http.request_context import RequestContext
+from ..http.routing import CLIENT_GONE, Response, header_lines
 from .header_cache import KnownHead
 
 log = logging.getLogger("infer.serve")
@@ -96,7 +97,7 @@ class GroupedRequest(PendingResult):
         self.release()
         self.connection.resume(data, keep_alive=self.keep_alive)
 
-    def tell(self, outcome: InferResult | Exception) -> None:
+    def resolve(self, outcome: InferResult | Exception) -> None:
         endpoint, call = self.known.endpoint, self.call
         try:
             if isinstance(outcome, Exception):
@@ -134,7 +135,10 @@ class GroupedRequest(PendingResult):
         self.group = None
 
     def _send(self, response: Response) -> None:
-        headers = [*self.connection.server_state.default_headers, *response.head(self.call, over=False)]
+        headers = [
+            *self.connection.server_state.default_headers,
+            *self.call.response_headers(response, over=False),
+        ]
         if CLOSE in headers:
             self.keep_alive = False
         elif not self.keep_alive:

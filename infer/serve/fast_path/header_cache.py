@@ -12,7 +12,8 @@ from ..api.kserve_response import SPLIT
 from ..api.kserve_types import InferRequest
 from ..http.app import App, Endpoint, Scope
 from ..http.http_protocol import HttpProtocol
-from ..http.routing import Route, requested_timeout
+from ..http.request_context import requested_timeout
+from ..http.routing import Route
 from ..llm.tenants import sharer_of
 
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10

@@ -14,7 +14,8 @@ from ..api.kserve_response import write, write_each
 from ..batching.queue_items import QueueItem
 from ..batching.results import InferResult, ItemOwner
 from ..batching.tensor_engine import TensorEngine
-from ..http.routing import RequestContext, Response, header_lines
+from ..http.request_context import RequestContext
+from ..http.routing import Response, header_lines
 from .body_cache import BodyTemplate
 from .grouped_request import GroupedRequest
 
@@ -90,7 +91,7 @@ class RequestGroup(ItemOwner):
         call.measure = answer.timings
         return write(self._timer.engine, None, answer, self._timer.template.outputs)
 
-    def tell(self, outcome: InferResult | Exception) -> None:
+    def resolve(self, outcome: InferResult | Exception) -> None:
         if isinstance(outcome, Exception):
             for request in self.requests:
                 request.fail(outcome)

@@ -1,4 +1,4 @@
-"""The ASGI app: dispatch, limits, request ids and errors, from one route table. Protocols bring its rows."""
+"""ASGI application: dispatch, limits, request ids and errors of one route table, which the protocols fill."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ from ..observability.tracing import begin
 from ..service import Service
 from .body import BodyMemory, BodyReservation, ClientGoneError, discard, read_body
 from .error_text import exception_summary
+from .request_context import RequestContext
 from .responses import error_response, to_response
-from .routing import (
-    CLIENT_GONE,
-    MethodError,
-    RequestContext,
-    Response,
-    Route,
-    TooManyConnectionsError,
-)
+from .routing import CLIENT_GONE, MethodError, Response, Route, TooManyConnectionsError
 from .streaming import Receive, Send, cancel_on_disconnect, send_stream
 
 log = logging.getLogger("infer.serve")
@@ -36,18 +30,16 @@ Scope = MutableMapping[str, Any]
 
 FOLDER = "infer.serve.protocols"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-DISCONNECT_POLL_DELAY = (
-    0.005  # seconds a request may run before anybody looks whether its client is still there
-)
+DISCONNECT_POLL_DELAY = 0.005  # seconds before a running request is checked for disconnect
 
 
 def route_table(service: Service) -> list[Route]:
-    """Every row of every protocol; the tensor protocol's first, for it is the busiest."""
+    """Return the routes of all protocols."""
     return [route for name in plugins.names(FOLDER) for route in plugins.get(FOLDER, name).routes(service)]
 
 
 class App(Router):
-    """The routes of one service. `bodies`: counts the bytes of requests in memory."""
+    """Router of one service. `bodies`: count of the request bytes in memory."""
 
     def __init__(
         self, service: Service, bodies: BodyMemory, addresses: list[Address], default: Endpoint
@@ -57,7 +49,7 @@ class App(Router):
 
 
 def build(service: Service) -> App:
-    """The app; one address per path, whatever its methods."""
+    """Make the application: one endpoint for each path."""
     routes = route_table(service)
     service.routes = routes
     bodies = BodyMemory(service.limits.max_bodies_bytes)
@@ -71,7 +63,7 @@ def build(service: Service) -> App:
 
 
 class RequestIds:
-    """Random request ids, 32 hexadecimal digits each; asking the system for one at a time would cost 5 µs."""
+    """Random request ids of 32 hexadecimal digits, generated in blocks: one `os.urandom` call each would cost 5 µs."""
 
     def __init__(self) -> None:
         self._left: list[str] = []
@@ -84,7 +76,7 @@ class RequestIds:
 
 
 class Endpoint:
-    """All methods of one path; without any, the answer to unknown paths."""
+    """ASGI endpoint of all methods of one path; without methods, of unknown paths."""
 
     def __init__(
         self,
@@ -104,8 +96,8 @@ class Endpoint:
             return
         began, service = time.perf_counter(), self.service
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        asked = headers.get(b"x-request-id", b"")
-        request_id = asked.decode() if REQUEST_ID.fullmatch(asked) else self.ids.next()
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else self.ids.next()
         route = self.methods.get(scope["method"])
         call = RequestContext(
             service,
@@ -129,11 +121,11 @@ class Endpoint:
             self.count(call, response.status, began)
         except ClientGoneError:
             self.count(call, CLIENT_GONE, began)
-        except asyncio.CancelledError:  # under Ray, which cancels where uvicorn says that the client left
+        except asyncio.CancelledError:  # Ray cancels where uvicorn reports a disconnect
             self.count(call, CLIENT_GONE, began)
             raise
         finally:
-            call.error = None  # its traceback refers back
+            call.error = None  # its traceback refers to the context
             share.close()
             service.active -= 1
 
@@ -149,7 +141,11 @@ class Endpoint:
         try:
             self._admit(call, open=known and call.route.open, over=over)
             if not known:
-                raise MethodError(sorted(self.methods)) if self.methods else NotFoundError("no such address")
+                raise (
+                    MethodError(sorted(self.methods))
+                    if self.methods
+                    else NotFoundError("no route has this path")
+                )
             if call.route.work:
                 call.timeout()
                 self.service.require_ready()
@@ -167,10 +163,10 @@ class Endpoint:
             return self.failed(call, error)
 
     def failed(self, call: RequestContext, error: Exception) -> Response:
-        """What is said of it; its traceback refers to `call`, so that `call.error` is to be let go of."""
+        """Return the response to an error. It stays in `call.error`, a reference cycle that the caller ends."""
         if not isinstance(error, InferError):
             log.error("request %s failed: %s", call.request_id, exception_summary(error))
-            error = InferError(f"an internal error; the server's log has it under {call.request_id}")
+            error = InferError(f"internal error; the server's log has it under request id {call.request_id}")
         call.error = error
         return error_response(error, call.route.dialect)
 
@@ -194,7 +190,7 @@ class Endpoint:
             observer.note(call, status, seconds, name, version)
 
     def labels(self, name: str) -> tuple[str, str]:
-        """Name and version of a model for metrics; empty where it is not served any more."""
+        """Return name and version of a model as metric labels; empty if it is not served any more."""
         model = self.service.models.get(name)
         return (name, model.predictor.version) if model else ("", "")
 
@@ -202,7 +198,7 @@ class Endpoint:
 async def _send(
     call: RequestContext, response: Response, receive: Receive, send: Send, *, over: bool
 ) -> None:
-    headers = response.head(call, over=over)
+    headers = call.response_headers(response, over=over)
     if response.stream is not None:
         await send_stream(response, headers, receive, send)
         return

@@ -1,4 +1,4 @@
-"""Reading a request body: bounded in bytes, in time and in speed, again after inflating, and over all requests."""
+"""Request bodies: read within limits of size, time, transfer rate, inflated size, and total size of all requests."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from ..limits import ServeLimits
 from .routing import SlowBodyError
 
 Receive = Callable[[], Awaitable[Any]]
-Precheck = Callable[[bytes, bool], None]  # the first piece, whether it is all
-INLINE_BYTES = 64 << 10  # more is inflated in a thread
+Precheck = Callable[[bytes, bool], None]  # first bytes of the body, True if they are all
+INLINE_BYTES = 64 << 10  # larger bodies are inflated in a thread
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its request was complete; nobody is left to be told."""
+    """Client disconnected; no response can be sent."""
 
 
 class BodyMemory:
-    """Bytes of all bodies that are in memory; counted as they arrive, not as they are announced."""
+    """Count of the bytes of all request bodies in memory, as they arrive. `limit`, `held`: bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.held = limit, 0
 
 
 class BodyReservation:
-    """What one request holds of them; `close` gives it back."""
+    """Bytes of one request in a `BodyMemory`; `close` releases them."""
 
     def __init__(self, bodies: BodyMemory) -> None:
         self._bodies, self._mine = bodies, 0
 
     def take(self, size: int) -> None:
-        """Raises `OverloadedError` when all bodies together would be too large."""
+        """Reserve bytes. Raises `OverloadedError` when all bodies together would exceed the limit."""
         if self._bodies.held + size > self._bodies.limit:
-            raise OverloadedError("too many bytes of requests are in memory")
+            raise OverloadedError(f"request bodies in memory exceed the limit of {self._bodies.limit} bytes")
         self._bodies.held += size
         self._mine += size
 
@@ -52,9 +52,12 @@ async def read_body(
     share: BodyReservation,
     early: Precheck | None = None,
 ) -> bytes | bytearray:
-    """The whole body, inflated. Raises `TooLargeError` (before reading where the length is given),
-    `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError`, `ClientGoneError`, and what `early`
-    raises when the first piece of a plain body has come."""
+    """Read and inflate the whole body.
+
+    `early`: called with the first bytes of an uncompressed body; may raise to refuse it. Raises `TooLargeError` (before
+    reading if Content-Length tells), `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError`,
+    `ClientGoneError`.
+    """
     length = headers.get(b"content-length")
     if length is None and b"transfer-encoding" not in headers:
         return b""
@@ -62,7 +65,7 @@ async def read_body(
         raise _too_large(limits)
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
-        raise UnsupportedMediaError("this content encoding is not taken", hint="Use gzip, deflate or none")
+        raise UnsupportedMediaError("expected content encoding gzip, deflate or identity, got another")
     body = await _collect(receive, limits, share, early if encoding == b"identity" else None)
     if encoding == b"identity":
         return body
@@ -106,7 +109,7 @@ async def _collect(
 
 
 def _due(began: float, size: int, limits: ServeLimits) -> float:
-    """When a body of which `size` bytes have come is too late or too slow."""
+    """Return the loop time at which a body with `size` bytes received is too late or too slow."""
     rate = limits.min_bytes_per_second
     enough = max(limits.grace_seconds, size / rate) if rate else limits.body_seconds
     return began + min(limits.body_seconds, enough)
@@ -117,16 +120,16 @@ def _inflate(body: bytes | bytearray, encoding: bytes, limits: ServeLimits) -> b
     try:
         plain = inflater.decompress(body, limits.max_body_bytes + 1)
     except zlib.error as error:
-        raise InputError(f"the body is not valid {encoding.decode()}") from error
+        raise InputError(f"expected a valid {encoding.decode()} body") from error
     if len(plain) > limits.max_body_bytes:
         raise _too_large(limits)
     if not inflater.eof or inflater.unused_data:
-        raise InputError(f"the {encoding.decode()} body is cut short or followed by other bytes")
+        raise InputError(f"the {encoding.decode()} body is truncated or followed by other bytes")
     return plain
 
 
 async def discard(receive: Receive, limits: ServeLimits, *, seconds: float = 1.0) -> None:
-    """Swallow what the client still sends: closing on unread bytes would destroy the answer on its way."""
+    """Read and drop the rest of a body: closing a socket with unread bytes would reset it and lose the response."""
     left = limits.max_body_bytes
     try:
         async with asyncio.timeout(seconds):

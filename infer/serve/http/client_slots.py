@@ -1,4 +1,4 @@
-"""Places for work that one client must not take from the others."""
+"""Concurrency slots shared fairly by clients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from ...errors import OverloadedError
 
 
 class ClientSlots:
-    """`places` at a time, of one client at most `each`, of whose requests at most `waiting` wait. Clients take turns.
+    """Semaphore of `places` slots, at most `each` for one client, of which at most `waiting` requests wait.
 
-    `latest_first`: of one client the latest request goes first, so that many that came at once hold up nothing new."""
+    Clients take turns. `latest_first`: the latest request of a client goes first, so that a burst delays none.
+    `what`: name of the work, for messages.
+    """
 
     def __init__(
         self, places: int, *, each: int, waiting: int, what: str, latest_first: bool = False
     ) -> None:
-        self._places, self._each, self._most, self._what = places, each, waiting, what
+        self._places, self._each, self._max_waiting, self._what = places, each, waiting, what
         self._next = -1 if latest_first else 0
         self._running: dict[str, int] = {}
         self._waiting: OrderedDict[str, list[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def turn(self, client: str, seconds: float) -> AsyncIterator[None]:
-        """Raises `OverloadedError` when too many wait, or after `seconds` of it."""
+        """Hold a slot. Raises `OverloadedError` when too many requests wait, or after `seconds` of waiting."""
         await self.take(client, seconds)
         try:
             yield
@@ -33,11 +35,11 @@ class ClientSlots:
             self.release(client)
 
     async def take(self, client: str, seconds: float) -> None:
-        """As `turn`; `release` is to follow."""
+        """Acquire a slot, as `turn` does; the caller releases it."""
         if self.try_acquire(client):
             return
         mine = self._waiting.setdefault(client, [])
-        if len(mine) >= self._most:
+        if len(mine) >= self._max_waiting:
             raise OverloadedError(f"too many {self._what} of this client wait", where="grammar")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         mine.append(future)
@@ -54,7 +56,7 @@ class ClientSlots:
             raise
 
     def try_acquire(self, client: str) -> bool:
-        """Whether there is a place at once; `release` is to follow."""
+        """Acquire a slot if one is free; return whether one was."""
         own = self._running.get(client, 0)
         if sum(self._running.values()) >= self._places or own >= self._each:
             return False

@@ -1,4 +1,4 @@
-"""One connection and its client's time: deadlines of heads, bodies and rests, and how a client is refused."""
+"""Connection: deadlines of request heads, bodies and idle time, and refusal of bad requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .flow_control import ConnectionFlowControl, CountingTransport, SlowReaderTi
 from .message_framing import ChunkedBody, SizedBody, refusal
 
 Refused = Callable[[int], None]
-LINGER = 1.0  # seconds a refused client may go on sending: closing on unread bytes would destroy the refusal
-GRACE = 1.0  # seconds after which a late body is refused here, should nobody have said so in its dialect
+LINGER = 1.0  # seconds a refused client may go on sending: closing with unread bytes would lose the refusal
+GRACE = 1.0  # seconds after which a late body is refused here, if its route has not done so
 
 
 class RefusedError(Exception):
-    """Raised inside the parser's callbacks; the parser makes its own error of it, and that is answered."""
+    """Raised in a parser callback to end parsing; the parser turns it into an error of its own."""
 
 
 class Connection(HttpToolsProtocol):
@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._reader.end()
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]  # it refers back: who is freed at once needs no collector
+        self.cycle = None  # type: ignore[assignment]  # a reference cycle: freed now, not by the collector
 
     @property
     def _busy(self) -> bool:
@@ -70,11 +70,11 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
-        """One timer looks at many rests: when the last of them began."""
+        """Close the connection if it was idle long enough, else set the timer again: one timer serves many requests."""
         self.timeout_keep_alive_task = None
         left = self._rested + self.timeout_keep_alive - self.loop.time()
         if math.isinf(left):
-            return  # not at rest: the next one starts a timer
+            return  # busy: `_rest` sets the timer
         if left > 0.001:
             self._wait_for_more(left)
             return
@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         self._reader.begin()
 
     def _give_up(self, status: HTTPStatus) -> None:
-        """Refuse in JSON what has no answer yet, and close the connection."""
+        """Send an error if the current request has no response yet, and close the connection."""
         if self._lingering or self.transport.is_closing():
             return
         self._disarm()

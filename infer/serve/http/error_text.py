@@ -1,4 +1,4 @@
-"""Texts that others had a hand in, fit for an answer or a log: bounded, in one line, nothing invisible."""
+"""Error texts for responses and logs, sanitized: bounded, one line, no invisible characters."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ...errors import InferError
 from ...sanitize import MAX_ERROR, plain
 
 __all__ = ["MAX_ERROR", "error_text", "exception_summary", "plain"]
-MAX_SAID = 256  # characters of what one exception in a log says
+MAX_MESSAGE = 256  # characters of one exception's message in a log
 
 
 def error_text(error: InferError) -> str:
-    """What an answer says of it."""
+    """Return the text of an error for a response."""
     return plain(str(error))
 
 
 def exception_summary(error: BaseException) -> str:
-    """One line: the exceptions of a chain, the first cause last, each with the place in our code it came from."""
-    said, seen = [], set[int]()
+    """Return one line for a log: the chain of exceptions, root cause last, each with its innermost frames."""
+    parts, seen = [], set[int]()
     chain: BaseException | None = error
     while chain is not None and id(chain) not in seen:
         seen.add(id(chain))
         frames = traceback.extract_tb(chain.__traceback__)[-6:]
         places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-        said.append(f"{type(chain).__name__}: {plain(str(chain), MAX_SAID)} [{places}]")
+        parts.append(f"{type(chain).__name__}: {plain(str(chain), MAX_MESSAGE)} [{places}]")
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
-    return " <- ".join(said)
+    return " <- ".join(parts)

@@ -1,4 +1,4 @@
-"""Open files: every connection is one, so the limit of connections can't be above what the system allows."""
+"""Limit of open files: caps the number of connections."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgspec
 from ...errors import ResourceError
 from ..limits import ServeLimits
 
-RESERVE = 64  # for models, logs and threads that open after the start
-WORKER = 8  # of one worker process: its channel, its shared memory
-LEAST = 8  # connections below which a server is of no use
+RESERVE = 64  # files for models, logs and threads opened later
+WORKER = 8  # files of one worker process: channel, shared memory
+LEAST = 8  # connections
 
 
 def fit_connections(limits: ServeLimits, workers: int = 0) -> tuple[ServeLimits, str | None]:
-    """The limits with as many connections as there can be files, and a sentence where those are fewer than asked.
+    """Return limits with as many connections as files may be open, and a warning if these are fewer than configured.
 
-    The soft limit of this process is raised as far as it must and may be; `workers` will be started. Raises
-    `ResourceError` for hardly any.
+    Raises the soft limit of this process as far as needed and allowed. `workers`: number of worker processes that will
+    be started. Raises `ResourceError` for fewer than `LEAST` connections.
     """
     if sys.platform == "win32":
         return limits, None
@@ -44,9 +44,9 @@ def fit_connections(limits: ServeLimits, workers: int = 0) -> tuple[ServeLimits,
             f"only {soft} files may be open, which leaves {max(cap, 0)} for connections",
             hint=f"Raise it: ulimit -n {wanted}",
         )
-    said = f"only {soft} files may be open: at most {cap} connections instead of {limits.max_connections}"
+    warning = f"only {soft} files may be open: at most {cap} connections instead of {limits.max_connections}"
     fitted = msgspec.structs.replace(limits, max_connections=cap, spare_connections=spare)
-    return fitted, f"{said} (ulimit -n {wanted} would do)"
+    return fitted, f"{warning} (ulimit -n {wanted} would do)"
 
 
 def _open_now() -> int:

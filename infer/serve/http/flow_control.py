@@ -1,4 +1,4 @@
-"""What flows to and from one client: reading that can be held up, and clients too slow to read their answers."""
+"""Flow control of one connection: paused reading, and a timeout for clients that read too slowly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..limits import ServeLimits
 
 
 class ConnectionFlowControl(FlowControl):
-    """`blocked`: nothing more is read, whoever asks, until the answer under way is sent."""
+    """uvicorn's flow control; while `blocked`, reading is not resumed until the current response is sent."""
 
     blocked = False
 
@@ -21,11 +21,11 @@ class ConnectionFlowControl(FlowControl):
 
 
 class CountingTransport:
-    """A transport that counts what is written to it."""
+    """Transport wrapper that counts written bytes."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
-        self.is_closing = transport.is_closing  # asked with every read: not by way of __getattr__
+        self.is_closing = transport.is_closing  # called at every read: not through __getattr__
 
     def write(self, data: bytes) -> None:
         self.written += len(data)
@@ -36,11 +36,12 @@ class CountingTransport:
 
     @property
     def waiting(self) -> int:
+        """Bytes in the write buffer."""
         return self._transport.get_write_buffer_size()
 
 
 class SlowReaderTimeout:
-    """While bytes wait to be sent, enough of them must go in every `send_seconds`; else the connection is cut."""
+    """Abort of a connection that sends less than `min_bytes_per_second` over `send_seconds` while bytes wait."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, meter: CountingTransport, limits: ServeLimits
@@ -48,10 +49,10 @@ class SlowReaderTimeout:
         self._loop, self._meter, self._seconds = loop, meter, limits.send_seconds
         self._least = limits.min_bytes_per_second * limits.send_seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._gone = 0  # bytes that had left when last looked at
+        self._gone = 0  # bytes sent at the last check
 
     def begin(self) -> None:
-        """To be called when bytes may have to wait."""
+        """Start the timer if bytes wait to be sent."""
         if self._timer is None and self._meter.waiting:
             self._wait()
 

@@ -1,7 +1,7 @@
-"""Names under which a server that asks for no key may be called: else a page of another site could ask it anything.
+"""Host header check of a server without API keys, against DNS rebinding.
 
-A browser lets a page speak to the site it came from; whoever owns that site's name can have it resolve to 127.0.0.1
-afterwards (DNS rebinding). The request then still says the site's name as its Host.
+A browser lets a page call the site that it came from. An attacker's site can change its name to resolve to 127.0.0.1
+afterwards; the page's requests then reach this server, with the attacker's name in their Host header.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")
 
 
 class AllowedHosts:
-    """This machine's own names for itself, and `names`."""
+    """Accepted Host names: loopback names and `names`. Raises `UsageError` for one that is no host name."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {_plain(name) for name in names}
         for name in self._names:
             if not NAME.fullmatch(name):
                 raise UsageError(
-                    f"a host is a name or an address without a port, got {name[:64]!r}", where="--allow-host"
+                    f"expected a host name or address without a port, got {name[:64]!r}", where="--allow-host"
                 )
 
     def admit(self, value: bytes) -> bool:
-        """Whether a Host header is one of them, with any port."""
+        """Return True if a Host header has an accepted name, with any port."""
         found = HOST.fullmatch(value.decode("latin-1").strip())
         if found is None:
             return False
@@ -41,7 +41,7 @@ def _plain(name: str) -> str:
 
 
 def allowed_hosts(names: Iterable[str], *, loopback: bool, keys: bool, bound: str) -> AllowedHosts | None:
-    """What a server is to take: anything where a key is needed or other machines are meant, unless `names` are said."""
+    """Return the accepted hosts; None for any: with API keys, or on a non-loopback address without `names`."""
     given = list(names)
     if "*" in given or (not given and (keys or not loopback)):
         return None

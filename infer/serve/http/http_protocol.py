@@ -1,4 +1,4 @@
-"""What uvicorn leaves open of messages: heads and bodies bounded in bytes and number, and read one after another."""
+"""HTTP/1.1 protocol on top of uvicorn's: limits of heads and bodies, one request at a time, optional fast path."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ ONCE = frozenset(
 )
 
 
-# Hidden from the parser, which would take the body of such a request for another protocol, or another request.
+# Hidden from the parser, which would read the body of such a request as another protocol or request.
 UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 class FastPath(Protocol):
-    """Answers some requests without parser and ASGI. What it does not take, the connection parses."""
+    """Handler of some requests without parser and ASGI. Requests that it does not take are parsed."""
 
     def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
-        """Note the head of a well-formed request that keeps its connection, and the bytes of its body.
+        """Learn the head of a well-formed keep-alive request whose body has `length` bytes.
 
-        `connection` has its `headers` and `scope`.
+        `connection` holds its `headers` and `scope`.
         """
 
     def take(self, connection: HttpProtocol, head: bytes, data: bytes, start: int) -> int:
-        """Begin to answer the request whose body begins at `start` of `data`: the end of that, or 0 if not taken.
+        """Start the request whose body begins at `start` of `data`; return the end of the body, or 0 if not taken.
 
-        What is taken stands in `connection.cycle` until it is answered, or handed to `connection.resume`.
+        A request that is taken is in `connection.cycle` until it is answered or given to `connection.resume`.
         """
 
 
 class HttpProtocol(Connection):
-    """One connection. Requests that follow an unanswered one are held back unparsed, so answers keep their order.
+    """One connection. Pipelined requests are held back unparsed until the one before is answered.
 
-    `_whole` is the head that is being parsed, if it came in one piece. `fast`: None where there is no fast path.
+    `_whole`: head being parsed, if it arrived in one piece; `fast`: fast path, None for none.
     """
 
     fast: FastPath | None = None
     hosts: AllowedHosts | None = None  # None: any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._seam, self._whole = HeadScanner(), b""
+        self._head_scanner, self._whole = HeadScanner(), b""
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -66,36 +66,36 @@ class HttpProtocol(Connection):
         if self._held:
             self._held += data
         else:
-            self._eat(data, self.fast)
+            self._consume(data, self.fast)
 
     def resume(self, data: bytes, *, keep_alive: bool) -> None:
-        """Parse a whole request that the fast path took, and can't answer."""
+        """Parse a whole request that the fast path took but cannot answer."""
         self.cycle = None  # type: ignore[assignment]
         if not self.transport.is_closing():
-            self._eat(data)
+            self._consume(data)
             if self._busy and not keep_alive:
                 self.cycle.keep_alive = False
 
-    def _eat(self, data: bytes, fast: FastPath | None = None) -> None:
-        """Feed the parser head by head and body by body, but for the requests that a fast path takes."""
+    def _consume(self, data: bytes, fast: FastPath | None = None) -> None:
+        """Feed the parser one head or body at a time, except requests that the fast path takes."""
         at = 0
         while at < len(data) and not self._lingering:
             body = self._body
             if body is not None:
                 try:
-                    end = body.reach(data, at)
+                    end = body.end(data, at)
                 except FramingError:
                     self._give_up(HTTPStatus.BAD_REQUEST)
                     return
                 self._feed(data[at:end])
                 if body.done != (self._body is not body):
-                    self._give_up(HTTPStatus.BAD_REQUEST)  # the parser sees another end than we
+                    self._give_up(HTTPStatus.BAD_REQUEST)  # the parser disagrees about the end of the body
             elif self._busy:
                 self._held, self.flow.blocked = data[at:], True
                 self.flow.pause_reading()
                 return
             else:
-                end = self._seam.reach(data, at)
+                end = self._head_scanner.end(data, at)
                 head = data[at:end]
                 if not self._head and head.endswith(HEAD_END):
                     if fast is not None and (after := fast.take(self, head, data, end)):
@@ -128,7 +128,7 @@ class HttpProtocol(Connection):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._body is not None:
-            return  # a trailer: it came too late to mean anything
+            return  # a trailer: ignored
         super().on_header(name, value)
         if len(self.headers) > self.limits.max_headers:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -164,11 +164,11 @@ class HttpProtocol(Connection):
         super().on_message_complete()
         self._body, self._head = None, 0
         self._disarm()
-        if not self._busy:  # it was answered before it was complete
+        if not self._busy:  # answered before it was complete
             self._rest()
 
     def on_response_complete(self) -> None:
-        """uvicorn's would start what it had parsed of the next requests, which is nothing, and a timer each time."""
+        """Continue with held-back bytes, or go idle. Replaces uvicorn's, which sets a timer for each response."""
         self.server_state.total_requests += 1
         self._reader.begin()
         if self.transport.is_closing():
@@ -178,7 +178,7 @@ class HttpProtocol(Connection):
             self.flow.resume_reading()
         if self._held:
             held, self._held = self._held, b""
-            self._eat(held, self.fast)
+            self._consume(held, self.fast)
         else:
             self._rest()
 
@@ -189,14 +189,14 @@ def limited_protocol(
     hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
 ) -> type[HttpProtocol]:
-    """The connection class that keeps `limits`; `refused` is told the status of what it refuses itself."""
+    """Return the connection class with these limits. `refused`: called with the status of each refusal of its own."""
     own = {
         "limits": limits,
         "fast": fast,
         "hosts": hosts,
         "refused": staticmethod(refused or HttpProtocol.refused),
     }
-    return type("LimitedWire", (HttpProtocol,), own)
+    return type("LimitedHttpProtocol", (HttpProtocol,), own)
 
 
 def uvicorn_options(
@@ -206,14 +206,14 @@ def uvicorn_options(
     hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
 ) -> dict[str, Any]:
-    """For `uvicorn.Config`."""
-    wire = limited_protocol(limits, refused, hosts, fast)
+    """Return the keyword arguments of `uvicorn.Config`."""
+    protocol = limited_protocol(limits, refused, hosts, fast)
 
-    def gate(**given: Any) -> asyncio.BaseProtocol:
-        return wire(**given) if tls is None else TlsHandshake(wire(**given), tls)
+    def make(**given: Any) -> asyncio.BaseProtocol:
+        return protocol(**given) if tls is None else TlsHandshake(protocol(**given), tls)
 
     return {
-        "http": gate,
+        "http": make,
         "ws": "none",
         "lifespan": "off",
         "access_log": False,

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 means it: no NaN, no duplicate names, no lone surrogates, no bottomless nesting."""
+"""Strict JSON (RFC 8259): no NaN, duplicate keys or lone surrogates; bounded nesting."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PLAIN = frozenset((int, float, bool, type(None)))
 
 
 class InvalidUnicodeError(InputError):
-    """Bytes that are no UTF-8, or half of a pair of surrogates."""
+    """Invalid UTF-8, or a lone surrogate."""
 
     code = "invalid_unicode"
 
 
 def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int = 64) -> T:
-    """The JSON document as a `to`; raises `InputError` naming the place."""
+    """Decode a JSON document to type `to`. Raises `InputError` with the path of the value."""
     return convert(parse(text, max_depth=max_depth), to)
 
 
 def convert(value: Any, to: type[T]) -> T:
-    """What `parse` gave, as a `to`; raises `InputError` naming the place."""
+    """Convert a value of `parse` to type `to`. Raises `InputError` with its path."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError as error:
@@ -34,9 +34,10 @@ def convert(value: Any, to: type[T]) -> T:
 
 
 def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:
-    """The JSON document as plain values; raises `InputError`.
+    """Decode a JSON document to plain values. Raises `InputError`.
 
-    msgspec refuses malformed text, but keeps the last of two equal names: colons are counted against names.
+    msgspec refuses malformed text, but keeps the last of duplicate keys: so the colons of the text are compared with
+    those that the decoded keys and strings need.
     """
     document = bytes(text)
     if not document:
@@ -57,16 +58,16 @@ def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:
     except msgspec.DecodeError as error:
         if document.startswith(b"\xef\xbb\xbf"):
             raise InputError("the JSON begins with a byte order mark") from error
-        if b"\\u" in document and _half_a_pair(document):
-            raise InvalidUnicodeError("a text holds a lone surrogate") from error
-        cut = str(error) == "Input data was truncated"
-        raise InputError("the JSON is cut short" if cut else str(error)) from error
+        if b"\\u" in document and _has_lone_surrogate(document):
+            raise InvalidUnicodeError("a string has a lone surrogate") from error
+        truncated = str(error) == "Input data was truncated"
+        raise InputError("the JSON is truncated" if truncated else str(error)) from error
 
 
 def _colons(value: Any, depth: int, deep: bool) -> int:
-    """Colons that the document must hold, or fewer: of lists of numbers, or of lists, only the first item counts.
+    """Count the colons that a value needs, or fewer: only the first item of a list of numbers or lists is counted.
 
-    `deep`: the document has brackets enough to be nested too deeply; then every item is looked into.
+    `deep`: the document has enough brackets to be nested too deeply, so every item is visited.
     """
     if isinstance(value, str):
         return value.count(":")
@@ -88,12 +89,12 @@ def _colons(value: Any, depth: int, deep: bool) -> int:
 
 
 def _refuse_duplicates(document: bytes) -> None:
-    """The exact answer, at the price of a second parse."""
+    """Raise `InputError` for a duplicate key, by an exact second parse."""
     json.loads(document, object_pairs_hook=_unique, parse_int=len)
 
 
-def _half_a_pair(document: bytes) -> bool:
-    """Whether a text in it holds half of a pair, as far as it can be read at all."""
+def _has_lone_surrogate(document: bytes) -> bool:
+    """Return True if a string of the document has a lone surrogate."""
     try:
         json.dumps(json.loads(document, parse_int=len), ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -108,5 +109,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(seen) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"the name {twice[:64]!r} stands twice in one JSON object")
+        raise InputError(f"duplicate key {twice[:64]!r} in a JSON object")
     return seen

@@ -1,4 +1,4 @@
-"""The address a server listens at: who may bind which, and how it is told."""
+"""Listening socket: which addresses may be bound, and the line printed at startup."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from ..service import Service
 def listen(
     host: str, port: int, *, api_key: str | Sequence[str] | None = None, anonymous: bool = False
 ) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet: until the model is warm, connections are refused."""
+    """Bind a socket without listening: until the models are warm, connections are refused.
+
+    Raises `UsageError` for an address that other machines reach without `api_key` or `anonymous`, `BusyError` for a
+    port in use, `NotUsableError` for another error of the system.
+    """
     if host not in LOOPBACK and not api_key and not anonymous:
         raise UsageError(
             f"{host} can be reached from other machines, and no API key is set",
             hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
         )
     if not 0 <= port < 65536:
-        raise UsageError(f"a port is 0 to 65535, got {port}")
+        raise UsageError(f"expected a port of 0 to 65535, got {port}")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise UsageError(f"there is no address named {host!r}") from error
+        raise UsageError(f"host {host!r} does not resolve to an address") from error
     with socket.socket(family, kind, proto) as listener:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +43,7 @@ def listen(
 
 @contextlib.contextmanager
 def port_errors(host: str, port: int) -> Iterator[None]:
-    """`BusyError` or `NotUsableError` for what the system says of this port."""
+    """Raise `BusyError` or `NotUsableError` for an `OSError` of this port."""
     try:
         yield
     except OSError as error:
@@ -51,7 +55,10 @@ def port_errors(host: str, port: int) -> Iterator[None]:
 
 
 def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
-    """`serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`"""
+    """Return the startup line.
+
+    `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
+    """
     host, port = listener.getsockname()[:2]
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
     if any(engine.predictor.task == "embedding" for engine in service.engines.values()):

@@ -1,4 +1,4 @@
-"""Where one HTTP message ends. The parser is fed one message at a time, and what frames a body is bounded."""
+"""HTTP/1.1 message framing (RFC 9112): end of a head and of a body, with limits on chunks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..limits import ServeLimits
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[^\r\n]*)?\r\n")
 HEAD_END = b"\r\n\r\n"
-SAID = {
-    HTTPStatus.MISDIRECTED_REQUEST: "that Host is none of this server's names. "
-    "Say --allow-host NAME when you start it, if it should be",
+HINTS = {
+    HTTPStatus.MISDIRECTED_REQUEST: "the Host header is not a name of this server. "
+    "Start it with --allow-host NAME to accept one",
 }
 
 
 class FramingError(Exception):
-    """The body is announced in two ways, or cut into more, or longer, pieces than anybody needs."""
+    """Ambiguous body length, or chunks beyond the limits."""
 
 
 class SizedBody:
-    """A body of `length` bytes, of which `left` are to come."""
+    """Body with a Content-Length; `left`: bytes to come."""
 
     def __init__(self, length: int) -> None:
         self.left = length
@@ -33,15 +33,15 @@ class SizedBody:
     def done(self) -> bool:
         return self.left == 0
 
-    def reach(self, data: bytes, at: int) -> int:
-        """Where in `data`, from `at` on, the body ends, or the data."""
+    def end(self, data: bytes, at: int) -> int:
+        """Return the offset in `data`, from `at` on, at which the body or the data ends."""
         step = min(self.left, len(data) - at)
         self.left -= step
         return at + step
 
 
 class ChunkedBody:
-    """A body in chunks. Only what is bounded is looked at; whether all is well formed, the parser says."""
+    """Chunked body. Checks only limits; the parser checks syntax."""
 
     def __init__(self, limits: ServeLimits) -> None:
         self._limits = limits
@@ -49,8 +49,8 @@ class ChunkedBody:
         self._chunks = self._trailer = 0
         self._last, self.done = False, False
 
-    def reach(self, data: bytes, at: int) -> int:
-        """Where in `data`, from `at` on, the body ends, or the data; raises `FramingError`."""
+    def end(self, data: bytes, at: int) -> int:
+        """Return the offset in `data`, from `at` on, at which the body or the data ends. Raises `FramingError`."""
         while at < len(data) and not self.done:
             if self._skip:
                 step = min(self._skip, len(data) - at)
@@ -90,7 +90,7 @@ class ChunkedBody:
 def body_framing(
     headers: Mapping[bytes, bytes], version: str, limits: ServeLimits
 ) -> SizedBody | ChunkedBody | None:
-    """The body that a head speaks of, None without one; raises `FramingError` where that can be read in two ways."""
+    """Return the framing of the body that a head announces, None for no body. Raises `FramingError` if ambiguous."""
     length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
     if coding is not None:
         if length is not None or version == "1.0" or coding.lower() != b"chunked":
@@ -104,13 +104,13 @@ def body_framing(
 
 
 class HeadScanner:
-    """Finds the end of a head that comes in pieces."""
+    """Search for the end of a head that arrives in pieces."""
 
     def __init__(self) -> None:
         self._tail = b""
 
-    def reach(self, data: bytes, at: int) -> int:
-        """Where in `data`, from `at` on, the head ends, or the data."""
+    def end(self, data: bytes, at: int) -> int:
+        """Return the offset in `data`, from `at` on, at which the head or the data ends."""
         if self._tail:
             found = (self._tail + data[at : at + 3]).find(HEAD_END)
             if found >= 0:
@@ -126,8 +126,8 @@ class HeadScanner:
 
 
 def refusal(status: HTTPStatus) -> bytes:
-    """A whole answer, for requests that never came as far as a route."""
-    body = msgspec.json.encode({"error": SAID.get(status, status.phrase)})
+    """Return a whole error response for a request that is refused before routing."""
+    body = msgspec.json.encode({"error": HINTS.get(status, status.phrase)})
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
     tail = f"content-length: {len(body)}\r\nx-request-id: {os.urandom(16).hex()}\r\nconnection: close\r\n\r\n"
     return head.encode() + tail.encode() + body

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document and the static page of the routes, both from the route table alone."""
+"""OpenAPI 3.1 document and HTML page of the routes, generated from the route table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REF = "#/components/schemas/{name}"
 
 
 def statuses(route: Route, *, api_key: bool) -> list[int]:
-    """Every error status that the route can give."""
+    """Return every error status of a route, sorted."""
     every = {500, *route.errors}
     if route.method == "POST":
         every |= {400, 408, 413, 415}
@@ -28,7 +28,7 @@ def statuses(route: Route, *, api_key: bool) -> list[int]:
 
 
 def document(routes: list[Route], version: str, *, api_key: bool = False) -> dict[str, Any]:
-    """OpenAPI 3.1, ready for JSON."""
+    """Return the OpenAPI 3.1 document as JSON values."""
     types = {
         t
         for r in routes

@@ -1,4 +1,4 @@
-"""What handlers give and raise, as what goes back."""
+"""Responses made from the results and errors of handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .routing import Dialect, MethodError, Response, Route, SlowBodyError, Unaut
 
 
 def to_response(value: Any, route: Route) -> Response:
-    """What a handler gave, as its route says it."""
+    """Convert a handler's result to a response by the `Out` type of its route."""
     if isinstance(value, Response):
         return value
     if isinstance(route.Out, str):
@@ -20,7 +20,7 @@ def to_response(value: Any, route: Route) -> Response:
 
 
 def error_response(error: InferError, dialect: Dialect) -> Response:
-    """The error in the dialect's words, with the headers that its kind asks for."""
+    """Return the error response of a dialect, with the headers of its kind (Retry-After, Allow, …)."""
     response = Response(msgspec.json.encode(dialect.body(error)), dialect.status(error))
     if isinstance(error, OverloadedError):
         seconds = min(max(error.retry_after, 0.001), 60.0)
@@ -29,7 +29,7 @@ def error_response(error: InferError, dialect: Dialect) -> Response:
             (b"retry-after-ms", b"%d" % (seconds * 1000)),
             (b"x-should-retry", b"true"),
         ]
-    elif isinstance(error, DeadlineError):  # openai's client would ask again, for nothing
+    elif isinstance(error, DeadlineError):  # else openai's client would retry
         response.headers.append((b"x-should-retry", b"false"))
     elif response.status == 503:
         response.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]

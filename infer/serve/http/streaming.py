@@ -1,4 +1,4 @@
-"""Sending a body that comes piece by piece, and noticing at once that nobody is left to read it."""
+"""Streamed response bodies, and detection of clients that disconnect or stop reading."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .routing import Response
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-READ_SECONDS = 30.0  # a client that reads nothing for so long, with its buffers full, is gone
+READ_SECONDS = 30.0  # without progress of a write, after which the client counts as gone
 
 
-async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, patience: float) -> T:
-    """`work`, cancelled with `ClientGoneError` when the client hangs up. Nobody looks before `patience` seconds."""
+async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, delay: float) -> T:
+    """Await `work`; cancel it with `ClientGoneError` when the client disconnects, checked from `delay` seconds on."""
     loop, current, gone = asyncio.get_running_loop(), asyncio.current_task(), False
     watcher: asyncio.Task[None] | None = None
 
@@ -32,7 +32,7 @@ async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, patience: f
         nonlocal watcher
         watcher = loop.create_task(watch())
 
-    timer = loop.call_later(patience, begin)
+    timer = loop.call_later(delay, begin)
     try:
         return await work
     except asyncio.CancelledError:
@@ -48,7 +48,7 @@ async def cancel_on_disconnect(work: Awaitable[T], receive: Receive, patience: f
 async def send_stream(
     response: Response, headers: list[tuple[bytes, bytes]], receive: Receive, send: Send
 ) -> None:
-    """One write per piece. Raises `ClientGoneError` for a client that hung up or reads no more."""
+    """Send each part of the stream as one write. Raises `ClientGoneError` if the client leaves or stops reading."""
     stream = response.stream
     if stream is None:
         return
@@ -56,9 +56,9 @@ async def send_stream(
     reader = _WriteTimeout()
 
     async def pump() -> None:
-        async for piece in stream:
+        async for part in stream:
             reader.since = reader.time()
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": part, "more_body": True})
             reader.since = None
 
     try:
@@ -75,9 +75,9 @@ async def send_stream(
 
 
 class _WriteTimeout:
-    """Cancels the task that made it when one write takes too long. `since`: when the write under way began.
+    """Cancels the task that made it when one write takes too long. `since`: start of the current write, or None.
 
-    Looks now and then: a timer per write would cost as much as the write.
+    One periodic timer: a timer per write would cost as much as the write.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...llm.engine.requests import Request
-from ..http.routing import RequestContext
+from ..http.request_context import RequestContext
 
 if TYPE_CHECKING:
     from ..service import Service

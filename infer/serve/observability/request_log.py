@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ..http.error_text import plain
-from ..http.routing import CLIENT_GONE, RequestContext
+from ..http.request_context import RequestContext
+from ..http.routing import CLIENT_GONE
 
 MOST_LINES = 10_000  # that wait to be written; more are dropped and counted
 MOST_BODY = 4096  # bytes of a request's body that are shown

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import NotUsableError
-from ..http.routing import RequestContext
+from ..http.request_context import RequestContext
 from .tracing import Trace
 
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970

@@ -106,7 +106,7 @@ def _served(model: TensorEngine | Generator) -> ServedModel:
         inputs=[] if text else [_tensor(spec) for spec in predictor.inputs],
         outputs=[] if text else [_tensor(spec) for spec in predictor.outputs],
         sizes={} if text else dict(predictor.sizes),
-        max_batch=1 if isinstance(model, Generator) else model.layout.max_batch,
+        max_batch=1 if isinstance(model, Generator) else model.collator.max_batch,
         tokenizes=isinstance(model, TensorEngine) and takes_text(model),
         example=example_file(predictor) is not None and not text,
         context=model.context if isinstance(model, Generator) else None,

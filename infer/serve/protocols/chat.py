@@ -10,7 +10,8 @@ from ..api.chat_response import Reply
 from ..api.openai_errors import DIALECT, generator
 from ..api.openai_tools import Tools
 from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest
-from ..http.routing import RequestContext, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Route
 from ..llm.tenants import owned, tenant_of
 from ..service import Service
 

@@ -14,7 +14,8 @@ from ..api.openai_errors import DIALECT, generator
 from ..api.openai_response import Ledger, Piece
 from ..api.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..api.server_sent_events import Chunks, encode
-from ..http.routing import RequestContext, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Route
 from ..llm.llm_engine import Generator
 from ..llm.tenants import owned, tenant_of
 from ..llm.token_stream import Stream

@@ -12,7 +12,8 @@ from ..api.kserve_tensors import DATATYPES, datatype, shape_of
 from ..api.kserve_types import InferRequest, InferResponse
 from ..batching.tensor_engine import TensorEngine
 from ..http.error_text import error_text
-from ..http.routing import Dialect, RequestContext, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Dialect, Route
 from ..observability.metrics import BatchStats, InferenceStats, stats_dict
 from ..service import Service
 
@@ -186,7 +187,7 @@ async def model_ready(call: RequestContext) -> ModelReady:
 
 async def config(call: RequestContext) -> ModelConfig:
     engine = _engine(call)
-    model, batched = engine.predictor, engine.layout.batched
+    model, batched = engine.predictor, engine.collator.batched
     skip = 1 if batched else 0
     ins, outs = (
         [ConfigTensor(spec.name, DATATYPES[spec.dtype][1], shape_of(spec)[skip:]) for spec in specs]
@@ -196,7 +197,7 @@ async def config(call: RequestContext) -> ModelConfig:
         name=model.name,
         platform=_platform(model),
         backend="infer",
-        max_batch_size=engine.layout.max_batch if batched else 0,
+        max_batch_size=engine.collator.max_batch if batched else 0,
         input=ins,
         output=outs,
         parameters={"task": ConfigParameter(model.task)},

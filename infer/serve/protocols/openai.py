@@ -15,7 +15,8 @@ from ..api.kserve_tensors import to_json
 from ..api.openai_errors import DIALECT, find, require_json
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
-from ..http.routing import RequestContext, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Route
 from ..llm.llm_engine import Generator
 from ..llm.tenants import sharer_of
 from ..service import Service

@@ -8,7 +8,8 @@ from ...errors import NotReadyError
 from .. import page
 from ..http import openapi
 from ..http.error_text import error_text
-from ..http.routing import JSON, Dialect, RequestContext, Response, Route
+from ..http.request_context import RequestContext
+from ..http.routing import JSON, Dialect, Response, Route
 from ..observability.metrics import CONTENT_TYPE
 from ..service import Service
 

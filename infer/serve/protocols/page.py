@@ -13,7 +13,8 @@ from .. import page
 from ..api.kserve_tensors import datatype, to_json
 from ..api.kserve_types import InferInput, InferRequest
 from ..batching.tensor_engine import TensorEngine
-from ..http.routing import RequestContext, Response, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Response, Route
 from ..observability import status_page
 from ..observability.status_page import Now, Overview
 from ..service import Service
@@ -67,6 +68,6 @@ async def example(call: RequestContext) -> InferRequest:
 
 
 def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
-    row = array[:1] if engine.layout.batched else array
+    row = array[:1] if engine.collator.batched else array
     data, _ = to_json(row)
     return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from ...errors import InputError
-from ..http.routing import RequestContext, Response, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Response, Route
 from ..model_admin import Admin, Listed
 from ..service import Service
 from .kserve import DIALECT

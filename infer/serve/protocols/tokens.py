@@ -11,7 +11,8 @@ from ...llm.text.chat_template import special_tokens
 from ..api import openai_request
 from ..api.openai_errors import DIALECT, generator
 from ..api.openai_types import Message, Token, Tool
-from ..http.routing import RequestContext, Route
+from ..http.request_context import RequestContext
+from ..http.routing import Route
 from ..llm.llm_engine import Generator
 from ..service import Service
 

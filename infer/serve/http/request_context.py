@@ -1,0 +1,86 @@
+"""Context of one HTTP request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...errors import InferError, InputError, TooLargeError
+from ..observability.tracing import Trace
+from ..service import Service
+from . import json_parse
+from .routing import Response, Route, UnauthorizedError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """HTTP request with its service and route, as handlers, logs and traces see it.
+
+    `path`: parameters of the path; `adapter`: LoRA adapter that the request named; `known`: the path supports the
+    method; `error`: set if the request failed; `measure`: set when it is answered, returns its times by name.
+    """
+
+    service: Service
+    route: Route
+    path: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    request_id: str
+    body: bytes | bytearray = b""
+    model: str = ""
+    adapter: str | None = None
+    method: str = ""
+    client: str = ""
+    known: bool = True
+    trace: Trace | None = None
+    error: InferError | None = None
+    measure: Callable[[], dict[str, Any]] | None = None
+
+    def json(self, to: type[T], part: bytes | memoryview | None = None) -> T:
+        """Decode the JSON body, or a part of it, to type `to`. Raises `TooLargeError` and `InputError`."""
+        return json_parse.convert(self.value(part), to)
+
+    def value(self, part: bytes | memoryview | None = None) -> Any:
+        """Decode the JSON body, or a part of it, to plain values. Raises `TooLargeError` and `InputError`."""
+        text, limits = self.body if part is None else part, self.service.limits
+        if len(text) > limits.max_json_bytes:
+            raise TooLargeError(
+                f"expected at most {limits.max_json_bytes} bytes of JSON, got {len(text)}",
+                hint="Send tensors as binary data",
+            )
+        return json_parse.parse(text, max_depth=limits.max_json_depth)
+
+    def require_key(self) -> None:
+        """Raise `UnauthorizedError` if the server has API keys and the request brings none of them."""
+        keys = self.service.keys
+        if keys is not None and not keys.admit(self.headers):
+            raise UnauthorizedError("expected a valid API key", hint="Send Authorization: Bearer KEY")
+
+    def timeout(self, default: float | None = None) -> float:
+        """Return the seconds this request may take: header X-Request-Timeout-Ms, else `default`, else the server's."""
+        return requested_timeout(self.headers) or default or self.service.limits.timeout_seconds
+
+    def response_headers(self, response: Response, *, over: bool) -> list[tuple[bytes, bytes]]:
+        """Return all headers of a response but its length. `over`: the connection is beyond the limit."""
+        headers = [
+            (b"content-type", response.media.encode()),
+            (b"x-request-id", self.request_id.encode()),
+            *response.headers,
+        ]
+        if self.trace is not None:
+            headers.append((b"traceresponse", self.trace.header()))
+        if (over or self.service.state == "draining") and (b"connection", b"close") not in headers:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+def requested_timeout(headers: Mapping[bytes, bytes]) -> float | None:
+    """Return the seconds of header X-Request-Timeout-Ms, None without it. Raises `InputError`."""
+    text = headers.get(b"x-request-timeout-ms")
+    if text is None:
+        return None
+    if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
+        raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
+    return int(text) / 1000
