@@ -142,7 +142,7 @@ def kserve_binary(data: bytes, chance: random.Random) -> None:
     split = chance.choice([len(data), len(data) - 1, len(body), 0, chance.randrange(len(body) + 2)])
     headers = {kserve_request.SPLIT: str(split).encode()}
     service = SimpleNamespace(limits=LIMITS)
-    call = kserve_request.Call(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
+    call = kserve_request.RequestContext(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
     request, raw = kserve_request._read(call, ENGINE)
     arrays = kserve_request._arrays(request, raw, ENGINE)
     sizes = ENGINE.layout.check(arrays)
@@ -166,13 +166,13 @@ def framing(data: bytes, chance: random.Random) -> None:
         try:
             for at in range(0, len(whole), size):
                 piece = whole[at : at + size]
-                seen += body.reach(piece, 0)
+                seen += body.end(piece, 0)
                 if body.done:
                     break
             ends.append((seen, body.done))
         except FramingError:
             ends.append((-1, False))
-        assert seam.reach(whole, 0) <= len(whole)
+        assert seam.end(whole, 0) <= len(whole)
     assert ends[0] == ends[1], "where the body ends hangs on how it is cut"
 
 

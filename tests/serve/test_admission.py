@@ -1,4 +1,4 @@
-"""Who is let in: by when the work would be done at the speed measured, under bounds, in the order of priority."""
+"""Admission control: predicted completion time, queue limits, priorities, and the latency models behind it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
     return caught.value
 
 
-def test_nobody_is_turned_away_before_anything_was_measured() -> None:
+def test_no_request_is_refused_before_the_first_measurement() -> None:
     desk = Desk(max_queue_requests=10_000)
     for _ in range(5000):
         desk.put(timeout=0.001)
 
 
-def test_retry_after_is_the_queued_work_over_the_measured_speed() -> None:
+def test_retry_after_is_the_predicted_time_of_the_queued_work() -> None:
     desk = Desk(max_batch=4, max_queue_requests=8)
     desk.measured(0.1, 0.1)
     for _ in range(8):
@@ -46,7 +46,7 @@ def test_retry_after_is_the_queued_work_over_the_measured_speed() -> None:
     assert refused(desk).retry_after == pytest.approx(1.0, rel=0.01)
 
 
-def test_a_request_that_would_be_done_after_its_deadline_is_refused_on_arrival() -> None:
+def test_a_request_predicted_to_miss_its_deadline_is_refused_on_arrival() -> None:
     desk = Desk(max_batch=1, max_wait_seconds=9)
     desk.measured(1.0, 0.0)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_a_request_that_would_be_done_after_its_deadline_is_refused_on_arrival()
     desk.put(timeout=4.1)
 
 
-def test_its_own_batch_counts_with_its_own_size() -> None:
+def test_the_prediction_includes_the_requests_own_batch() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.01, 0.01)
     desk.queue.finished = desk.clock.now
@@ -65,14 +65,14 @@ def test_its_own_batch_counts_with_its_own_size() -> None:
     desk.put(1, timeout=0.08)
 
 
-def test_long_rows_are_expected_to_take_longer_than_short_ones() -> None:
+def test_long_rows_are_predicted_to_take_longer_than_short_ones() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.01)
     desk.put(4, elements=400)
     assert desk.wait() == pytest.approx(4.0, rel=0.01)
 
 
-def test_work_that_can_share_no_batch_is_expected_to_take_one_each() -> None:
+def test_items_of_different_keys_are_predicted_as_one_batch_each() -> None:
     desk = Desk(max_batch=8, max_wait_seconds=9)
     desk.measured(0.1, 0.01)
     for key in "abcd":
@@ -80,7 +80,7 @@ def test_work_that_can_share_no_batch_is_expected_to_take_one_each() -> None:
     assert desk.wait() == pytest.approx(4 * 0.1 + 4 * 0.01, rel=0.01)
 
 
-def test_uncertain_times_are_counted_with_their_spread_where_a_deadline_is_at_stake() -> None:
+def test_deadlines_are_checked_with_the_margin_of_uncertain_predictions() -> None:
     steady, shaky = Desk(max_batch=4), Desk(max_batch=4)
     for number in range(64):
         steady.latency.observe(16, 0.1)
@@ -93,7 +93,7 @@ def test_uncertain_times_are_counted_with_their_spread_where_a_deadline_is_at_st
     shaky.put(4, timeout=0.3)
 
 
-def test_the_running_batch_counts_and_one_that_is_late_is_expected_to_go_on_as_long_again() -> None:
+def test_a_late_running_batch_is_predicted_to_take_as_long_again() -> None:
     desk = Desk(max_batch=1)
     desk.measured(1.0, 0.0)
     desk.put()
@@ -105,7 +105,7 @@ def test_the_running_batch_counts_and_one_that_is_late_is_expected_to_go_on_as_l
     assert desk.wait() == pytest.approx(2.0)
 
 
-def test_the_first_lane_that_is_free_is_waited_for_and_all_share_the_queue() -> None:
+def test_wait_is_until_the_first_free_executor_and_all_share_the_queue() -> None:
     desk = Desk(max_batch=1, num_executors=2, max_wait_seconds=9)
     desk.measured(1.0, 0.0)
     desk.put()
@@ -128,7 +128,7 @@ def test_the_first_lane_that_is_free_is_waited_for_and_all_share_the_queue() -> 
         pytest.param(3.0, 4, id="but one batch at least"),
     ],
 )
-def test_a_second_of_work_may_wait_by_default(seconds: float, rows: int) -> None:
+def test_one_second_of_work_may_wait_by_default(seconds: float, rows: int) -> None:
     desk = Desk(max_batch=4, max_queue_requests=10_000)
     desk.measured(0.0, seconds / 4)
     for _ in range(rows + 1):
@@ -148,7 +148,7 @@ def crowd(desk: Desk, fixed: float, each: float) -> None:
                 desk.put()
 
 
-def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry_for_a_while() -> None:
+def test_under_overload_only_two_batches_wait_until_the_queue_is_empty() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.16, 0.01)
     while desk.wait() <= 1:
@@ -169,7 +169,7 @@ def test_when_many_are_turned_away_only_two_batches_wait_until_the_queue_was_dry
     assert desk.queue.rows == 14
 
 
-def test_in_a_crowd_what_runs_does_not_take_the_place_of_two_batches_that_wait() -> None:
+def test_under_overload_two_batches_wait_besides_the_running_one() -> None:
     desk = Desk(max_batch=9)
     crowd(desk, 0.018, 0.02)
     useful = desk.latency.seconds(9 * 4)
@@ -181,13 +181,13 @@ def test_in_a_crowd_what_runs_does_not_take_the_place_of_two_batches_that_wait()
     assert 18 <= desk.queue.rows < 40
 
 
-def test_where_batches_make_nothing_cheaper_a_tenth_of_a_second_keeps_the_model_busy() -> None:
+def test_without_gain_from_batching_a_tenth_of_a_second_may_wait() -> None:
     desk = Desk(max_batch=32)
     crowd(desk, 0.0, 0.01)
     assert 10 <= desk.queue.rows <= 12
 
 
-def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
+def test_admitted_requests_that_are_late_count_as_overload() -> None:
     patient, impatient = Desk(max_batch=4), Desk(max_batch=4)
     for desk, timeout in ((patient, 0.9), (impatient, 0.01)):
         item = desk.put(timeout=timeout)
@@ -198,7 +198,7 @@ def test_those_who_were_let_in_and_are_late_make_a_crowd_too() -> None:
     assert not impatient.admission.overloaded
 
 
-def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() -> None:
+def test_refused_short_deadlines_do_not_shorten_the_queue_of_others() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.16, 0.01)
     for number in range(20):
@@ -208,7 +208,7 @@ def test_the_impatient_who_are_turned_away_do_not_shorten_the_queue_of_others() 
     assert not desk.admission.overloaded
 
 
-def test_what_fits_into_the_next_batch_may_wait_for_the_one_that_runs() -> None:
+def test_a_request_of_the_next_batch_may_wait_for_the_running_one() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.0, 1.0)
     desk.put(4)
@@ -218,7 +218,7 @@ def test_what_fits_into_the_next_batch_may_wait_for_the_one_that_runs() -> None:
     refused(desk)
 
 
-def test_a_longest_wait_that_is_given_holds_whatever_the_deadline() -> None:
+def test_max_wait_seconds_holds_for_every_deadline() -> None:
     desk = Desk(max_batch=1, max_wait_seconds=2)
     desk.measured(1.0, 0.0)
     for _ in range(3):
@@ -238,7 +238,7 @@ def test_an_urgent_request_does_not_wait_behind_less_urgent_ones() -> None:
     assert desk.run(0.5) == [urgent]
 
 
-def test_a_short_deadline_goes_first_and_is_judged_by_what_goes_before_it() -> None:
+def test_a_short_deadline_goes_first_and_counts_only_the_work_ahead_of_it() -> None:
     desk = Desk(max_batch=1)
     desk.measured(0.3, 0.0)
     desk.put()
@@ -248,7 +248,7 @@ def test_a_short_deadline_goes_first_and_is_judged_by_what_goes_before_it() -> N
     assert desk.run(0.3) == [soon]
 
 
-def test_cancelled_work_is_waited_for_by_nobody() -> None:
+def test_cancelled_work_does_not_count_as_queue_wait() -> None:
     desk = Desk(max_batch=1)
     desk.measured(1.0, 0.0)
     gone = [desk.put(), desk.put()]
@@ -260,7 +260,7 @@ def test_cancelled_work_is_waited_for_by_nobody() -> None:
     desk.put()
 
 
-def test_a_batch_is_cut_where_its_first_request_would_be_late() -> None:
+def test_a_batch_ends_where_its_first_request_would_be_late() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.01)
     items = [desk.put(timeout=0.5 + number) for number in range(8)]
@@ -271,7 +271,7 @@ def test_a_batch_is_cut_where_its_first_request_would_be_late() -> None:
     assert desk.queue.take().items == items[4:]
 
 
-def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() -> None:
+def test_a_batch_ends_where_older_work_of_another_key_would_be_late() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.01)
     first, other = desk.put(timeout=0.5), desk.put(timeout=0.55, key="other")
@@ -286,7 +286,7 @@ def test_a_batch_is_cut_where_older_work_that_can_not_join_it_would_be_late() ->
     assert desk.queue.take().items == [other]
 
 
-def test_what_can_not_be_in_time_any_more_is_dropped_before_it_costs_anything() -> None:
+def test_an_item_that_cannot_meet_its_deadline_is_dropped_before_it_runs() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.1)
     late, urgent = desk.put(timeout=0.5), desk.put(timeout=0.51, priority=1)
@@ -297,7 +297,7 @@ def test_what_can_not_be_in_time_any_more_is_dropped_before_it_costs_anything() 
     assert taken.items == others
 
 
-def test_alone_it_is_tried_which_tells_whether_the_speed_is_still_what_it_was() -> None:
+def test_a_late_item_alone_in_the_queue_runs_and_renews_the_measurement() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.1)
     late = desk.put(timeout=0.5)
@@ -305,7 +305,7 @@ def test_alone_it_is_tried_which_tells_whether_the_speed_is_still_what_it_was() 
     assert desk.queue.take().items == [late]
 
 
-def test_work_that_is_in_time_probably_but_not_surely_is_not_made_late_by_company() -> None:
+def test_a_batch_does_not_grow_beyond_an_uncertain_deadline_of_its_item() -> None:
     desk = Desk(max_batch=8)
     for number in range(64):
         desk.latency.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
@@ -315,7 +315,7 @@ def test_work_that_is_in_time_probably_but_not_surely_is_not_made_late_by_compan
     assert desk.queue.take().items == [first]
 
 
-def test_work_of_other_lengths_is_in_time_all_of_it_not_only_the_first() -> None:
+def test_all_waiting_items_of_other_keys_meet_their_deadlines() -> None:
     desk = Desk(max_batch=8)
     desk.measured(0.0, 0.01)
     first = desk.put(timeout=0.5)
@@ -332,7 +332,7 @@ def test_work_of_other_lengths_is_in_time_all_of_it_not_only_the_first() -> None
     assert desk.clock.now <= 100.53
 
 
-def test_more_urgent_work_joins_whoever_else_has_to_wait() -> None:
+def test_more_urgent_work_joins_a_batch_although_others_wait() -> None:
     desk = Desk(max_batch=8)
     urgent = [desk.put(timeout=0.5, priority=1) for _ in range(4)]
     desk.put(timeout=0.03, key="other")
@@ -340,7 +340,7 @@ def test_more_urgent_work_joins_whoever_else_has_to_wait() -> None:
     assert desk.queue.take().items == urgent
 
 
-def test_a_less_urgent_request_joins_only_where_its_own_time_allows() -> None:
+def test_a_less_urgent_request_joins_only_if_it_meets_its_deadline() -> None:
     desk = Desk(max_batch=8)
     patient, hasty = desk.put(3, timeout=1.0, priority=1), desk.put(timeout=0.03)
     desk.measured(0.0, 0.01)
@@ -348,7 +348,7 @@ def test_a_less_urgent_request_joins_only_where_its_own_time_allows() -> None:
     assert hasty.waiting
 
 
-def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed_for_nobody() -> None:
+def test_under_overload_nearly_all_admitted_requests_meet_their_deadlines() -> None:
     """Three times the capacity, two lengths, batches that take 20 % more or less than expected: see `bench`."""
     random, desk, allowed = np.random.default_rng(3), Desk(max_batch=32), 0.4
     desk.measured(0.013, 0.005)
@@ -375,7 +375,7 @@ def test_in_a_crowd_nearly_all_who_are_let_in_are_in_time_and_little_is_computed
     assert wasted < 0.02 * worked
 
 
-def test_one_slow_batch_turns_hardly_anybody_away() -> None:
+def test_one_slow_batch_causes_few_refusals() -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.01, 0.01)
     before = desk.latency.seconds(16)
@@ -387,7 +387,7 @@ def test_one_slow_batch_turns_hardly_anybody_away() -> None:
 
 
 @pytest.mark.parametrize("factor", [20.0, 0.05])
-def test_a_new_speed_is_known_after_three_batches(factor: float) -> None:
+def test_a_changed_latency_is_learned_after_three_batches(factor: float) -> None:
     desk = Desk(max_batch=4)
     desk.measured(0.01, 0.01)
     for rows in (4, 2, 4):
@@ -395,7 +395,7 @@ def test_a_new_speed_is_known_after_three_batches(factor: float) -> None:
     assert desk.latency.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
 
 
-def test_an_idle_model_that_was_slow_is_tried_again_after_a_second_until_its_speed_is_known() -> None:
+def test_an_idle_model_with_a_stale_slow_measurement_is_tried_again() -> None:
     desk = Desk(max_batch=4)
     for _ in range(3):
         desk.put()
@@ -409,7 +409,7 @@ def test_an_idle_model_that_was_slow_is_tried_again_after_a_second_until_its_spe
     assert desk.latency.seconds(4) == pytest.approx(0.01)
 
 
-def test_speed_learns_a_fixed_and_a_per_row_part() -> None:
+def test_latency_model_learns_a_fixed_and_a_per_row_part() -> None:
     latency = LatencyModel()
     assert latency.seconds(8) == 0
     for rows in (1, 2, 4, 8, 3, 5, 7, 6):
@@ -419,7 +419,7 @@ def test_speed_learns_a_fixed_and_a_per_row_part() -> None:
     assert latency.seconds(24, 3) == pytest.approx(3 * 0.026, rel=0.03)
 
 
-def test_the_warm_up_is_the_first_measure() -> None:
+def test_the_warm_up_is_the_first_measurement() -> None:
     fake = double(max_batch=8)
     fake.warmup = lambda: [(4, 0.02), (32, 0.09)]  # type: ignore[method-assign, assignment, return-value]
     engine = TensorEngine(fake, ServeLimits(), Metrics("test").model("double", "1"))
@@ -428,7 +428,7 @@ def test_the_warm_up_is_the_first_measure() -> None:
     assert engine.queue.latency.seconds(4) == pytest.approx(0.02)
 
 
-def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
+def test_throughput_model_survives_bursts_and_one_long_pause() -> None:
     rate = ThroughputModel()
     assert rate.seconds(100) == 0
     for _ in range(20):
@@ -439,7 +439,7 @@ def test_a_rate_survives_pieces_that_end_together_and_one_long_pause() -> None:
     assert rate.seconds(1000) < 4.0
 
 
-def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -> None:
+def test_waits_longer_than_predicted_increase_the_margin() -> None:
     foretold = WaitErrorModel()
     assert foretold.caution(1.0) == 0
     foretold.observe(0.0, 5.0)
@@ -456,7 +456,7 @@ def test_waits_that_took_longer_than_foretold_make_later_ones_count_for_more() -
     assert foretold.caution(1.0) == pytest.approx(0.0, abs=0.01)
 
 
-def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
+def test_short_and_long_waits_have_separate_error_margins() -> None:
     foretold = WaitErrorModel()
     for _ in range(32):
         foretold.observe(0.01, 0.02)
@@ -465,7 +465,7 @@ def test_the_error_of_short_waits_is_not_that_of_long_ones() -> None:
     assert foretold.caution(0.0) == 0, "who finds nobody waiting is let in"
 
 
-def test_the_few_prompts_that_others_overtake_are_in_time_too() -> None:
+def test_overtaken_prompts_meet_their_deadlines_too() -> None:
     foretold, waits = WaitErrorModel(), [0.4] * 19 + [2.4]
     for wait in waits * 20:
         foretold.observe(1.0, wait)
@@ -514,7 +514,7 @@ def rejections(server: Live) -> float:
     return float(text.partition(line)[2].split("\n")[0])
 
 
-def test_a_refusal_comes_before_the_body_is_parsed_and_the_connection_goes_on() -> None:
+def test_a_refusal_precedes_parsing_and_keeps_the_connection() -> None:
     with jammed() as server, socket.create_connection((server.host, server.port), timeout=10) as raw:
         nonsense = b"{" * 300_000
         head = f"POST {MODEL} HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 1000\r\n"
@@ -548,7 +548,7 @@ def test_refused_requests_are_counted_once_each() -> None:
         assert 'infer_requests_total{api="kserve",code="503",model="double",version="1"} 3' in text
 
 
-def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() -> None:
+def test_refused_and_late_requests_are_freed_without_the_garbage_collector() -> None:
     """Which would stop the event loop for as long as hundreds of tracebacks take, and does under overload."""
     kinds = RequestContext, InferError, PendingResult
 
@@ -587,12 +587,12 @@ def test_what_a_refused_or_late_request_held_is_freed_without_the_collector() ->
             gc.enable()
 
 
-def test_a_model_that_is_not_served_is_404_also_under_load() -> None:
+def test_an_unknown_model_is_404_under_load_too() -> None:
     with jammed() as server:
         assert httpx.post(f"{server.url}/v2/models/triple/infer", json=body()).status_code == 404
 
 
-def test_a_request_that_names_a_priority_is_read_before_it_is_judged() -> None:
+def test_a_request_with_a_priority_is_read_before_admission() -> None:
     with jammed() as server:
         assert httpx.post(server.url + MODEL, json=body(priority=3)).status_code == 503
         bad = httpx.post(server.url + MODEL, content=b'{"priority": ')

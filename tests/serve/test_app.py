@@ -1,4 +1,4 @@
-"""What holds for every route: ids, methods, keys, errors, counters, and an honest description."""
+"""Promises of every route: request ids, methods, keys, errors, metrics, OpenAPI document."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_get_and_head_agree(client: httpx.Client, path: str) -> None:
     assert head.headers["content-type"] == got.headers["content-type"]
 
 
-def test_home_links_to_pages_that_exist(client: httpx.Client) -> None:
+def test_links_of_the_home_page_exist(client: httpx.Client) -> None:
     home = client.get("/").json()
     assert home["models"] == ["double", "embedder"]
     for link in home["links"].values():
@@ -57,7 +57,7 @@ def test_home_links_to_pages_that_exist(client: httpx.Client) -> None:
         ("TRACE", "/", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_is_405_with_what_is_allowed(
+def test_a_wrong_method_is_405_with_an_allow_header(
     client: httpx.Client, method: str, path: str, allow: str
 ) -> None:
     answer = client.request(method, path)
@@ -67,7 +67,7 @@ def test_a_wrong_method_is_405_with_what_is_allowed(
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v2/nope", "/v2/", "/health/", "/%2e%2e/x", "/v2/models/a/b/c/d"])
-def test_an_unknown_address_is_404_in_json(client: httpx.Client, path: str) -> None:
+def test_an_unknown_path_is_404_in_json(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
     assert answer.json() == {"error": "no route has this path"}
@@ -85,7 +85,7 @@ def test_any_other_request_id_is_replaced(client: httpx.Client, asked: str) -> N
     assert re.fullmatch("[0-9a-f]{32}", given)
 
 
-def test_the_description_lists_every_route_and_every_status_seen(client: httpx.Client, server: Live) -> None:
+def test_openapi_lists_every_route_and_every_observed_status(client: httpx.Client, server: Live) -> None:
     document = client.get("/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     routes = {(r.method.lower(), r.path) for r in server.service.routes}
@@ -110,7 +110,7 @@ def test_the_description_lists_every_route_and_every_status_seen(client: httpx.C
         assert str(answer.status_code) in document["paths"][path][method]["responses"]
 
 
-def test_the_docs_page_fetches_nothing(client: httpx.Client, server: Live) -> None:
+def test_the_docs_page_loads_no_external_resource(client: httpx.Client, server: Live) -> None:
     page = client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "<script" not in page.text
@@ -132,7 +132,7 @@ def test_metrics_count_requests_by_code_and_api(client: httpx.Client) -> None:
     assert 'infer_build_info{infer="' in text
 
 
-def test_with_a_key_everything_but_health_asks_for_it() -> None:
+def test_with_an_api_key_only_health_is_open() -> None:
     with live(double(), api_key="s3cret") as server, httpx.Client(base_url=server.url) as client:
         for path in ("/health", "/v2/health/live"):
             assert client.get(path).status_code == 200
@@ -174,8 +174,8 @@ def test_a_dead_engine_makes_health_and_readiness_503(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 129, "ünï", "a\n"])
-def test_a_name_that_can_t_stand_in_a_url_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="can't be served under"):
+def test_a_model_name_that_is_unsafe_in_a_url_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="invalid model name"):
         Service([double(name)])
 
 
@@ -184,7 +184,7 @@ def test_two_models_of_one_name_are_refused() -> None:
         Service([double(), double()])
 
 
-def test_limits_refuse_what_makes_no_sense() -> None:
+def test_limits_refuse_values_out_of_range() -> None:
     with pytest.raises(UsageError, match="max_body_bytes"):
         ServeLimits(max_body_bytes=0)
     assert ServeLimits(max_delay_us=0, drain_seconds=0).max_delay_us == 0

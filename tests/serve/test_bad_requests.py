@@ -1,4 +1,4 @@
-"""The table of bad requests and the right answer to each, over raw sockets; after every row the server is well.
+"""Table of bad requests with their responses, over raw sockets; after every row the server works.
 
 It is gone through twice: in this process, and against a server that runs under `python -O`, which drops asserts.
 """
@@ -418,7 +418,7 @@ def still_well(server: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_bad_request_has_its_answer_and_the_server_is_well(server: Any, row: Row) -> None:
+def test_a_bad_request_has_its_response_and_the_server_goes_on(server: Any, row: Row) -> None:
     with connect(server) as connection:
         connection.sendall(row.request)
         answer = read(connection, bytearray(), head=row.request.startswith(b"HEAD"))
@@ -466,7 +466,7 @@ def trickle(connection: Any, data: bytes, step: float = 0.04, seconds: float = 1
     ],
     ids=["head", "body", "chunks"],
 )
-def test_what_trickles_in_is_408_at_an_absolute_deadline(server: Any, begin: bytes, slow: bytes) -> None:
+def test_a_trickling_request_is_408_at_an_absolute_deadline(server: Any, begin: bytes, slow: bytes) -> None:
     with connect(server) as connection:
         connection.sendall(begin)
         began = time.monotonic()
@@ -478,20 +478,20 @@ def test_what_trickles_in_is_408_at_an_absolute_deadline(server: Any, begin: byt
         assert closed(connection, 3)
 
 
-def test_a_body_that_nobody_wants_may_not_trickle_either(server: Any) -> None:
+def test_an_unread_body_may_not_trickle_either(server: Any) -> None:
     with connect(server) as connection:
         connection.sendall(get(b"/health", b"Content-Length: 1000"))
         assert read(connection, bytearray()).status == 200
         assert trickle(connection, b"a" * 200, step=0.03, seconds=4)
 
 
-def test_silence_is_closed_without_a_word(server: Any) -> None:
+def test_a_silent_connection_is_closed_without_a_response(server: Any) -> None:
     with connect(server) as connection:
         connection.settimeout(5)
         assert connection.recv(100) == b""
 
 
-def test_answers_keep_their_order_when_a_bad_request_follows_good_ones(server: Any) -> None:
+def test_responses_keep_their_order_before_a_bad_request(server: Any) -> None:
     with connect(server) as connection:
         buffer = bytearray()
         connection.sendall(GOOD + get() + GOOD + post(b"Content-Length: x"))
@@ -519,7 +519,7 @@ def test_a_request_smuggled_behind_a_chunk_is_refused_not_answered(server: Any) 
 
 
 @pytest.mark.parametrize("sent", [1, 30, len(GOOD) - 5, len(GOOD)])
-def test_a_client_that_hangs_up_leaves_nothing_behind(server: Any, sent: int) -> None:
+def test_a_disconnect_leaves_nothing_behind(server: Any, sent: int) -> None:
     for cut in (False, True):
         with connect(server) as connection:
             connection.sendall(GOOD[:sent])
@@ -528,14 +528,14 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(server: Any, sent: int) ->
     assert raw_http.idle(server)
 
 
-def test_http_1_0_is_answered_and_let_go(server: Any) -> None:
+def test_http_1_0_is_answered_and_closed(server: Any) -> None:
     with connect(server) as connection:
         connection.sendall(post(LENGTH, body=BODY, version=b"1.0"))
         assert read(connection, bytearray()).status == 200
         assert closed(connection, 3)
 
 
-def test_what_was_refused_is_counted(server: Any) -> None:
+def test_refused_requests_are_counted(server: Any) -> None:
     ask(server, b"nonsense\r\n\r\n")
     ask(server, get(b"/" + b"a" * 9000))
     text = ask(server, get(b"/metrics")).body.decode()

@@ -1,4 +1,4 @@
-"""The queue, the layout of batches, and the engine. The clock of the queue is turned by hand."""
+"""Batch queue, collation and tensor engine, with a manual clock."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.fake_predictors import Fake, double, embedder
 from tests.support.manual_clock_queue import Desk
 
 
-def test_an_empty_queue_gives_nothing_and_never_waits() -> None:
+def test_an_empty_queue_gives_no_batch_and_no_delay() -> None:
     taken = Desk().queue.take()
     assert (taken.items, taken.expired, taken.wait) == ([], [], None)
 
 
-def test_a_free_executor_takes_what_is_there_at_once() -> None:
+def test_a_free_executor_takes_waiting_items_at_once() -> None:
     desk = Desk()
     items = [desk.put(), desk.put()]
     taken = desk.queue.take()
@@ -44,7 +44,7 @@ def test_a_batch_holds_at_most_max_batch_rows() -> None:
     assert desk.queue.take().items == [c]
 
 
-def test_an_entry_that_does_not_fit_is_passed_and_is_first_of_the_next_batch() -> None:
+def test_an_item_that_does_not_fit_is_first_of_the_next_batch() -> None:
     desk = Desk(max_batch=4)
     a, big, small = desk.put(2), desk.put(3), desk.put(2)
     assert desk.queue.take().items == [a, small]
@@ -69,7 +69,7 @@ def test_priority_goes_before_deadline() -> None:
     assert desk.queue.take().items == [normal]
 
 
-def test_elements_bound_a_batch_with_its_padding_counted() -> None:
+def test_a_batch_is_bounded_in_elements_with_padding() -> None:
     desk = Desk(max_batch=4, max_batch_elements=20)
     short, long = desk.put(elements=4), desk.put(elements=10)
     assert desk.queue.take().items == [short, long]
@@ -80,7 +80,7 @@ def test_elements_bound_a_batch_with_its_padding_counted() -> None:
         desk.put(elements=21)
 
 
-def test_an_expired_entry_is_named_and_in_no_batch() -> None:
+def test_an_expired_item_is_reported_and_in_no_batch() -> None:
     desk = Desk()
     dead, alive = desk.put(timeout=1), desk.put(timeout=9)
     desk.clock.now += 2
@@ -88,7 +88,7 @@ def test_an_expired_entry_is_named_and_in_no_batch() -> None:
     assert (taken.items, taken.expired) == ([alive], [dead])
 
 
-def test_a_cancelled_entry_is_dropped_and_its_room_given_back() -> None:
+def test_a_cancelled_item_frees_its_place_in_the_queue() -> None:
     desk = Desk()
     gone, stays = desk.put(3), desk.put()
     assert desk.queue.cancel(gone)
@@ -97,7 +97,7 @@ def test_a_cancelled_entry_is_dropped_and_its_room_given_back() -> None:
     assert not desk.queue.cancel(stays), "what runs can't be cancelled any more"
 
 
-def test_ten_thousand_cancelled_entries_leave_no_heap_behind() -> None:
+def test_ten_thousand_cancelled_items_leave_no_heap_entries() -> None:
     desk = Desk()
     for _ in range(10_000):
         desk.queue.cancel(desk.put())
@@ -119,7 +119,7 @@ def test_a_full_queue_refuses_and_admits_again_when_there_is_room(limits: dict[s
     desk.put(rows)
 
 
-def test_one_request_above_the_whole_queue_is_too_large_not_overload() -> None:
+def test_a_request_larger_than_the_queue_is_too_large_not_overload() -> None:
     with pytest.raises(TooLargeError, match="5 rows"):
         Desk(max_queue_rows=5).put(6)
 
@@ -133,7 +133,7 @@ def test_draining_refuses_new_work_and_finishes_old() -> None:
     assert desk.queue.take().items == [item]
 
 
-def test_max_delay_waits_for_company_but_not_for_a_full_batch() -> None:
+def test_max_delay_delays_a_partial_batch_but_not_a_full_one() -> None:
     desk = Desk(max_batch=2, max_delay_us=10_000)
     first = desk.put()
     assert desk.queue.take().wait == pytest.approx(0.01)
@@ -152,7 +152,7 @@ def test_buckets_hold_their_lengths_with_less_than_a_third_of_padding(rows: int)
     assert rows <= 16 or rows > length_bucket(rows) * 2 / 3
 
 
-def test_layout_pads_ragged_rows_and_cuts_outputs_back() -> None:
+def test_collator_pads_ragged_rows_and_cuts_outputs_back() -> None:
     fake = embedder()
     fake.outputs = (*fake.outputs, TensorSpec("ids", "int64", ("batch", "seq")))
     layout = Collator(fake)
@@ -168,7 +168,7 @@ def test_layout_pads_ragged_rows_and_cuts_outputs_back() -> None:
     assert (pieces[1]["ids"] == parts[1]["input_ids"]).all()
 
 
-def test_layout_never_pads_a_model_that_does_not_say_how() -> None:
+def test_collator_does_not_pad_a_model_without_padding_values() -> None:
     fake = embedder()
     fake.padding = {"input_ids": 0}
     layout = Collator(fake)
@@ -176,14 +176,14 @@ def test_layout_never_pads_a_model_that_does_not_say_how() -> None:
     assert layout.key({"batch": 1, "seq": 3}) != layout.key({"batch": 1, "seq": 4})
 
 
-def test_layout_runs_models_without_a_batch_one_by_one() -> None:
+def test_collator_runs_models_without_a_batch_dimension_one_by_one() -> None:
     spec = TensorSpec("x", "float32", (4,))
     layout = Collator(Fake("one", (spec,), (spec,), lambda inputs: inputs))
     assert (layout.batched, layout.max_batch) == (False, 1)
 
 
-def test_layout_refuses_a_model_that_loses_rows() -> None:
-    with pytest.raises(InferError, match="number of rows"):
+def test_collator_refuses_outputs_with_another_number_of_rows() -> None:
+    with pytest.raises(InferError, match="rows of output"):
         Collator(double()).split_outputs({"y": np.zeros((2, 4))}, [{"batch": 3}])
 
 
@@ -200,7 +200,7 @@ def test_layout_refuses_a_model_that_loses_rows() -> None:
         ({"x": np.zeros((0, 4), np.float32)}, "expected batch between 1 and 8, got 0"),
     ],
 )
-def test_layout_names_what_does_not_fit(arrays: dict[str, np.ndarray], words: str) -> None:
+def test_collator_errors_name_the_mismatch(arrays: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Collator(double()).check(arrays)
 
@@ -248,7 +248,7 @@ class Gate:
         return task
 
 
-def test_requests_that_wait_together_run_together_and_get_their_own_rows() -> None:
+def test_waiting_requests_share_a_batch_and_get_their_own_rows() -> None:
     gate = Gate()
 
     async def story(engine: TensorEngine) -> None:
@@ -281,7 +281,7 @@ def test_a_bad_request_fails_alone() -> None:
     assert gate.predictor.batches == [1, 3, 1, 2, 1, 1]
 
 
-def test_a_request_larger_than_a_batch_is_split_and_put_together_again() -> None:
+def test_a_request_larger_than_a_batch_is_split_and_concatenated() -> None:
     predictor = double(max_batch=4)
 
     async def story(engine: TensorEngine) -> None:
@@ -325,7 +325,7 @@ def test_a_deadline_ends_a_request_queued_or_running(running: bool) -> None:
     with_engine(gate.predictor, story)
 
 
-def test_stopping_answers_everything_that_waits() -> None:
+def test_stopping_fails_every_waiting_request() -> None:
     gate = Gate()
 
     async def story(engine: TensorEngine) -> None:
@@ -339,7 +339,7 @@ def test_stopping_answers_everything_that_waits() -> None:
     with_engine(gate.predictor, story)
 
 
-def test_draining_lets_the_queue_run_dry() -> None:
+def test_draining_finishes_the_queue() -> None:
     gate = Gate()
 
     async def story(engine: TensorEngine) -> None:
@@ -355,7 +355,7 @@ def test_draining_lets_the_queue_run_dry() -> None:
     with_engine(gate.predictor, story)
 
 
-def test_an_engine_that_dies_says_so_and_answers_its_callers(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_failure_is_logged_and_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     predictor = double()
 
     def die(inputs: Any) -> Any:
@@ -373,7 +373,7 @@ def test_an_engine_that_dies_says_so_and_answers_its_callers(caplog: pytest.LogC
     assert "the engine of double died" in caplog.text
 
 
-def test_out_of_memory_is_the_server_s_trouble_not_a_bug() -> None:
+def test_out_of_memory_is_a_resource_error_not_an_internal_one() -> None:
     predictor = double()
 
     def exhaust(inputs: Any) -> Any:
@@ -389,7 +389,7 @@ def test_out_of_memory_is_the_server_s_trouble_not_a_bug() -> None:
     with_engine(predictor, story)
 
 
-def test_bfloat16_goes_through_torch_and_comes_back_as_bits() -> None:
+def test_bfloat16_runs_in_torch_and_is_returned_as_uint16() -> None:
     import torch
 
     spec = TensorSpec("x", "bfloat16", ("batch", 2))
@@ -401,7 +401,7 @@ def test_bfloat16_goes_through_torch_and_comes_back_as_bits() -> None:
 
 
 @pytest.mark.parametrize(("priority", "most"), [(2, 60), (5, 250)])
-def test_a_flood_of_higher_priority_starves_no_entry(priority: int, most: int) -> None:
+def test_a_flood_of_higher_priority_starves_no_item(priority: int, most: int) -> None:
     desk = Desk(max_batch=1)
     waits = desk.put(timeout=1000, priority=priority)
     for count in range(1, most):

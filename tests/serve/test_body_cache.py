@@ -1,4 +1,4 @@
-"""Templates of request bodies: the JSON is read once, the numbers every time."""
+"""Templates of request bodies: the JSON is parsed once, the numbers every time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_template_with_other_than_its_bytes_is_refused(server: Live) -> None:
     assert "16 raw bytes are announced, 12 are left" in error
 
 
-def test_what_does_not_fit_the_model_has_no_template(server: Live) -> None:
+def test_a_body_that_does_not_fit_the_model_has_no_template(server: Live) -> None:
     for _ in range(3):
         assert asked(server, [[1, 2, 3]])[0] == 400
         assert asked(server, [[1, 2, 3, 4]], parameters={"sequence_id": 1})[0] == 400
@@ -153,9 +153,7 @@ def test_other_numbers_in_the_same_json_are_read_by_a_template(server: Live, tak
         "[]",
     ],
 )
-def test_bad_numbers_in_known_json_are_refused_in_the_same_words(
-    server: Live, numbers: str, taken: list[bytes]
-) -> None:
+def test_bad_numbers_in_known_json_get_the_same_error(server: Live, numbers: str, taken: list[bytes]) -> None:
     before = said(server, ROW % (numbers, ""))
     assert before[0] == 400
     for _ in range(2):

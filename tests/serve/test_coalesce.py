@@ -1,4 +1,4 @@
-"""Coalesced requests: each gets what it would get alone; one that is cancelled or fails does so alone."""
+"""Coalesced requests: same result as alone; cancellation and errors affect one request only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.worker_models import DIE, RAISE
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_answers_written_together_are_those_written_one_by_one(binary: bool) -> None:
+def test_responses_written_together_equal_those_written_one_by_one(binary: bool) -> None:
     specs = tuple(TensorSpec(n, d, ("batch", 3)) for n, d in (("f", "float32"), ("i", "int8"), ("b", "bool")))
     engine: Any = SimpleNamespace(predictor=SimpleNamespace(name="ä", version="1"), metrics=None)
     dice = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def test_answers_written_together_are_those_written_one_by_one(binary: bool) -> 
     assert write_each(engine, answer, wanted, 2) is None
 
 
-def test_raw_tensors_of_several_requests_and_inputs_are_read_as_one_by_one() -> None:
+def test_raw_tensors_read_together_equal_those_read_one_by_one() -> None:
     specs = TensorSpec("a", "float64", ("batch", 2)), TensorSpec("b", "int8", ("batch",))
     layout = Collator(SimpleNamespace(inputs=specs, outputs=specs[:1], sizes={"batch": (1, 8)}, max_batch=8))
     arrays = [
@@ -101,7 +101,7 @@ def known(server: Live, *requests: bytes) -> None:
             assert ask(server, request).status == 200
 
 
-def test_all_that_come_in_one_turn_are_one_entry(groups: list[int], resumed: list[bytes]) -> None:
+def test_requests_of_one_loop_iteration_are_one_item(groups: list[int], resumed: list[bytes]) -> None:
     with live(double()) as server:
         known(server, row(0, 0, 0, 0))
         answers = crowd(server, [row(n, 0, 0, -n) for n in range(20)])
@@ -118,9 +118,7 @@ def test_all_that_come_in_one_turn_are_one_entry(groups: list[int], resumed: lis
         assert server.service.engines["double"].idle
 
 
-def test_requests_of_two_models_never_go_together_however_alike(
-    groups: list[int], resumed: list[bytes]
-) -> None:
+def test_requests_of_two_models_are_never_coalesced(groups: list[int], resumed: list[bytes]) -> None:
     halves = double("halves")
     halves.function = lambda inputs: {"y": inputs["x"] / 2, "rows": np.arange(len(inputs["x"]))}
 
@@ -140,7 +138,7 @@ def test_requests_of_two_models_never_go_together_however_alike(
         assert (sorted(groups), resumed) == ([3, 3], [])
 
 
-def test_one_that_the_model_fails_on_fails_alone(groups: list[int], resumed: list[bytes]) -> None:
+def test_a_coalesced_request_that_raises_fails_alone(groups: list[int], resumed: list[bytes]) -> None:
     with live(double()) as server:
         known(server, row(0, 0, 0, 0))
         answers = crowd(server, [row(666 if n == 3 else n, 0, 0, 0) for n in range(6)])
@@ -150,7 +148,7 @@ def test_one_that_the_model_fails_on_fails_alone(groups: list[int], resumed: lis
         assert b"secret" not in answers[3].body
 
 
-def test_one_whose_answer_is_not_finite_is_answered_for_itself(
+def test_a_coalesced_request_with_nan_output_is_answered_alone(
     groups: list[int], resumed: list[bytes]
 ) -> None:
     fake = double()
@@ -182,7 +180,7 @@ def blocked() -> tuple[Fake, threading.Event, threading.Event]:
     return fake, entered, go
 
 
-def test_one_whose_client_hangs_up_in_the_queue_is_not_computed(groups: list[int]) -> None:
+def test_a_coalesced_request_whose_client_left_is_not_computed(groups: list[int]) -> None:
     fake, entered, go = blocked()
     with live(fake) as server, ExitStack() as stack:
         known(server, row(0, 0, 0, 0))
@@ -208,7 +206,7 @@ def test_one_whose_client_hangs_up_in_the_queue_is_not_computed(groups: list[int
         until(lambda: server.service.active == 0)
 
 
-def test_those_whose_time_runs_out_are_told_each(groups: list[int]) -> None:
+def test_coalesced_requests_past_their_deadline_fail_each(groups: list[int]) -> None:
     fake, entered, go = blocked()
     late = b"X-Request-Timeout-Ms: 200"
     with live(fake) as server, ExitStack() as stack:
@@ -228,7 +226,9 @@ def test_those_whose_time_runs_out_are_told_each(groups: list[int]) -> None:
         until(lambda: server.service.active == 0)
 
 
-def test_one_that_raises_or_kills_in_a_worker_fails_alone(groups: list[int], resumed: list[bytes]) -> None:
+def test_a_coalesced_request_that_crashes_a_worker_fails_alone(
+    groups: list[int], resumed: list[bytes]
+) -> None:
     source = Source(path="double", opener="tests.support.worker_models:Hazards")
     with closing(Starting(source).remote()) as predictor, live(predictor) as server:
         known(server, row(0, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""A lane on the event loop whose batches wait for company."""
+"""Delayed batches of an executor driven by the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Loop:
         return [timer.when() for timer in self.timers if not timer.cancelled]
 
 
-def test_one_timer_looks_at_a_batch_that_waits_for_company() -> None:
+def test_a_delayed_batch_has_one_timer() -> None:
     loop, looks = Loop(), []
     engine: Any = SimpleNamespace(loop=loop, clock=loop.time, predictor=SimpleNamespace(name="m"))
     executor: Any = SimpleNamespace(watched=True)

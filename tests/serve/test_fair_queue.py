@@ -1,4 +1,4 @@
-"""Shares of the queue of tensors: who is next, who is turned away, and that one tenant alone notices nothing."""
+"""Fair queue of tenants: order of service, refusals, and no effect with one tenant."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_polite_tenant_is_in_the_next_batch_of_a_flood() -> None:
         assert polite in desk.run(0.05)
 
 
-def test_a_batch_is_filled_with_whatever_waits() -> None:
+def test_a_batch_is_filled_with_items_of_all_tenants() -> None:
     desk = FairDesk(max_batch=8, **LIMITS)
     for _ in range(20):
         desk.put(tenant="flood")
@@ -234,7 +234,7 @@ def test_an_idle_tenant_saves_up_no_service() -> None:
     assert Counter(found) == {"busy": 5, "idle": 5}
 
 
-def test_use_of_what_others_left_is_hardly_made_up_for() -> None:
+def test_use_of_idle_capacity_is_hardly_charged_later() -> None:
     desk = FairDesk(max_batch=8, **LIMITS)
     desk.measured(0.0, 0.01)
     for _ in range(1000):
@@ -249,7 +249,7 @@ def test_use_of_what_others_left_is_hardly_made_up_for() -> None:
     assert found["flood"] > 20
 
 
-def test_a_batch_that_was_charged_too_much_is_soon_forgotten() -> None:
+def test_an_overcharged_batch_has_no_lasting_effect() -> None:
     desk = FairDesk(max_batch=1, **LIMITS)
     desk.measured(1.0, 0.0)
     for tenant in ("a", "b") * 20:
@@ -270,7 +270,7 @@ def test_priority_orders_the_requests_of_one_tenant_only() -> None:
     assert order.index(late) <= 3
 
 
-def test_requests_of_two_parties_share_a_batch_equally() -> None:
+def test_grouped_requests_of_two_tenants_share_a_batch_equally() -> None:
     desk = FairDesk(max_batch=8, **LIMITS)
     desk.measured(0.01, 0.01)
     flood = [party(desk, "flood", 8) for _ in range(3)]
@@ -318,7 +318,7 @@ def test_rows_and_bytes_are_shared_and_never_more_than_twice_the_limit() -> None
         desk.put(13, tenant="t1")
 
 
-def test_a_flood_makes_nobody_else_wait_longer_than_its_share() -> None:
+def test_a_flood_delays_other_tenants_by_at_most_its_share() -> None:
     desk = FairDesk(max_batch=4)
     desk.measured(0.0, 0.01)
     for _ in range(100):
@@ -343,7 +343,7 @@ def test_a_batch_stops_growing_where_another_tenant_would_be_late() -> None:
     assert desk.run(0.01) == [polite]
 
 
-def test_what_can_not_be_in_time_is_named_for_every_tenant() -> None:
+def test_expired_items_of_every_tenant_are_reported() -> None:
     desk = FairDesk(max_batch=4)
     dead, gone, alive = desk.put(tenant="a", timeout=1), desk.put(tenant="b"), desk.put(tenant="b")
     desk.fair.cancel(gone)
@@ -354,14 +354,14 @@ def test_what_can_not_be_in_time_is_named_for_every_tenant() -> None:
     assert (desk.fair.requests, desk.fair.rows, desk.fair.bytes, desk.fair.ahead()) == (0, 0, 0, (0, 0))
 
 
-def test_stopping_clears_the_entries_of_all_tenants() -> None:
+def test_stopping_clears_the_items_of_all_tenants() -> None:
     desk = FairDesk()
     items = [desk.put(tenant="a"), desk.put(tenant="b", key="other")]
     assert desk.fair.clear() == items
     assert (desk.fair.requests, desk.fair.kinds) == (0, 0)
 
 
-def test_an_unfilled_batch_waits_for_company_of_any_tenant() -> None:
+def test_a_delayed_batch_fills_with_items_of_any_tenant() -> None:
     desk = FairDesk(max_batch=2, max_delay_us=10_000)
     first = desk.put(tenant="a")
     assert desk.fair.take().wait == pytest.approx(0.01)

@@ -1,4 +1,4 @@
-"""Two API keys over HTTP: one floods a model of tensors, the other gets its share of it all the same."""
+"""Fairness between two API keys over HTTP, one of which floods a tensor model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_flood_of_one_key_neither_refuses_nor_delays_another(path: str, busy: 
     assert last <= 9, f"the polite key (7) gets every other batch, but its 4 stand so: {order}"
 
 
-def test_keys_that_nobody_configured_are_refused_and_not_remembered() -> None:
+def test_unknown_keys_are_refused_and_make_no_tenant() -> None:
     with live(double(), api_key=[FLOOD, POLITE]) as server:
         for at in range(30):
             assert ask(server, KSERVE, f"guess-{at}", 1).status_code == 401
@@ -109,7 +109,7 @@ def test_with_one_key_or_none_the_queue_has_no_shares(keys: Any) -> None:
         assert ask(server, KSERVE, "secret", 1).status_code == 200
 
 
-def test_requests_of_two_keys_that_come_at_once_are_two_queue_items() -> None:
+def test_simultaneous_requests_of_two_keys_are_two_queue_items() -> None:
     body = BODY.replace(b"1,2,3,4", b"%d,2,3,4")
     with live(double(max_batch=8), api_key=[FLOOD, POLITE]) as server, ExitStack() as stack:
         clients = [stack.enter_context(connect(server)) for _ in range(6)]

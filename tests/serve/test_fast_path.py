@@ -100,7 +100,7 @@ def test_both_paths_give_the_same_answer(server: Live, taken: list[int]) -> None
     assert outputs[0] == outputs[1]
 
 
-def test_a_body_behind_a_known_head_is_looked_at_as_ever(server: Live, taken: list[int]) -> None:
+def test_a_body_after_a_known_head_is_checked_as_usual(server: Live, taken: list[int]) -> None:
     bad = BODY.replace(b"[1,4]", b"[1,5]")
     answers = asked(server, *[send(body, b"X-Test: bad") for body in (BODY, bad, b"{" * len(BODY), BODY)])
     assert [one.status for one in answers] == [200, 400, 400, 200]
@@ -108,7 +108,7 @@ def test_a_body_behind_a_known_head_is_looked_at_as_ever(server: Live, taken: li
     assert len(taken) == 1
 
 
-def test_known_heads_with_known_templates_go_together(
+def test_known_heads_with_known_templates_are_coalesced(
     server: Live, taken: list[int], resumed: list[bytes]
 ) -> None:
     bodies = [BODY.replace(b"[1,2,3,4]", b"[%d,2,3,4]" % number) for number in range(8)]
@@ -134,7 +134,7 @@ def test_numbers_that_do_not_fit_are_refused_by_the_ordinary_path(server: Live, 
     assert set(resumed) == {bodies[1], bodies[3], bodies[4]}  # the other has no template
 
 
-def test_a_connection_at_rest_holds_neither_question_nor_answer(server: Live) -> None:
+def test_an_idle_connection_holds_neither_request_nor_response(server: Live) -> None:
     def held() -> list[object]:
         cycles = [one.cycle for one in gc.get_objects() if issubclass(type(one), HttpProtocol)]
         mine = [one for one in cycles if isinstance(one, GroupedRequest)]
@@ -152,13 +152,13 @@ def test_a_connection_at_rest_holds_neither_question_nor_answer(server: Live) ->
         assert not held()
 
 
-def test_an_answer_is_what_its_struct_would_be(server: Live) -> None:
+def test_a_response_equals_the_encoded_struct(server: Live) -> None:
     for known in (b"", b'"id":"\xc3\xa4\\u0022",'):
         body = asked(server, send(BODY.replace(b"{", b"{" + known, 1)))[0].body
         assert msgspec.json.encode(msgspec.json.decode(body, type=InferResponse)) == body
 
 
-def test_a_known_head_whose_body_comes_later_is_not_taken(server: Live, taken: list[int]) -> None:
+def test_a_known_head_whose_body_arrives_later_is_not_taken(server: Live, taken: list[int]) -> None:
     request = send(BODY, b"X-Test: late")
     asked(server, request)
     with connect(server) as connection:
@@ -203,7 +203,7 @@ def test_a_full_header_cache_is_cleared(server: Live, monkeypatch: pytest.Monkey
     well(server)
 
 
-def test_hanging_up_on_the_fast_path_cancels_at_once(taken: list[int]) -> None:
+def test_a_disconnect_on_the_fast_path_cancels_at_once(taken: list[int]) -> None:
     with live(double(seconds=0.3, max_batch=1)) as server:
         assert [ask(server, GOOD).status for _ in range(2)] == [200] * 2
         hang_up_behind_another(server)

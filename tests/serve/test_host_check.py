@@ -1,4 +1,4 @@
-"""Whom a server on loopback takes for its own visitors: DNS rebinding, proxies, and what the refusal says."""
+"""Host header check on loopback: DNS rebinding, proxies, and the message of the refusal."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ FOREIGN += ["localhost@evil.example", "evil.example:80:80", "[::2]", "localhost,
 
 
 @pytest.mark.parametrize("host", OWN)
-def test_the_machine_s_own_names_are_taken(host: str) -> None:
+def test_loopback_names_are_accepted(host: str) -> None:
     assert AllowedHosts().admit(host.encode())
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_other_names_are_not(host: str) -> None:
+def test_other_names_are_refused(host: str) -> None:
     assert not AllowedHosts().admit(host.encode())
 
 
-def test_names_that_were_allowed_are_taken_with_any_port() -> None:
+def test_allowed_names_are_accepted_with_any_port() -> None:
     hosts = AllowedHosts(["Api.Example", "10.0.0.1", "fd00::1"])
     for host in ("api.example", "api.example:443", "10.0.0.1:8000", "[fd00::1]:80"):
         assert hosts.admit(host.encode())
@@ -50,7 +50,7 @@ def test_names_that_were_allowed_are_taken_with_any_port() -> None:
         AllowedHosts(["api.example:443"])
 
 
-def test_only_a_server_on_loopback_without_keys_looks_unless_it_is_told_to() -> None:
+def test_hosts_are_checked_on_loopback_without_keys_or_on_request() -> None:
     assert allowed_hosts([], loopback=True, keys=False, bound="127.0.0.1") is not None
     assert allowed_hosts([], loopback=True, keys=True, bound="127.0.0.1") is None
     assert allowed_hosts([], loopback=False, keys=False, bound="0.0.0.0") is None  # noqa: S104
@@ -61,7 +61,7 @@ def test_only_a_server_on_loopback_without_keys_looks_unless_it_is_told_to() -> 
     assert not told.admit(b"evil.example")
 
 
-def test_a_foreign_host_is_told_why_on_every_route_and_on_connections_that_were_good_before() -> None:
+def test_a_foreign_host_is_refused_on_every_route_with_a_hint() -> None:
     with live(double(), hosts=AllowedHosts()) as server, httpx.Client(base_url=server.url) as client:
         for path in ("/", "/health", "/metrics", "/v2/models/double", "/nowhere"):
             answer = client.get(path, headers={"host": "evil.example"})
@@ -73,7 +73,7 @@ def test_a_foreign_host_is_told_why_on_every_route_and_on_connections_that_were_
         assert ask(server, get(b"/health")).status == 421  # its Host is "a"
 
 
-def test_infer_serve_looks_by_default() -> None:
+def test_infer_serve_checks_hosts_by_default() -> None:
     with serving() as (_, url):
         assert httpx.get(f"{url}/ready").status_code == 200
         assert httpx.get(f"{url}/ready", headers={"host": "evil.example"}).status_code == 421

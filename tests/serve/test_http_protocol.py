@@ -1,4 +1,4 @@
-"""Raw sockets: what must work however it comes, and clients that take their time, on either end."""
+"""HTTP over raw sockets: fragmented requests, slow senders and slow readers."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def server() -> Iterator[Live]:
         yield server
 
 
-def test_a_request_without_content_type_is_taken(server: Live) -> None:
+def test_a_request_without_content_type_is_accepted(server: Live) -> None:
     assert ask(server, GOOD).status == 200
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
-def test_a_request_may_come_in_pieces_of_any_size(server: Live, size: int) -> None:
+def test_a_request_may_arrive_in_pieces_of_any_size(server: Live, size: int) -> None:
     assert ask(server, *(GOOD[i : i + size] for i in range(0, len(GOOD), size))).status == 200
 
 
-def test_a_chunked_body_is_put_together(server: Live) -> None:
+def test_a_chunked_body_is_joined(server: Live) -> None:
     assert ask(server, chunked(*(BODY[i : i + 9] for i in range(0, len(BODY), 9)))).status == 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 11])
-def test_a_chunked_body_may_come_in_pieces_of_any_size(server: Live, size: int) -> None:
+def test_a_chunked_body_may_arrive_in_pieces_of_any_size(server: Live, size: int) -> None:
     whole = chunked(*(BODY[i : i + 9] for i in range(0, len(BODY), 9))) + GOOD
     with connect(server) as connection:
         buffer = bytearray()
@@ -64,7 +64,7 @@ def test_a_chunked_body_may_come_in_pieces_of_any_size(server: Live, size: int) 
         assert [read(connection, buffer).status for _ in range(2)] == [200, 200]
 
 
-def test_a_connection_is_kept_for_the_next_request_whatever_the_answer(server: Live) -> None:
+def test_a_connection_is_kept_after_any_response(server: Live) -> None:
     with connect(server) as connection:
         buffer = bytearray()
         for request_, status in [
@@ -85,7 +85,7 @@ def test_expect_continue_is_answered_before_the_body(server: Live) -> None:
         assert read(connection, bytearray()).status == 200
 
 
-def test_a_client_that_hangs_up_is_cancelled_while_it_waits() -> None:
+def test_a_disconnect_cancels_a_waiting_request() -> None:
     with live(double(seconds=0.3, max_batch=1)) as server:
         engine = server.service.engines["double"]
         hang_up_behind_another(server)
@@ -95,7 +95,7 @@ def test_a_client_that_hangs_up_is_cancelled_while_it_waits() -> None:
         assert 'code="499"' in text
 
 
-def test_connections_above_the_limit_are_told_503_and_those_beyond_are_reset() -> None:
+def test_connections_above_the_limit_get_503_and_further_ones_a_reset() -> None:
     limits = ServeLimits(max_connections=3, spare_connections=2)
     with live(double(), limits=limits) as server, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connect(server)) for _ in range(6)]
@@ -114,7 +114,7 @@ def test_connections_above_the_limit_are_told_503_and_those_beyond_are_reset() -
         assert read(connections[0], bytearray()).status == 200
 
 
-def test_a_body_that_comes_too_slowly_is_408_before_its_deadline() -> None:
+def test_a_body_below_the_minimum_rate_is_408_before_its_deadline() -> None:
     limits = ServeLimits(body_seconds=60, grace_seconds=0.3, min_bytes_per_second=4000)
     with live(double(), limits=limits) as server, connect(server) as slow, connect(server) as steady:
         for connection in (slow, steady):
@@ -141,7 +141,7 @@ def big() -> Fake:
 BIG = json.dumps({**json.loads(BODY), "parameters": {"binary_data_output": True}}).encode()
 
 
-def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not() -> None:
+def test_a_client_that_stops_reading_is_aborted_a_slow_one_is_not() -> None:
     limits = ServeLimits(send_seconds=0.3, keep_alive_seconds=1)
     request = send(BIG, path=b"/v2/models/big/infer")
     with live(double(), big(), limits=limits) as server, contextlib.ExitStack() as stack:
@@ -164,7 +164,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not
         well(server)
 
 
-def test_a_small_answer_that_nobody_reads_does_not_keep_its_connection() -> None:
+def test_an_unread_small_response_does_not_keep_its_connection() -> None:
     limits = ServeLimits(send_seconds=0.2, keep_alive_seconds=1)
     with live(double(), limits=limits) as server, connect(server) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -179,7 +179,7 @@ def test_a_small_answer_that_nobody_reads_does_not_keep_its_connection() -> None
         well(server)
 
 
-def test_all_bodies_together_are_bounded_as_they_arrive() -> None:
+def test_all_bodies_together_are_bounded_while_they_arrive() -> None:
     limits = ServeLimits(max_bodies_bytes=100_000)
     with live(double(), limits=limits) as server, contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(connect(server)) for _ in range(2))
@@ -199,7 +199,7 @@ def test_all_bodies_together_are_bounded_as_they_arrive() -> None:
         well(server)
 
 
-def test_half_open_connections_do_not_touch_good_traffic_and_are_closed_in_time() -> None:
+def test_half_open_connections_are_closed_and_do_not_delay_others() -> None:
     """Slowloris: hundreds of requests that never end, while others ask and are answered."""
     limits = ServeLimits(header_seconds=1.5, max_connections=400)
     with live(double(), limits=limits) as server, contextlib.ExitStack() as stack:
@@ -231,7 +231,7 @@ def test_half_open_connections_do_not_touch_good_traffic_and_are_closed_in_time(
         well(server)
 
 
-def test_a_bad_client_leaves_no_memory_behind() -> None:
+def test_a_misbehaving_client_leaks_no_memory() -> None:
     """A hundred requests of 3,000 chunks each; were they kept, they would be tens of megabytes."""
     import psutil
 

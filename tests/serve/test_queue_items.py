@@ -1,4 +1,4 @@
-"""Several requests as one entry of the queue: the batches, bounds and refusals that each would get alone."""
+"""Queue items of several requests: same batches, limits and refusals as single ones."""
 
 from __future__ import annotations
 

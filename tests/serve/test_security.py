@@ -1,4 +1,4 @@
-"""Who may ask, over what, and how many: keys, key files, TLS, open files, limits from the command line."""
+"""API keys, key files, TLS, open files, and limits from the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE = {"/", "/page/{file}"}  # static; "/" is the page for browsers only
 
 
 # --- keys
-def test_every_route_but_liveness_asks_for_a_key() -> None:
+def test_every_route_but_liveness_needs_a_key() -> None:
     with live(double(), api_key=KEYS) as server, httpx.Client(base_url=server.url) as client:
         routes = server.service.routes
         assert {r.path for r in routes if r.open} == LIVENESS | PAGE
@@ -78,12 +78,12 @@ def test_every_route_but_liveness_asks_for_a_key() -> None:
         ({}, 401),
     ],
 )
-def test_a_key_is_taken_whole_from_either_header(headers: dict[str, str], status: int) -> None:
+def test_a_key_is_accepted_whole_from_either_header(headers: dict[str, str], status: int) -> None:
     given = {name.lower().encode(): value.encode() for name, value in headers.items()}
     assert api_keys.ApiKeys(KEYS).admit(given) == (status == 200)
 
 
-def test_keys_are_compared_as_digests_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_keys_are_compared_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -103,7 +103,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
         api_keys.ApiKeys([key])
 
 
-def test_a_key_file_is_read_if_it_is_private(tmp_path: Path) -> None:
+def test_a_private_key_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nfirst-key\n\n  second-key \n")
     file.chmod(0o600)
@@ -111,7 +111,7 @@ def test_a_key_file_is_read_if_it_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o610])
-def test_a_key_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_with_access_for_others_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "keys"
     file.write_text("first-key")
     file.chmod(mode)
@@ -151,7 +151,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_https_answers_those_who_check_the_certificate(certificate: tuple[Path, Path]) -> None:
+def test_https_works_with_certificate_verification(certificate: tuple[Path, Path]) -> None:
     with live(double(), tls=tls.tls_context(*certificate)) as server:
         trusting = ssl.create_default_context(cafile=str(certificate[0]))
         with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=trusting) as client:
@@ -167,7 +167,7 @@ def test_https_answers_those_who_check_the_certificate(certificate: tuple[Path, 
             strict.get("/health")
 
 
-def test_old_tls_and_plain_http_get_nothing(certificate: tuple[Path, Path]) -> None:
+def test_old_tls_and_plain_http_get_no_response(certificate: tuple[Path, Path]) -> None:
     with live(double(), tls=tls.tls_context(*certificate)) as server:
         with connect(server) as plain_client:
             plain_client.sendall(HEALTH)
@@ -183,7 +183,7 @@ def test_old_tls_and_plain_http_get_nothing(certificate: tuple[Path, Path]) -> N
             old.wrap_socket(connection)
 
 
-def test_a_handshake_that_never_ends_is_cut_and_counts_as_a_connection(
+def test_an_endless_handshake_is_aborted_and_counts_as_a_connection(
     certificate: tuple[Path, Path],
 ) -> None:
     bounds = ServeLimits(header_seconds=0.5, max_connections=4, spare_connections=1)
@@ -204,9 +204,7 @@ def test_a_handshake_that_never_ends_is_cut_and_counts_as_a_connection(
             assert read(secure, bytearray()).status == 200
 
 
-def test_certificates_that_are_none_are_refused_in_a_sentence(
-    certificate: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_invalid_certificates_are_usage_errors(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     with pytest.raises(UsageError, match="no such file"):
         tls.tls_context(tmp_path / "none.pem")
@@ -239,7 +237,7 @@ except ResourceError as error:
 """
 
 
-def test_the_limit_of_open_files_is_raised_if_it_may_be(run_python: Any) -> None:
+def test_the_limit_of_open_files_is_raised_if_allowed(run_python: Any) -> None:
     cap, spare, soft, said = run_python(CODE.format(soft=256, hard=4096, cap=1024)).split(maxsplit=3)
     assert (int(cap), int(spare), said.strip()) == (1024, 64, "None")
     assert 1024 + 64 < int(soft) <= 4096
@@ -251,7 +249,7 @@ def test_connections_follow_the_limit_of_open_files(run_python: Any) -> None:
     assert f"only 200 files may be open: at most {cap} connections instead of 1024 (ulimit -n" in said
 
 
-def test_hardly_any_open_files_is_an_error_that_says_what_to_do(run_python: Any) -> None:
+def test_too_few_open_files_is_an_error_with_a_hint(run_python: Any) -> None:
     code, said = run_python(CODE.format(soft=16, hard=16, cap=1024)).split(maxsplit=1)
     assert code == "7"
     assert "only 16 files may be open" in said
@@ -273,7 +271,7 @@ def test_limits_are_read_from_the_command_line() -> None:
     "pair", ["max_bodi=1", "max_body_bytes", "max_body_bytes=", "max_body_bytes=-1", "max_body_bytes=0"]
     + ["max_body_bytes=1e3", "max_body_bytes=1.5", "max_connections=many", "header_seconds=nan"],
 )  # fmt: skip
-def test_limits_that_make_no_sense_are_usage_errors(pair: str) -> None:
+def test_invalid_limits_are_usage_errors(pair: str) -> None:
     with pytest.raises(UsageError):
         limits.parse([pair])
 
@@ -292,7 +290,7 @@ def test_outputs_that_are_not_finite_can_be_refused(tmp_path: Path) -> None:
             assert answer.json() == {"error": "3 values of output y are not finite"}
 
 
-def test_bfloat16_nan_is_seen_in_its_bits() -> None:
+def test_bfloat16_nan_is_detected_in_its_bits() -> None:
     from infer.serve.api.kserve_tensors import count_nonfinite
     from infer.spec import TensorSpec
 
@@ -301,7 +299,7 @@ def test_bfloat16_nan_is_seen_in_its_bits() -> None:
 
 
 # --- what others had a hand in
-def test_error_texts_are_short_and_in_one_visible_line() -> None:
+def test_error_texts_are_short_single_lines_of_visible_characters() -> None:
     assert plain("a\r\nb\x00\x1b[31m\u202e\u2028\x85é😀") == "a\\r\\nb\\x00\\x1b[31m\\u202e\\u2028\\x85é😀"
     assert len(plain("a" * 5000)) == 1024
 
@@ -322,9 +320,7 @@ LINE = "\r\n2026-11-21 FATAL the server was \x1b[31mtaken over\u2028"
         ("/v1/completions", {"model": LINE, "prompt": LINE}),
     ],
 )
-def test_nothing_a_client_says_writes_a_line_of_its_own(
-    path: str, body: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_client_text_cannot_add_a_log_line(path: str, body: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with live(double()) as server:
         answer = httpx.post(
@@ -341,7 +337,7 @@ def test_nothing_a_client_says_writes_a_line_of_its_own(
         assert "\x1b" not in record.getMessage()
 
 
-def test_a_model_s_exception_is_logged_in_one_line_and_told_to_nobody(
+def test_a_model_exception_is_logged_in_one_line_and_not_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     try:
@@ -364,7 +360,7 @@ def test_an_error_under_python_o_is_the_same_error(tmp_path: Path) -> None:
         assert ask(server, get(b"/v2/models/nope")).status == 404
 
 
-def test_the_command_line_refuses_half_of_tls_and_open_key_files(tmp_path: Path) -> None:
+def test_the_command_line_refuses_partial_tls_and_open_key_files(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first-key")
     file.chmod(0o644)

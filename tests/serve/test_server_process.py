@@ -1,4 +1,4 @@
-"""The process: one line when ready, one exit code, nothing lost on SIGTERM."""
+"""Server process: startup line, exit codes, no lost request on SIGTERM."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def process(
                 running.kill()
 
 
-def test_the_greeting_is_one_line_with_all_that_is_needed() -> None:
+def test_the_startup_line_names_models_address_and_routes() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert startup_line(Service([double(), embedder()]), listener) == (
@@ -65,7 +65,7 @@ def test_the_greeting_is_one_line_with_all_that_is_needed() -> None:
         )
 
 
-def test_a_taken_port_is_busy_before_anything_is_loaded() -> None:
+def test_a_port_in_use_is_busy_before_anything_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -75,7 +75,7 @@ def test_a_taken_port_is_busy_before_anything_is_loaded() -> None:
         assert caught.value.exit_code == 6
 
 
-def test_a_public_address_needs_a_key_or_a_word() -> None:
+def test_a_public_address_needs_a_key_or_anonymous() -> None:
     with pytest.raises(UsageError, match="no API key"):
         serving.run(["nowhere.infer"], host="0.0.0.0")  # noqa: S104
     with listen("0.0.0.0", 0, anonymous=True), listen("0.0.0.0", 0, api_key="k"):  # noqa: S104
@@ -85,7 +85,7 @@ def test_a_public_address_needs_a_key_or_a_word() -> None:
 @pytest.mark.parametrize(
     ("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 65536), ("127.0.0.1", -1)]
 )
-def test_an_address_that_is_none_is_a_usage_error(host: str, port: int) -> None:
+def test_an_invalid_address_is_a_usage_error(host: str, port: int) -> None:
     with pytest.raises(UsageError), listen(host, port, anonymous=True):
         pass
 
@@ -128,7 +128,7 @@ def admitted(client: httpx.Client) -> int:
     return int(sum(map(float, found)))
 
 
-def test_readiness_goes_first_and_what_runs_is_finished() -> None:
+def test_readiness_ends_first_and_running_requests_finish() -> None:
     with (
         process(seconds=3, max_batch=1) as (running, url),
         httpx.Client(base_url=url, timeout=20) as client,
@@ -155,7 +155,7 @@ def test_readiness_goes_first_and_what_runs_is_finished() -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_what_does_not_end_in_time_is_refused_and_the_exit_is_still_0(twice: bool) -> None:
+def test_requests_beyond_the_drain_limit_fail_and_the_exit_code_is_0(twice: bool) -> None:
     with process(seconds=4 if twice else 1.5, max_batch=1, drain=30 if twice else 0.4) as (running, url):
         answers: list[int] = []
 
@@ -179,7 +179,7 @@ def test_what_does_not_end_in_time_is_refused_and_the_exit_is_still_0(twice: boo
         assert time.monotonic() - began < 20
 
 
-def test_the_command_line_passes_on_what_language_models_are_opened_with(
+def test_the_command_line_passes_on_load_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import infer.serve
@@ -223,7 +223,7 @@ def test_options_outrank_limits_and_reach_the_engines(monkeypatch: pytest.Monkey
     assert 'infer_model_load_seconds{model="m",phase="open"' in service.metrics.text().decode()
 
 
-def test_serving_without_its_packages_names_them(run_python) -> None:
+def test_serving_without_its_packages_is_an_error_that_names_them(run_python) -> None:
     code = """
 import importlib.util as u
 real = u.find_spec

@@ -1,4 +1,4 @@
-"""The server process with workers: stopped in each phase, killed, starved; what is left of it, and its exit code."""
+"""Shutdown of a server with workers in each phase, by signals and failures: processes left, exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(url: str, *values: float) -> httpx.Response:
 
 
 @pytest.mark.parametrize("phase", ["opening", "warming"])
-def test_sigterm_before_it_serves_ends_it_at_once_with_0_and_its_worker_too(phase: str) -> None:
+def test_sigterm_during_startup_ends_server_and_worker_with_0(phase: str) -> None:
     with started(options={phase: 60}) as running:
         wait_until(lambda: bool(children(running.pid)))
         (worker,) = children(running.pid)
@@ -57,7 +57,7 @@ def test_sigterm_while_idle_leaves_nothing_behind() -> None:
         assert running.stderr.read() == ""
 
 
-def test_sigterm_under_load_loses_nothing_even_if_the_worker_is_killed_then() -> None:
+def test_sigterm_under_load_loses_nothing_even_if_the_worker_is_killed() -> None:
     with serving(options={"seconds": 0.05}, max_batch=4) as (running, url):
 
         def stop() -> None:
@@ -72,7 +72,7 @@ def test_sigterm_under_load_loses_nothing_even_if_the_worker_is_killed_then() ->
     assert 503 in outcomes
 
 
-def test_a_second_sigterm_refuses_what_runs_and_kills_its_worker() -> None:
+def test_a_second_sigterm_fails_running_requests_and_kills_the_worker() -> None:
     with serving(options={"seconds": 30}, drain_seconds=60) as (running, url):
         (worker,) = children(running.pid)
         answers: list[int] = []
@@ -108,7 +108,7 @@ def test_streams_end_with_their_last_token_after_sigterm(tmp_path: Path) -> None
         assert text.endswith("data: [DONE]\n\n")
 
 
-def test_a_server_that_is_killed_takes_its_worker_with_it_even_a_stopped_one() -> None:
+def test_a_killed_server_ends_its_worker_even_a_stopped_one() -> None:
     for stop in (False, True):
         with serving() as (running, _):
             (worker,) = children(running.pid)
@@ -119,7 +119,7 @@ def test_a_server_that_is_killed_takes_its_worker_with_it_even_a_stopped_one() -
             wait_until(lambda pid=worker: not alive(pid))
 
 
-def test_when_restarts_do_not_help_it_turns_unready_and_exits_1_whatever_signal_follows() -> None:
+def test_after_failed_restarts_it_is_unready_and_exits_1() -> None:
     with serving() as (running, url):
         statuses = [ask(url, DIE, number).status_code for number in range(3)]
         assert statuses == [500, 500, 503]  # each is tried twice; at the fifth death the worker is given up
@@ -138,7 +138,7 @@ def stopping(url: str, running: subprocess.Popen[str]) -> bool:
     return not ready
 
 
-def test_workers_count_among_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_count_in_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer.serve.http import fd_limit
 
     made: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ def test_workers_count_among_the_open_files(monkeypatch: pytest.MonkeyPatch) -> 
     assert with_three - without == 3 * fd_limit.WORKER
 
 
-def test_what_the_start_took_is_said_by_phase() -> None:
+def test_startup_times_are_printed_by_phase() -> None:
     from infer.serve.workers import model_loading
 
     opened = [(type("P", (), {"name": "m"})(), {"python": 0.1, "import": 1.0})]

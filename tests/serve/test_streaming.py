@@ -1,4 +1,4 @@
-"""A body that comes piece by piece: readers that leave or stand still are noticed, and what makes it is closed."""
+"""Streamed bodies: disconnects and stalled readers are detected, and the source is closed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-def test_pieces_are_sent_one_by_one_and_the_maker_is_closed() -> None:
+def test_parts_are_sent_one_by_one_and_the_source_is_closed() -> None:
     stream, sent = Endless(3), list[Any]()
 
     async def send(message: Any) -> None:
@@ -45,7 +45,7 @@ def test_pieces_are_sent_one_by_one_and_the_maker_is_closed() -> None:
     assert stream.closed
 
 
-def test_a_reader_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_reading_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "READ_SECONDS", 0.05)
     stream = Endless()
 
@@ -58,7 +58,7 @@ def test_a_reader_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert stream.closed
 
 
-def test_a_reader_that_leaves_ends_the_stream_at_once() -> None:
+def test_a_disconnect_ends_the_stream_at_once() -> None:
     stream, left = Endless(), asyncio.Event()
 
     async def receive() -> Any:
@@ -75,7 +75,7 @@ def test_a_reader_that_leaves_ends_the_stream_at_once() -> None:
     assert stream.closed
 
 
-def test_an_error_of_the_maker_and_a_cancelled_server_are_not_a_reader_that_left() -> None:
+def test_source_errors_and_cancellation_are_not_disconnects() -> None:
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
             raise ValueError("broken")
