@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.shared.repository import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "results.md"
+NAMES = {"amd-epyc": "AMD EPYC", "intel-xeon-2-50ghz": "Intel Xeon @ 2.50GHz"}
 FILE = re.compile(r"(?P<name>[a-z-]+)-(?P<date>\d{4}-\d\d-\d\d)(?:-(?P<cpu>.+))?\.md")
 SECTIONS = {
     "kernels": (
@@ -70,6 +71,11 @@ class ResultFile:
     path: Path
 
     @property
+    def machine(self) -> str:
+        """Processor and date, as a heading."""
+        return f"{NAMES.get(self.cpu, self.cpu)}, {self.date}"
+
+    @property
     def body(self) -> str:
         """Text without headings of the first level."""
         lines = self.path.read_text().strip().splitlines()
@@ -98,7 +104,7 @@ def missed(results: list[ResultFile]) -> Iterator[str]:
         for line in result.body.splitlines():
             if "**missed**" in line:
                 work, rival, _, _, bar, got = (cell.strip() for cell in line.strip("| ").split("|")[:6])
-                yield f"| {work} | {rival} | {bar} | {got} | {result.cpu}, {result.date} |"
+                yield f"| {work} | {rival} | {bar} | {got} | {result.machine} |"
 
 
 def page() -> str:
@@ -117,7 +123,7 @@ def page() -> str:
             continue
         parts.append(f"## {title}\n\n{note}\n")
         for result in sorted(own, key=lambda result: result.cpu):
-            parts.append(f"### {name}, {result.cpu}, {result.date}\n\n{result.body}\n")
+            parts.append(f"### {result.machine}\n\n`bench/results/{result.path.name}`\n\n{result.body}\n")
     return "\n".join(parts)
 
 
