@@ -40,8 +40,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     yield put
     for package, name in installed:
-        del sys.modules[f"{package}.{name}"]
-        delattr(importlib.import_module(package), name)
+        sys.modules.pop(f"{package}.{name}", None)
+        vars(importlib.import_module(package)).pop(name, None)
 
 
 def test_the_page_has_an_example_of_each_kind_of_plugin() -> None:
