@@ -19,8 +19,6 @@ ORDER = [
     "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 RINGS_TO_OPEN = [
-    {"infer.serve.llm.llm_engine", "infer.serve.llm.token_stream"},
-    {"infer.serve.workers.remote_llm", "infer.serve.workers.remote_predictor"},
     {"infer.attention._triton_attend", "infer.attention.triton"},
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))

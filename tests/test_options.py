@@ -22,7 +22,7 @@ from infer.report import formatting
 from infer.serve import ray_app, server
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
-from infer.serve.workers.messages import Source
+from infer.serve.workers.messages import ModelSource
 
 # One value for each field of Plan that is not its default; a new field needs one too.
 OTHER: dict[str, Any] = {
@@ -249,8 +249,8 @@ def test_a_printed_command_line_holds_no_secret() -> None:
 
 @pytest.mark.parametrize("options", SERVED, ids=named)
 def test_a_worker_is_told_what_predictor_load_takes(options: ServeOptions) -> None:
-    source = Source(path="m.infer", options=options.load_options)
-    told = msgspec.msgpack.decode(msgspec.msgpack.encode(source), type=Source)
+    source = ModelSource(path="m.infer", options=options.load_options)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(source), type=ModelSource)
     assert told == source
     inspect.signature(Predictor.load).bind("m.infer", **told.options)
 

@@ -163,15 +163,15 @@ def serve_leaking(plant: str, artifact: str) -> int:
     from infer.serve.workers import model_loading as opening
 
     if plant == "memory":
-        kept, close = [], token_stream.Stream.close
+        kept, close = [], token_stream.TokenStream.close
 
-        def keeps(stream: token_stream.Stream) -> None:
+        def keeps(stream: token_stream.TokenStream) -> None:
             kept.append(bytes(2048))
             close(stream)
 
-        token_stream.Stream.close = keeps  # type: ignore[method-assign]
+        token_stream.TokenStream.close = keeps  # type: ignore[method-assign]
     else:
-        begin = opening.begin
+        begin = opening.start_loading
 
         def leaky(source: Any, *given: Any, **named: Any) -> Any:
             import msgspec
@@ -179,7 +179,7 @@ def serve_leaking(plant: str, artifact: str) -> int:
             opener = f"bench.serve.disconnect_leaks:leaking_{plant}"
             return begin(msgspec.structs.replace(source, opener=opener), *given, **named)
 
-        opening.begin = leaky  # type: ignore[assignment]
+        opening.start_loading = leaky  # type: ignore[assignment]
     return serve.run([artifact], port=0, kv_memory="64MiB", log_requests=False)
 
 

@@ -91,16 +91,18 @@ def role_infer(artifact: str, *, in_process: bool = False) -> int:
     from infer.serve import server
     from infer.serve.http import listener as port
     from infer.serve.service import Service
-    from infer.serve.workers.messages import Source
-    from infer.serve.workers.remote_predictor import Starting
+    from infer.serve.workers.messages import ModelSource
+    from infer.serve.workers.model_loading import StartingModel
 
     if artifact != NOOP:
         return serve.run([artifact], port=0, in_process=in_process, log_requests=False)
     with port.listen("127.0.0.1", 0) as listener:
         if in_process:
             return server.serve(Service([Noop()]), listener)
-        with closing(Starting(Source(path=NOOP, opener="bench.serve.server_processes:Noop"))) as starting:
-            return server.serve(Service([starting.remote()]), listener)
+        with closing(
+            StartingModel(ModelSource(path=NOOP, opener="bench.serve.server_processes:Noop"))
+        ) as starting:
+            return server.serve(Service([starting.wait_ready()]), listener)
 
 
 def role_embedded(artifact: str) -> int:

@@ -1,4 +1,4 @@
-"""Models come and go while the server runs: a new version takes over between two requests, or nothing changes."""
+"""Load, replace and unload models while the server runs; a failed load leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 
 from ..errors import BusyError, NotFoundError, NotReadyError, ResourceError
 from .batching.tensor_engine import TensorEngine
-from .llm.llm_engine import Generator
-from .model_repository import Found, Repository, named
+from .llm.llm_engine import LLMEngine
+from .model_repository import ModelLocation, ModelRepository, name_and_version
 from .observability.memory import cache_bytes
 from .service import Service
 
@@ -26,8 +26,8 @@ PROCESS_BYTES = 300 << 20  # of a worker beside its model: Python, torch
 State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
 
-class Listed(msgspec.Struct):
-    """`reason`: why it is not ready, where something went wrong."""
+class RepositoryModel(msgspec.Struct):
+    """A model in the repository index; `reason`: why it is not ready, after an error."""
 
     name: str
     version: str
@@ -35,15 +35,18 @@ class Listed(msgspec.Struct):
     reason: str = ""
 
 
-class Admin:
-    """`opener` starts to open an artifact, at once; its result's `remote()` waits for that, in a thread. It finds in
-    `caches` how large a KV cache may be."""
+class ModelAdmin:
+    """Changes of the served models.
+
+    `opener` starts to open an artifact and returns at once; `wait_ready` of its result blocks in a thread. It
+    looks up in `caches` how large a KV cache may be.
+    """
 
     def __init__(
         self,
         service: Service,
-        repository: Repository,
-        opener: Callable[[Found], Any],
+        repository: ModelRepository,
+        opener: Callable[[ModelLocation], Any],
         *,
         replicas: int = 1,
         memory: int | None = None,
@@ -59,8 +62,8 @@ class Admin:
         self._opened: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def index(self) -> list[Listed]:
-        """Everything in the folders, and whatever else is served."""
+    def index(self) -> list[RepositoryModel]:
+        """Return all models in the repository folders, and all that are served."""
         served = {name: model.predictor.version for name, model in self.service.models.items()}
         known = {(name, version): None for name, version, _ in self.repository.all()}
         known |= dict.fromkeys(served.items())
@@ -70,18 +73,18 @@ class Admin:
             newest = version == max((v for n, v in known if n == name), key=_number)
             if name in self._changing and newest:
                 state = self._changing[name]
-            listed.append(Listed(name, version, state, self._reasons.get((name, version), "")))
+            listed.append(RepositoryModel(name, version, state, self._reasons.get((name, version), "")))
         return listed
 
     async def load(self, name: str) -> None:
-        """Serve its highest version in place of the one that is served now, if any.
+        """Serve a model's highest version, in place of the version served now, if any.
 
-        Raises `NotFoundError`, `BusyError`, `ResourceError` with figures, and what opening it raises; then all is as it
-        was.
+        Raises `NotFoundError`, `BusyError`, `ResourceError` with figures, and what opening it raises; the
+        served models are unchanged then.
         """
-        with self._only(name, "LOADING"):
+        with self._exclusive(name, "LOADING"):
             found = await asyncio.to_thread(self.repository.find, name)
-            version = named(found)[1]
+            version = name_and_version(found)[1]
             try:
                 _, self._caches[found.path] = await asyncio.to_thread(
                     check_memory,
@@ -90,7 +93,7 @@ class Admin:
                 )
                 starting = self._opener(found)
                 self._opened.append(starting)
-                predictor = await asyncio.to_thread(starting.remote)
+                predictor = await asyncio.to_thread(starting.wait_ready)
             except Exception as error:
                 self._reasons[name, version] = str(error)
                 raise
@@ -102,23 +105,23 @@ class Admin:
             old = self.service.install(predictor)
             log.info("serving %s version %s", name, predictor.version)
             if old is not None:
-                self._later(old)
+                self._retire_in_background(old)
 
     async def unload(self, name: str) -> None:
-        """Serve it no more; what was asked of it is answered. Raises `NotFoundError`, `BusyError`."""
-        with self._only(name, "UNLOADING"):
+        """Stop serving a model after its pending requests. Raise `NotFoundError` or `BusyError`."""
+        with self._exclusive(name, "UNLOADING"):
             if name not in self.service.models:
                 raise NotFoundError("no such model is served")
             old = self.service.remove(name)
             await self._retire(old)
 
     def close(self) -> None:
-        """End what was opened here."""
+        """Close the models that were opened here."""
         for one in self._opened:
             one.close()
 
     @contextlib.contextmanager
-    def _only(self, name: str, state: State) -> Any:
+    def _exclusive(self, name: str, state: State) -> Any:
         if name in self._changing:
             raise BusyError("this model is being loaded or unloaded")
         if self.service.state != "ready":
@@ -129,13 +132,13 @@ class Admin:
         finally:
             del self._changing[name]
 
-    def _later(self, old: TensorEngine | Generator) -> None:
+    def _retire_in_background(self, old: TensorEngine | LLMEngine) -> None:
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _retire(self, old: TensorEngine | Generator) -> None:
-        """It answers what it was asked, and is asked by nobody who looks it up now."""
+    async def _retire(self, old: TensorEngine | LLMEngine) -> None:
+        """Drain, stop and close a model that can no longer be looked up."""
         until = time.monotonic() + self.service.limits.drain_seconds
         await asyncio.sleep(self._linger)
         while not old.idle and time.monotonic() < until:
@@ -162,11 +165,11 @@ def check_memory(
     kv_memory: int | None = None,
     taken: int = 0,
 ) -> tuple[int, int | None]:
-    """The bytes that it needs, and those that its KV cache may take where nobody said so and there is a `budget`.
+    """Return the bytes that a model needs, and the limit of its KV cache where a `budget` sets one.
 
-    Raises `ResourceError` when the artifact does not fit into what is free, or left of the budget, after `taken` bytes
-    of others. Counted are its files, which every worker maps, a worker's own libraries, and a KV cache of a size that
-    was said.
+    Counted are its files, which every worker maps, a worker's own libraries, and a KV cache of a given size.
+    Raises `ResourceError` when that exceeds the free memory, or what is left of the budget, after `taken`
+    bytes of others.
     """
     files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     asked = cache_bytes(path, kv_memory, 0)
@@ -189,9 +192,9 @@ def check_memory(
 
 
 def check_all(
-    chosen: Iterable[Found], replicas: int, budget: int | None, kv_memory: int | None
+    chosen: Iterable[ModelLocation], replicas: int, budget: int | None, kv_memory: int | None
 ) -> dict[Path, int | None]:
-    """`check_memory` of models that are served together: by folder, what the KV cache of each may take."""
+    """Run `check_memory` for models served together; return each one's KV-cache limit by folder."""
     taken, caches = 0, dict[Path, int | None]()
     for found in chosen:
         need, caches[found.path] = check_memory(

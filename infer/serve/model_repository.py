@@ -1,7 +1,7 @@
-"""Which models there are: artifacts, folders of versions, and folders of those, all named when the server starts.
+"""Model repository: artifacts, folders of versions, and folders of those, all given at the start.
 
-`NAME.infer/` is one model; `NAME/3/` is version 3 of NAME, `MODELS/NAME.infer/` and `MODELS/NAME/3/` are in a folder of
-models. Nothing else is ever opened: clients give names, and a name is looked up here.
+`NAME.infer/` is one model; `NAME/3/` is version 3 of NAME, `MODELS/NAME.infer/` and `MODELS/NAME/3/` are in a
+folder of models. No other path is ever opened: clients send names, and a name is looked up here.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from ..regular_files import read_regular
 from .limits import MODEL_NAME
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact. `name` and `version` None: its manifest says."""
+class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Path of an artifact; `name` and `version` None are taken from its manifest."""
 
     path: Path
     name: str | None = None
     version: str | None = None
 
 
-class Repository:
-    """Looks anew each time it is asked."""
+class ModelRepository:
+    """Models in the given paths, read from disk at each call."""
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self._paths = [Path(path).absolute() for path in paths]
 
-    def latest(self) -> list[Found]:
-        """What is served from the start: of every model its highest version, in the order in which they were named.
+    def latest(self) -> list[ModelLocation]:
+        """Return the highest version of every model, in the order of the given paths.
 
-        A path at which there is no artifact is among them: opening it says what is wrong with it.
+        A path without an artifact is included: opening it raises the error.
         """
         chosen = []
         for path in self._paths:
             models = _models(path)
-            chosen += [versions[-1] for versions in models] if models else [Found(path=path)]
+            chosen += [versions[-1] for versions in models] if models else [ModelLocation(path=path)]
         return chosen
 
-    def all(self) -> list[tuple[str, str, Found]]:
-        """(name, version, where) of everything, versions rising."""
+    def all(self) -> list[tuple[str, str, ModelLocation]]:
+        """Return (name, version, location) of every version, ascending."""
         found = [one for path in self._paths for versions in _models(path) for one in versions]
-        return [(*named(one), one) for one in found]
+        return [(*name_and_version(one), one) for one in found]
 
-    def find(self, name: str) -> Found:
-        """Its highest version; raises `NotFoundError`."""
+    def find(self, name: str) -> ModelLocation:
+        """Return a model's highest version; raise `NotFoundError`."""
         versions = [found for known, _, found in self.all() if known == name]
         if not versions:
             raise NotFoundError("there is no such model in the folders that were named at the start")
         return versions[-1]
 
 
-def named(found: Found) -> tuple[str, str]:
-    """Name and version; `?` for a manifest that can't be read."""
+def name_and_version(found: ModelLocation) -> tuple[str, str]:
+    """Return name and version; `?` for a manifest that can't be read."""
     if found.name is not None and found.version is not None:
         return found.name, found.version
     try:
@@ -68,28 +68,28 @@ def named(found: Found) -> tuple[str, str]:
         return found.name or found.path.stem, "?"
 
 
-def _models(path: Path) -> list[list[Found]]:
-    """The versions of each model at or in `path`."""
+def _models(path: Path) -> list[list[ModelLocation]]:
+    """Return the versions of each model at or in `path`."""
     if own := _versions(path):
         return [own]
     return [versions for folder in _folders(path) if (versions := _versions(folder))]
 
 
-def _versions(path: Path) -> list[Found]:
+def _versions(path: Path) -> list[ModelLocation]:
     if (path / MANIFEST).is_file():
-        return [Found(path=path)]
+        return [ModelLocation(path=path)]
     numbered = [
         folder for folder in _folders(path) if folder.name.isdigit() and not folder.name.startswith("0")
     ]
     return [
-        Found(path=folder, name=path.name, version=folder.name)
+        ModelLocation(path=folder, name=path.name, version=folder.name)
         for folder in sorted(numbered, key=lambda folder: int(folder.name))
         if (folder / MANIFEST).is_file() and MODEL_NAME.fullmatch(path.name)
     ]
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """In the order of their names; hidden ones are somebody's work in progress."""
+    """Yield the subfolders by name, without hidden ones."""
     try:
         names: Sequence[Path] = sorted(path.iterdir())
     except OSError:

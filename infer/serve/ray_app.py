@@ -1,10 +1,11 @@
-"""The same service on Ray Serve: what one replica is, and the application for `serve deploy` and `infer serve --ray`.
+"""The service on Ray Serve: its replica, and the application for `serve deploy` and `infer serve --ray`.
 
     import_path: infer.serve.ray_app:application     # in Ray's own config file; `args` are fields of `ServeOptions`
 
-A replica is a front, as without Ray, and its models run in processes of their own beside it: a request that kills its
-process fails alone. Ray supervises the front. Admission stays ours: Ray lets more requests through than a replica's
-queue holds, so that a refusal is the replica's, with its status and its `Retry-After`.
+A replica is a server process, as without Ray, and its models run in worker processes beside it: a request
+that kills its worker fails alone. Ray supervises the server process. Admission control stays in the replica:
+Ray lets more requests through than a replica's queue holds, so that refusals have the replica's status and
+`Retry-After`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .observability.logging_config import attach
 from .options import ServeOptions
 from .service import Service
 from .workers import model_loading
-from .workers.messages import Source
+from .workers.messages import ModelSource
 
 NAME = "infer"
 SPARE_REQUESTS = 64  # beyond a replica's queue: those that are being read, refused or answered
@@ -45,7 +46,7 @@ CLUSTER = ("host", "port", "anonymous", "api_key_file", "ray", "ray_address", "r
 
 
 def check(options: ServeOptions) -> None:
-    """Raise `UsageError` for what can't be deployed on Ray."""
+    """Raise `UsageError` for options that Ray deployments do not support."""
     if said := [
         field.flag for field in fields(ServeOptions) if field.name in LOCAL and _given(options, field)
     ]:
@@ -66,7 +67,7 @@ def _given(options: ServeOptions, field: Field) -> bool:
 
 
 def deployment_options(options: ServeOptions) -> dict[str, Any]:
-    """The options of `ray.serve.deployment`."""
+    """Return the options of `ray.serve.deployment`."""
     bounds = options.bounds
     found: dict[str, Any] = {
         "name": NAME,
@@ -90,13 +91,13 @@ def deployment_options(options: ServeOptions) -> dict[str, Any]:
 
 
 def replica_args(options: ServeOptions) -> dict[str, Any]:
-    """The arguments of `application`: what a replica is told, as plain values; only what is not a default."""
+    """Return the arguments of `application`: options that differ from their default, as plain values."""
     named = [field for field in fields(ServeOptions) if field.name not in (*LOCAL, *CLUSTER)]
     return {f.name: msgspec.to_builtins(getattr(options, f.name)) for f in named if _given(options, f)}
 
 
 def from_args(args: Mapping[str, Any]) -> ServeOptions:
-    """The inverse of `replica_args`; raises `UsageError`. Reads the files of earlier versions too."""
+    """Return the options from `replica_args`; raise `UsageError`. Reads the files of earlier versions too."""
     own = dict(args)
     logs = own.pop("observing", None) or {}  # until 0.1, in place of the three
     for old, new in (("requests", "log_requests"), ("bodies", "log_bodies"), ("traces", "otel")):
@@ -105,14 +106,14 @@ def from_args(args: Mapping[str, Any]) -> ServeOptions:
     return from_values(ServeOptions, {name: value for name, value in own.items() if value is not None})
 
 
-class Replica:
-    """One copy of the service, made by Ray on some node."""
+class RayReplica:
+    """One replica of the service, created by Ray on some node."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         options = from_args(args)
         bounds = options.bounds
         self.stack = contextlib.ExitStack()
-        sources = [Source(path=path, options=options.load_options) for path in options.artifacts]
+        sources = [ModelSource(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
         opened = model_loading.open_models(
             sources,
@@ -145,13 +146,13 @@ class Replica:
             await asyncio.to_thread(self.stack.close)
 
     async def check_health(self) -> None:
-        """Ray asks now and then, and makes another replica in place of one that raises."""
+        """Raise when unhealthy: Ray then replaces the replica."""
         if not self.service.healthy:
             raise InferError("an engine died or is stuck")
 
 
 def _without_id(app: Any) -> Any:
-    """Ray's proxy says the id of a request in its answer, the caller's where it came with one; once is enough."""
+    """Drop the response's x-request-id header, which Ray's proxy adds itself."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         async def shortened(message: Any) -> None:
@@ -165,7 +166,7 @@ def _without_id(app: Any) -> Any:
 
 
 def application(args: Mapping[str, Any]) -> Any:
-    """What `serve.run` takes. Raises `UsageError` for wrong `args`."""
+    """Return the application for `serve.run`; raise `UsageError` for wrong `args`."""
     from ray import serve
 
     try:
@@ -173,5 +174,5 @@ def application(args: Mapping[str, Any]) -> Any:
     except UsageError as error:
         raise UsageError(f"the application can't be made: {error}", where="args") from error
     check(options)
-    deployment = serve.deployment(serve.ingress()(Replica)).options(**deployment_options(options))
+    deployment = serve.deployment(serve.ingress()(RayReplica)).options(**deployment_options(options))
     return deployment.bind(replica_args(options))

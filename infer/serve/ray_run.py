@@ -1,4 +1,4 @@
-"""`infer serve --ray`: start or join a Ray cluster, deploy the service, and take it down again at SIGTERM."""
+"""`infer serve --ray`: start or join a Ray cluster, deploy the service, and remove it at SIGTERM."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(options: ServeOptions) -> None:
 
 
 def on_every_node(options: ServeOptions) -> ServeOptions:
-    """The options as every node of a cluster understands them: paths made absolute, keys read from their file."""
+    """Return the options as valid on every node: absolute paths, API keys read from their file."""
     paths = tuple(os.path.abspath(path) for path in options.artifacts)
     keys = read_key_file(options.api_key_file) if options.api_key_file else []
     own = {"artifacts": paths, "api_key": (*options.api_key, *keys), "api_key_file": None}
@@ -47,7 +47,7 @@ def on_every_node(options: ServeOptions) -> ServeOptions:
 
 
 def config(options: ServeOptions, *, head_only: bool = False) -> dict[str, Any]:
-    """Ray's own config file, for `serve deploy FILE`; JSON is YAML. Without the API keys, which no file should hold."""
+    """Return Ray's config file for `serve deploy FILE` (JSON is YAML), without the API keys."""
     args = replica_args(options)
     args.pop("api_key", None)
     return {
@@ -58,7 +58,7 @@ def config(options: ServeOptions, *, head_only: bool = False) -> dict[str, Any]:
 
 
 def _proxies(head_only: bool) -> str:
-    """Where proxies answer, in Ray's words."""
+    """Return Ray's name for the location of its proxies."""
     return "HeadOnly" if head_only else "EveryNode"
 
 
@@ -78,10 +78,10 @@ def start(options: ServeOptions) -> int:
 
 
 def run(options: ServeOptions, *, head_only: bool = False, say: Callable[[str], None] = print) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code: 0, or 1 when Ray gave the application up.
+    """Serve until SIGTERM or SIGINT; return the exit code: 0, or 1 when Ray gave the application up.
 
-    `head_only`: a proxy on the first node alone, not one on each. Raises as `check` does, and `InferError` with Ray's
-    reason when no replica came up.
+    `head_only`: a proxy on the first node alone, not one on each. Raises as `check` does, and `InferError`
+    with Ray's reason when no replica came up.
     """
     check(options)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody

@@ -27,14 +27,14 @@ from .http.host_check import AllowedHosts, allowed_hosts
 from .http.listener import listen, port_errors, startup_line
 from .http.tls import tls_context as tls_context
 from .limits import LOOPBACK
-from .model_admin import Admin, check_all
-from .model_repository import Repository
+from .model_admin import ModelAdmin, check_all
+from .model_repository import ModelRepository
 from .observability.logging_config import attach
 from .options import ServeOptions
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
 from .workers import model_loading
-from .workers.process import age
+from .workers.process import process_age
 
 log = logging.getLogger("infer.serve")
 Printer = Callable[[str], None]
@@ -60,18 +60,18 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
     machines reach with neither a key nor `anonymous`, `ResourceError` for models that do not fit into memory, and the
     errors of `Predictor.load`.
     """
-    began = age()
+    began = process_age()
     keys = api_keys(options)
     tls = _tls(options)
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         host = options.host
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
-        repository = Repository(options.artifacts)
+        repository = ModelRepository(options.artifacts)
         service, opened = _open(options, repository, keys, stack)
         for predictor, phases in opened:
             for phase, seconds in phases.items():
-                service.metrics.loaded(predictor.name, predictor.version, phase, seconds)
-        timings = model_loading.times(opened, server=began, opening=age() - began)
+                service.metrics.record_load_seconds(predictor.name, predictor.version, phase, seconds)
+        timings = model_loading.startup_summary(opened, server=began, opening=process_age() - began)
         hosts = allowed_hosts(options.allow_hosts, loopback=host in LOOPBACK, keys=bool(keys), bound=host)
         notes = [timings] if options.timings else []
         return serve(service, listener, tls=tls, hosts=hosts, say=say, notes=notes)
@@ -93,7 +93,7 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
 
 
 def _open(
-    options: ServeOptions, repository: Repository, keys: list[str] | None, stack: contextlib.ExitStack
+    options: ServeOptions, repository: ModelRepository, keys: list[str] | None, stack: contextlib.ExitStack
 ) -> tuple[Service, list[model_loading.Opened]]:
     """Open the latest version of every model. `stack` closes them."""
     chosen, replicas = repository.latest(), options.replicas
@@ -105,7 +105,7 @@ def _open(
     if warning is not None:
         log.warning("%s", warning)
     caches = check_all(chosen, replicas, options.memory, options.kv_memory)
-    opener = model_loading.Opener(
+    opener = model_loading.ModelLoader(
         options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
     )
     opened = opener.open(chosen, stack)
@@ -113,7 +113,7 @@ def _open(
     service = Service(predictors, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
     attach(service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
     if options.allow_reload:
-        service.admin = Admin(
+        service.admin = ModelAdmin(
             service,
             repository,
             opener.begin,
@@ -145,7 +145,7 @@ def serve(
         model.warmup()
         name, version = model.predictor.name, model.predictor.version
         if not hasattr(model.predictor, "executors"):
-            service.metrics.loaded(name, version, "warmup", time.perf_counter() - began)
+            service.metrics.record_load_seconds(name, version, "warmup", time.perf_counter() - began)
     gc.collect()
     gc.freeze()
     atexit.register(
@@ -192,7 +192,7 @@ async def _live(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
-    if proofs := [model.proof for model in service.generators.values()]:
+    if proofs := [model.self_test_task for model in service.generators.values()]:
         await asyncio.wait(proofs, timeout=PROOF)
     for line in (startup_line(service, listener, secure=server.secure), *notes):
         say(line)

@@ -14,11 +14,11 @@ from .batching.tensor_engine import TensorEngine
 from .http.api_keys import ApiKeys
 from .http.routing import Observer, Route
 from .limits import ServeLimits, check_model_name
-from .llm.llm_engine import Generator
-from .observability.llm_metrics import EngineCollector, GenerationMetrics, Shared
+from .llm.llm_engine import LLMEngine
+from .observability.llm_metrics import EngineCollector, LLMMetricFamilies, LLMMetrics
 from .observability.memory import MemoryCollector, Processes
 from .observability.metrics import Metrics
-from .workers.warmup import generates
+from .workers.warmup import generates_text
 
 
 class Service:
@@ -42,16 +42,16 @@ class Service:
         self.active = 0  # requests in progress
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
         self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # threads that wait
-        self.models: dict[str, TensorEngine | Generator] = {}  # tensor and language models
+        self.models: dict[str, TensorEngine | LLMEngine] = {}  # tensor and language models
         self.engines: dict[str, TensorEngine] = {}  # tensor models
-        self.generators: dict[str, Generator] = {}  # language models
+        self.generators: dict[str, LLMEngine] = {}  # language models
         self.adapters: dict[str, str] = {}  # adapter name → model name
-        self.collector, self.generation = EngineCollector(), Shared(self.metrics.registry)
+        self.collector, self.generation = EngineCollector(), LLMMetricFamilies(self.metrics.registry)
         self.memory = MemoryCollector(Processes())
         for collector in (self.collector, self.memory):
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # set when the app is built
-        self.retiring: list[TensorEngine | Generator] = []  # replaced or removed, still running requests
+        self.retiring: list[TensorEngine | LLMEngine] = []  # replaced or removed, still running requests
         self.admin: Any = None  # a `model_admin.Admin`; None: models are not loaded or unloaded at run time
         self._home: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # called at the end of every request
@@ -66,12 +66,12 @@ class Service:
                 f"name collision: two models are called {name!r}",
                 hint="Serve one of them, or optimize it again under another name",
             )
-        model = self._generator(predictor) if generates(predictor.manifest) else self._engine(predictor)
+        model = self._generator(predictor) if generates_text(predictor.manifest) else self._engine(predictor)
         self.models[name] = model
         if self._home is not None:
             model.start(self._home)
         self.memory.add(predictor, self.collector.stats.get((name, version)))
-        watch = self.metrics.watch
+        watch = self.metrics.add_gauge
         watch("requests_running", "Rows of the batch that runs now", name, version, lambda: model.running)
         watch("requests_waiting", "Requests in the queue", name, version, lambda: model.waiting)
         age = "engine_heartbeat_age_seconds"
@@ -84,12 +84,12 @@ class Service:
         self.engines[name] = engine
         return engine
 
-    def _generator(self, predictor: Any) -> Generator:
+    def _generator(self, predictor: Any) -> LLMEngine:
         name, version = predictor.name, predictor.version
-        counters = GenerationMetrics(self.metrics, self.generation, name, version)
-        generator = self.generators[name] = Generator(predictor, self.limits, counters)
+        counters = LLMMetrics(self.metrics, self.generation, name, version)
+        generator = self.generators[name] = LLMEngine(predictor, self.limits, counters)
         self.collector.stats[name, version] = generator.driver.stats
-        counters.watch(generator.driver.stats)
+        counters.add_step_tokens(generator.driver.stats)
         for adapter in generator.adapters:
             if adapter == name or adapter in self.models or self.adapters.get(adapter, name) != name:
                 raise UsageError(
@@ -109,7 +109,7 @@ class Service:
             model.start(self._home)
         self.state = "ready"
 
-    def install(self, predictor: Any) -> TensorEngine | Generator | None:
+    def install(self, predictor: Any) -> TensorEngine | LLMEngine | None:
         """Serve a model from now on; call on the event loop.
 
         Returns the model of its name that it replaces, which finishes its requests; the caller gives it to `forget`.
@@ -119,7 +119,7 @@ class Service:
         self._add(predictor)
         return old
 
-    def remove(self, name: str) -> TensorEngine | Generator:
+    def remove(self, name: str) -> TensorEngine | LLMEngine:
         """Stop serving a model and return it; it finishes its requests."""
         old = self.models.pop(name)
         self.engines.pop(name, None)
@@ -128,18 +128,18 @@ class Service:
         self.retiring.append(old)
         return old
 
-    def forget(self, old: TensorEngine | Generator) -> None:
+    def forget(self, old: TensorEngine | LLMEngine) -> None:
         """Remove a replaced model that has ended, with its metrics."""
         self.retiring.remove(old)
         labels = old.predictor.name, old.predictor.version
         now = self.models.get(labels[0])
         if now is None or now.predictor.version != labels[1]:
-            self.metrics.unwatch(*labels)
+            self.metrics.remove_gauges(*labels)
             self.collector.stats.pop(labels, None)
             self.memory.forget(labels)
 
     @property
-    def _all(self) -> list[TensorEngine | Generator]:
+    def _all(self) -> list[TensorEngine | LLMEngine]:
         return [*self.models.values(), *self.retiring]
 
     @property
@@ -154,7 +154,9 @@ class Service:
             return f"the server is {self.state}"
         if not self.healthy:
             return "an engine died or hangs"
-        if reason := next((model.unproven for model in self.generators.values() if model.unproven), None):
+        if reason := next(
+            (model.not_ready_reason for model in self.generators.values() if model.not_ready_reason), None
+        ):
             return reason
         away = [name for name, model in self.models.items() if not model.ready]
         return f"no worker of {', '.join(away)} is ready; crashed workers are being restarted"

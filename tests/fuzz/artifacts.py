@@ -64,20 +64,20 @@ def serve(folder: Path, trust: bool) -> int:
     from infer.sanitize import plain
     from infer.serve import model_repository
     from infer.serve.observability import status_page
-    from infer.serve.workers.__main__ import card_of
+    from infer.serve.workers.__main__ import model_info_of
     from infer.serve.workers.model_loading import is_language_model
 
     try:
         is_language_model(folder)
-        for found in model_repository.Repository([folder]).latest():
-            model_repository.named(found)
+        for found in model_repository.ModelRepository([folder]).latest():
+            model_repository.name_and_version(found)
         from infer.predict import Predictor
 
         with Predictor.load(folder, trust_code=trust) as predictor:
             if not is_language_model(folder):
                 predictor.warmup()
             status_page._report(predictor)
-            card_of(predictor)
+            model_info_of(predictor)
     except InferError as error:
         print(f"infer: {plain(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -197,10 +197,12 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 def server_events(data: bytes, chance: random.Random) -> None:
     """Whatever a model says, one event is one line of valid JSON."""
-    from infer.serve.api.server_sent_events import Chunks, encode
+    from infer.serve.api.server_sent_events import ChunkWriter, encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
-    event = Chunks({"id": text[:9]}, usage=False).choice(0, b'"text":%b' % encode(text), b"null", b"null")
+    event = ChunkWriter({"id": text[:9]}, usage=False).choice(
+        0, b'"text":%b' % encode(text), b"null", b"null"
+    )
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2

@@ -30,7 +30,7 @@ from infer.llm.text.tokenizer import LLMTokenizer
 from infer.load import identify, read_data
 from infer.report import inspection
 from infer.serve.http import api_keys
-from infer.serve.model_repository import Repository, named
+from infer.serve.model_repository import ModelRepository, name_and_version
 from infer.serve.observability.memory import cache_bytes
 from infer.serve.workers.model_loading import is_language_model
 from tests.artifact.test_artifact import make, manifest
@@ -270,7 +270,7 @@ def test_no_manifest_that_a_server_looks_at_may_be_another_thing(tmp_path: Path,
     with within(10):
         assert is_language_model(place) is False
         assert cache_bytes(place, None, 1 << 30) == 0
-        assert [named(found) for found in Repository([place]).latest()] == [("m", "?")]
+        assert [name_and_version(found) for found in ModelRepository([place]).latest()] == [("m", "?")]
         with pytest.raises(ArtifactError):
             read_report(place)
 

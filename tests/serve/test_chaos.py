@@ -1,7 +1,4 @@
-"""A server process in a bad place: full disks for its logs, few open files, stopped and killed in every phase.
-
-What is tested elsewhere of this kind bears the same mark; `make chaos` runs all of it.
-"""
+"""Server process under faults: full log disks, few file descriptors, SIGSTOP and SIGKILL in every phase."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def ready(url: str) -> bool:
 
 
 @full_disk
-def test_a_full_log_disk_stops_no_answers_no_restart_and_no_clean_end() -> None:
+def test_full_log_disk_stops_neither_responses_restarts_nor_shutdown() -> None:
     with FULL.open("w") as full, serving(stderr=full, log=True) as (running, url):
         assert all(right(url, value) for value in range(20))
         (worker,) = children(running.pid)
@@ -56,7 +53,7 @@ def test_a_full_log_disk_stops_no_answers_no_restart_and_no_clean_end() -> None:
 
 
 @full_disk
-def test_a_server_whose_output_can_not_be_written_serves() -> None:
+def test_server_with_unwritable_output_still_serves() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     code = f"""
@@ -86,7 +83,7 @@ with listen("127.0.0.1", {port}) as listener:
             running.wait()
 
 
-def test_where_few_files_may_be_open_connections_are_bounded_and_those_there_are_served() -> None:
+def test_low_file_limit_bounds_connections_and_serves_open_ones() -> None:
     with serving(files=150) as (running, url), httpx.Client(base_url=url, timeout=20) as old:
         assert old.get("/ready").status_code == 200
         host, port = url.removeprefix("http://").split(":")
@@ -106,7 +103,7 @@ def test_where_few_files_may_be_open_connections_are_bounded_and_those_there_are
     assert "Traceback" not in said
 
 
-def test_a_server_that_was_stopped_for_a_while_goes_on() -> None:
+def test_server_continues_after_sigstop_and_sigcont() -> None:
     with serving() as (running, url):
         assert right(url, 1)
         answers: list[bool] = []
@@ -125,7 +122,7 @@ def test_a_server_that_was_stopped_for_a_while_goes_on() -> None:
         assert ready(url)
 
 
-def test_sigterm_while_a_worker_is_started_again_ends_it_at_once_with_0() -> None:
+def test_sigterm_during_worker_restart_exits_with_0_at_once() -> None:
     with serving(options={"opening": 1.5}) as (running, url):
         (worker,) = children(running.pid)
         os.kill(worker, signal.SIGKILL)
@@ -137,7 +134,7 @@ def test_sigterm_while_a_worker_is_started_again_ends_it_at_once_with_0() -> Non
         assert not alive(second)
 
 
-def test_who_waits_while_a_worker_is_started_again_is_answered() -> None:
+def test_requests_queued_during_worker_restart_are_answered() -> None:
     with serving(options={"opening": 1.0}) as (running, url):
         (worker,) = children(running.pid)
         os.kill(worker, signal.SIGKILL)
@@ -146,7 +143,7 @@ def test_who_waits_while_a_worker_is_started_again_is_answered() -> None:
         assert ready(url)
 
 
-def test_signals_that_a_worker_gets_are_not_its_to_hear() -> None:
+def test_worker_ignores_stop_signals() -> None:
     with serving() as (running, url):
         (worker,) = children(running.pid)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
@@ -155,7 +152,7 @@ def test_signals_that_a_worker_gets_are_not_its_to_hear() -> None:
         assert children(running.pid) == [worker]
 
 
-def test_a_client_that_resets_in_the_middle_of_anything_costs_nobody_else() -> None:
+def test_client_reset_at_any_point_affects_no_other_client() -> None:
     with serving(options={"seconds": 0.05}) as (running, url):
         host, port = url.removeprefix("http://").split(":")
         for size in (0, 10, 40):

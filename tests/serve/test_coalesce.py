@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infer.serve.api.kserve_response import write, write_each
+from infer.serve.api.kserve_response import encode_response, encode_responses
 from infer.serve.api.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.batching.results import InferResult
@@ -18,8 +18,8 @@ from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.body_cache import BodyCache
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.limits import ServeLimits
-from infer.serve.workers.messages import Source
-from infer.serve.workers.remote_predictor import Starting
+from infer.serve.workers.messages import ModelSource
+from infer.serve.workers.model_loading import StartingModel
 from infer.spec import TensorSpec
 from tests.support.fake_predictors import Fake, Live, double, live
 from tests.support.raw_http import BODY, ask, connect, get, read, send
@@ -37,15 +37,15 @@ def test_responses_written_together_equal_those_written_one_by_one(binary: bool)
     answer = InferResult(outputs, 0.25, 0.5, 6)
     wanted = [(spec, binary) for spec in specs]
     for count in (1, 2, 3, 6):
-        written = write_each(engine, answer, wanted, count)
+        written = encode_responses(engine, answer, wanted, count)
         assert written is not None
         media, headers, bodies = written
         for at, body in enumerate(bodies):
-            reply = write(engine, None, answer.slice_request(at, count), wanted)
+            reply = encode_response(engine, None, answer.slice_request(at, count), wanted)
             assert (reply.body, reply.media, reply.headers) == (body, media, headers)
-    assert write_each(engine, answer, [(specs[0], binary), (specs[1], not binary)], 2) is None
+    assert encode_responses(engine, answer, [(specs[0], binary), (specs[1], not binary)], 2) is None
     outputs["f"][0, 0] = np.nan
-    assert write_each(engine, answer, wanted, 2) is None
+    assert encode_responses(engine, answer, wanted, 2) is None
 
 
 def test_raw_tensors_read_together_equal_those_read_one_by_one() -> None:
@@ -229,8 +229,8 @@ def test_coalesced_requests_past_their_deadline_fail_each(groups: list[int]) -> 
 def test_a_coalesced_request_that_crashes_a_worker_fails_alone(
     groups: list[int], resumed: list[bytes]
 ) -> None:
-    source = Source(path="double", opener="tests.support.worker_models:Hazards")
-    with closing(Starting(source).remote()) as predictor, live(predictor) as server:
+    source = ModelSource(path="double", opener="tests.support.worker_models:Hazards")
+    with closing(StartingModel(source).wait_ready()) as predictor, live(predictor) as server:
         known(server, row(0, 0, 0, 0))
         for hazard in (int(RAISE), int(DIE)):
             answers = crowd(server, [row(hazard if n == 2 else n, 0, 0, 0) for n in range(5)])

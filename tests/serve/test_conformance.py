@@ -1,8 +1,4 @@
-"""Other people's clients against a live server: llm-comply for the protocol, lm-eval for the numbers.
-
-They need environments of their own: `make conformance` installs both into .conformance and runs this file. Without
-them, the tests are skipped.
-"""
+"""Third-party clients against a live server: llm-comply for the protocol, lm-eval for the numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_llm_comply_finds_nothing_wrong_but_that_pictures_are_refused(tmp_path: Path) -> None:
+def test_llm_comply_passes_except_for_images(tmp_path: Path) -> None:
     program = tool("llm-comply")
     engine = Alphabet(script="Hello there, friend.", constrained=CALL)
     with live(Speaker(tmp_path, engine=engine, context=4096)) as server:
@@ -85,7 +81,7 @@ def predictor(pydoc_artifact: Path) -> Iterator[Predictor]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter has many to give
-def test_lm_eval_measures_the_predictor_s_perplexity_and_greedy_text(
+def test_lm_eval_matches_predictor_perplexity_and_greedy_text(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Texts of one window each: what lm-eval does with longer ones is its own."""

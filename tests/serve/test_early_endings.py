@@ -1,4 +1,4 @@
-"""Requests for text that end early: clients that leave, deadlines, full queues, engines that die, servers that stop."""
+"""Text requests that end early: disconnects, deadlines, full queues, dead engines, server shutdown."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
     engine.gate.clear()
     with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         model = server.service.generators["speaker"]
-        model.rate.observe(1, 15.0)
+        model.prefill_rate.observe(1, 15.0)
         yield raw, model, engine
 
 
-def test_a_client_that_hangs_up_is_cancelled_at_once(tmp_path: Path) -> None:
+def test_disconnected_client_is_cancelled_at_once(tmp_path: Path) -> None:
     engine = Alphabet(seconds=0.005)
     with live(Speaker(tmp_path, engine=engine)) as own, httpx.Client(base_url=own.url) as raw:
         for stream in (True, False):
@@ -65,7 +65,7 @@ def test_a_client_that_hangs_up_is_cancelled_at_once(tmp_path: Path) -> None:
         assert 'code="499"' in text
 
 
-def test_the_time_of_a_request_runs_out_in_the_queue_and_while_it_runs(tmp_path: Path) -> None:
+def test_deadline_expires_in_queue_and_while_running(tmp_path: Path) -> None:
     engine = Alphabet(seconds=0.01)
     with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         body: JSON = {"model": "speaker", "prompt": "x", "max_tokens": 62, "timeout": 0.08}
@@ -87,7 +87,7 @@ def test_the_time_of_a_request_runs_out_in_the_queue_and_while_it_runs(tmp_path:
         assert server.service.generators["speaker"].waiting_tokens == 0
 
 
-def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
+def test_full_queue_returns_429_with_retry_after(tmp_path: Path) -> None:
     engine = Alphabet()
     engine.gate.clear()
     limits = ServeLimits(max_queue_requests=2, max_queue_tokens=20)
@@ -123,7 +123,7 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
         assert 'infer_rejected_total{model="speaker",reason="overloaded",version="1"} 3.0' in text
 
 
-def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tmp_path: Path) -> None:
+def test_long_predicted_waits_are_rejected_urgent_requests_admitted(tmp_path: Path) -> None:
     with slow_speaker(tmp_path) as (raw, model, engine):
         url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
@@ -134,14 +134,14 @@ def test_those_who_would_wait_too_long_are_turned_away_and_the_urgent_are_not(tm
         assert refused.headers["retry-after"] == "30"
         assert refused.headers["retry-after-ms"] == "30000"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        assert model.start_seconds(-1) == 0, "a step of priority is worth as long as in the engine"
+        assert model.predicted_wait(-1) == 0, "a step of priority is worth as long as in the engine"
         assert EngineLimits().aging == AGING
         engine.gate.set()
         assert raw.post(url, json={**body, "timeout": 20, "priority": -1}).status_code == 200
         first.join()
 
 
-def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_path: Path) -> None:
+def test_predicted_wait_includes_margin_after_underestimates(tmp_path: Path) -> None:
     with slow_speaker(tmp_path) as (raw, model, engine):
         url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
         threads = [
@@ -161,7 +161,7 @@ def test_a_wait_is_foretold_with_caution_where_earlier_ones_were_too_short(tmp_p
         assert model.foretold.caution(1.0) > 0, "they came at once"
 
 
-def test_refused_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Alphabet()
     engine.gate.clear()
     limits = ServeLimits(max_queue_requests=1)
@@ -178,18 +178,18 @@ def test_refused_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.M
         first.join()
 
 
-def test_the_rate_of_starts_is_that_of_the_prompt_tokens_before_them(tmp_path: Path) -> None:
+def test_prefill_rate_is_measured_in_prompt_tokens(tmp_path: Path) -> None:
     engine = Alphabet(seconds=0.02)
     with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         model = server.service.generators["speaker"]
         for _ in range(8):
             body = {"model": "speaker", "prompt": "x" * 19, "max_tokens": 1}
             assert raw.post("/v1/completions", json=body).status_code == 200
-        assert model.start_seconds() == 0
-        assert model.rate.seconds(20) >= 0.02
+        assert model.predicted_wait() == 0
+        assert model.prefill_rate.seconds(20) >= 0.02
 
 
-def test_a_stream_that_waits_is_kept_alive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_queued_stream_gets_keepalive_pings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(openai_response, "PING_SECONDS", 0.02)
     engine = Alphabet()
     engine.gate.clear()
@@ -203,7 +203,7 @@ def test_a_stream_that_waits_is_kept_alive(monkeypatch: pytest.MonkeyPatch, tmp_
         assert rest.endswith("data: [DONE]\n\n")
 
 
-def test_when_the_engine_dies_every_stream_ends_with_an_error_and_health_says_so(tmp_path: Path) -> None:
+def test_engine_death_fails_every_stream_and_health(tmp_path: Path) -> None:
     engine = Alphabet(seconds=0.01)
     with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
@@ -219,7 +219,7 @@ def test_when_the_engine_dies_every_stream_ends_with_an_error_and_health_says_so
         assert server.service.died
 
 
-def test_what_was_admitted_is_finished_while_draining_and_nothing_new_begins(tmp_path: Path) -> None:
+def test_draining_finishes_admitted_requests_and_admits_none(tmp_path: Path) -> None:
     engine = Alphabet(seconds=0.01)
     with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         body = {"model": "speaker", "prompt": "x", "max_tokens": 40, "stream": True}
@@ -238,7 +238,7 @@ def test_what_was_admitted_is_finished_while_draining_and_nothing_new_begins(tmp
 
 
 @pytest.mark.parametrize("cut_short", [False, True])
-def test_sigterm_lets_streams_end_or_tells_them_that_it_could_not(tmp_path: Path, cut_short: bool) -> None:
+def test_sigterm_finishes_streams_or_ends_them_with_an_error(tmp_path: Path, cut_short: bool) -> None:
     """It could not when a second signal comes; the streams would take at least 15 s, or 3 s."""
     seconds = "0.25" if cut_short else "0.05"  # long enough to be asked while it drains, on a busy machine
     command = [sys.executable, "-m", "tests.support.fake_llm", str(tmp_path), seconds, "60"]

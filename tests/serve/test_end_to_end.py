@@ -1,4 +1,4 @@
-"""A model goes down the whole street and is served by `python serve.py`: HTTP gives what the Predictor gives."""
+"""A model is optimized, published and served by `python serve.py`: HTTP gives the Predictor's outputs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def url(artifact: Path) -> Iterator[str]:
         assert running.wait(20) == 0, running.stderr.read()
 
 
-def test_http_gives_what_the_predictor_gives(artifact: Path, url: str) -> None:
+def test_http_outputs_equal_predictor_outputs(artifact: Path, url: str) -> None:
     x = np.random.default_rng(0).standard_normal((20, 16)).astype(np.float32)
     given = {"name": "x", "datatype": "FP32", "shape": [20, 16], "data": x.tolist()}
     answer = httpx.post(f"{url}/v2/models/small/infer", json={"inputs": [given]}, timeout=30)
@@ -89,7 +89,7 @@ def test_http_gives_what_the_predictor_gives(artifact: Path, url: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_many_clients_together_get_their_own_rows(artifact: Path, url: str) -> None:
+def test_concurrent_clients_get_their_own_rows(artifact: Path, url: str) -> None:
     x = np.random.default_rng(1).standard_normal((24, 1, 16)).astype(np.float32)
     got: dict[int, list[float]] = {}
 
@@ -110,7 +110,7 @@ def test_many_clients_together_get_their_own_rows(artifact: Path, url: str) -> N
             )
 
 
-def test_a_wrong_shape_is_400_and_the_model_says_what_it_takes(url: str) -> None:
+def test_wrong_shape_returns_400_naming_expected_inputs(url: str) -> None:
     given = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
     answer = httpx.post(f"{url}/v2/models/small/infer", json={"inputs": [given]}, timeout=30)
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Grammars tried out in processes that can be killed: the front stays free, and so do other clients."""
+"""Trial compilation of grammars in killable processes: the server and other clients are not blocked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("llguidance")
 from infer.errors import GrammarError, InputError, NotReadyError, OverloadedError
 from infer.llm.text.grammar_request import GrammarLimits
 from infer.serve.fork_server.client import ForkServer
-from infer.serve.fork_server.messages import Prepare
+from infer.serve.fork_server.messages import ForkServerConfig
 from infer.serve.llm.grammar_trials import GrammarTrials
 from tests.support.worker_models import alive, children, wait_until
 
@@ -41,7 +41,7 @@ def endless(number: int) -> dict[str, Any]:
 
 def run(work: Callable[[GrammarTrials], Coroutine[Any, Any, None]], limits: GrammarLimits = LIMITS) -> None:
     async def main() -> None:
-        prepare = Prepare(folder=str(FOLDER), vocab_size=4096, eos_ids=(0,), limits=limits)
+        prepare = ForkServerConfig(folder=str(FOLDER), vocab_size=4096, eos_ids=(0,), limits=limits)
         forks = ForkServer(prepare, "pydoc")
         trials = GrammarTrials(forks, limits)
         try:
@@ -65,7 +65,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def test_a_good_grammar_is_tried_once_and_known_after() -> None:
+def test_valid_grammar_is_tried_once_then_cached() -> None:
     async def work(trials: GrammarTrials) -> None:
         first = await trials.check("a", good(1))
         assert 0 < first.size < LIMITS.compiled_bytes
@@ -77,7 +77,7 @@ def test_a_good_grammar_is_tried_once_and_known_after() -> None:
     run(work)
 
 
-def test_a_grammar_that_compiles_for_ever_is_killed_and_refused() -> None:
+def test_grammar_that_never_compiles_is_killed_and_refused() -> None:
     async def work(trials: GrammarTrials) -> None:
         with pytest.raises(GrammarError, match="longer than 1 s to compile") as caught:
             await trials.check("a", endless(1))
@@ -93,7 +93,7 @@ def test_a_grammar_that_compiles_for_ever_is_killed_and_refused() -> None:
 
 
 @pytest.mark.parametrize("client", ["hostile", "other"])
-def test_a_good_grammar_passes_while_a_hundred_hostile_ones_wait(client: str) -> None:
+def test_valid_grammar_passes_while_100_hostile_ones_wait(client: str) -> None:
     async def work(trials: GrammarTrials) -> None:
         await trials.check("a", good(0))
         hostile = [asyncio.create_task(trials.check("hostile", endless(i))) for i in range(100)]
@@ -112,7 +112,7 @@ def test_a_good_grammar_passes_while_a_hundred_hostile_ones_wait(client: str) ->
     run(work)
 
 
-def test_a_client_with_many_long_grammars_is_turned_away() -> None:
+def test_client_with_many_slow_grammars_is_rejected() -> None:
     async def work(trials: GrammarTrials) -> None:
         trials._spend("hostile", 1000)
         with pytest.raises(OverloadedError, match="long to compile") as caught:
@@ -135,7 +135,7 @@ def test_a_client_with_many_long_grammars_is_turned_away() -> None:
     ],
     ids=str,
 )
-def test_what_fails_when_it_is_walked_through_is_refused_before(constraint: dict[str, Any]) -> None:
+def test_grammar_that_fails_when_stepped_is_refused(constraint: dict[str, Any]) -> None:
     async def work(trials: GrammarTrials) -> None:
         with pytest.raises(InputError):
             await trials.check("a", constraint)
@@ -143,7 +143,7 @@ def test_what_fails_when_it_is_walked_through_is_refused_before(constraint: dict
     run(work, GrammarLimits(compile_seconds=30.0))
 
 
-def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
+def test_grammar_over_the_memory_limit_is_refused() -> None:
     async def work(trials: GrammarTrials) -> None:
         fields = {f"k{i}": {"type": "integer", "minimum": i, "maximum": 10**15 + i} for i in range(300)}
         schema = {"type": "object", "properties": fields, "required": list(fields)}
@@ -153,7 +153,7 @@ def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
     run(work, GrammarLimits(compile_seconds=30.0, compiled_bytes=1 << 20))
 
 
-def test_a_fork_server_that_dies_is_started_again() -> None:
+def test_dead_fork_server_is_restarted() -> None:
     async def work(trials: GrammarTrials) -> None:
         await trials.check("a", good(1))
         (server,) = server_children()

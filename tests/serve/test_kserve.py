@@ -1,4 +1,4 @@
-"""KServe v2: tensors in JSON and in raw bytes, metadata, statistics, and everything that must be refused."""
+"""KServe v2: tensors in JSON and raw bytes, metadata, statistics, and everything that must be refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def refused(
     return text["error"]
 
 
-def test_the_server_and_its_models_describe_themselves(client: httpx.Client) -> None:
+def test_server_and_model_metadata(client: httpx.Client) -> None:
     assert client.get("/v2").json()["extensions"] == kserve.EXTENSIONS
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
@@ -103,7 +103,7 @@ def test_the_server_and_its_models_describe_themselves(client: httpx.Client) -> 
     assert {"name": "double", "version": "1", "state": "READY"} in client.get("/v2/models").json()["models"]
 
 
-def test_inference_answers_with_the_cost_and_the_id(client: httpx.Client) -> None:
+def test_inference_response_has_timings_and_id(client: httpx.Client) -> None:
     answer = client.post("/v2/models/double/versions/1/infer", json=x(1, 2, id="mine"))
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
@@ -118,13 +118,13 @@ def test_inference_answers_with_the_cost_and_the_id(client: httpx.Client) -> Non
     msgspec.convert(body, InferResponse)
 
 
-def test_nested_data_is_the_same_as_flat_data(client: httpx.Client) -> None:
+def test_nested_data_equals_flat_data(client: httpx.Client) -> None:
     body = x(1, 2)
     body["inputs"][0]["data"] = [[1, 1, 1, 1], [2, 2, 2, 2]]
     assert client.post("/v2/models/double/infer", json=body).json()["outputs"][0]["data"][4] == 4.0
 
 
-def test_requested_outputs_come_alone_and_in_order(client: httpx.Client) -> None:
+def test_only_requested_outputs_are_returned_in_order(client: httpx.Client) -> None:
     body = x(1, outputs=[{"name": "rows"}, {"name": "y", "parameters": {"binary_data": True}}])
     answer = client.post("/v2/models/double/infer", json=body)
     head = int(answer.headers[SPLIT])
@@ -196,14 +196,14 @@ def test_a_body_of_raw_bytes_alone_is_the_only_input(client: httpx.Client) -> No
     refused(client, b"", headers={SPLIT: "0"}, path="/v2/models/embedder/infer", words="one input")
 
 
-def test_values_that_are_not_finite_are_strings_and_counted(client: httpx.Client) -> None:
+def test_nonfinite_values_are_strings_and_counted(client: httpx.Client) -> None:
     answer = client.post("/v2/models/nan/infer", json=x(1))
     assert answer.json()["outputs"][0]["data"] == ["NaN"] * 4
     json.loads(answer.content, parse_constant=pytest.fail)
     assert 'infer_nonfinite_outputs_total{model="nan",version="1"} 4.0' in client.get("/metrics").text
 
 
-def test_text_goes_in_as_bytes_and_rows_keep_their_order(client: httpx.Client) -> None:
+def test_text_input_as_bytes_keeps_row_order(client: httpx.Client) -> None:
     texts = ["a", "a much longer text than the others are", "bb", "ü"]
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [4], "data": texts}]}
     answer = client.post("/v2/models/embedder/infer", json=body).json()
@@ -222,7 +222,7 @@ def test_text_goes_in_as_bytes_and_rows_keep_their_order(client: httpx.Client) -
 
 
 @pytest.mark.parametrize("shape", [[1], [3]])
-def test_text_bytes_that_do_not_add_up_are_refused(client: httpx.Client, shape: list[int]) -> None:
+def test_inconsistent_text_bytes_are_refused(client: httpx.Client, shape: list[int]) -> None:
     raw = (9).to_bytes(4, "little") + b"ab" if shape == [1] else (2).to_bytes(4, "little") + b"ab"
     given = {
         "name": "text",
@@ -261,7 +261,7 @@ def test_text_bytes_that_do_not_add_up_are_refused(client: httpx.Client, shape: 
         (b'{"inputs": [{"name": "x"}]}', "datatype"),
     ],
 )
-def test_bodies_that_are_not_a_request_are_refused(client: httpx.Client, body: bytes, words: str) -> None:
+def test_malformed_request_bodies_are_refused(client: httpx.Client, body: bytes, words: str) -> None:
     refused(client, body, words=words)
 
 
@@ -293,7 +293,7 @@ def test_bodies_that_are_not_a_request_are_refused(client: httpx.Client, body: b
         ({"parameters": {"shared_memory_region": "r"}}, "not supported"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(
+def test_tensors_that_do_not_match_the_model_are_refused(
     client: httpx.Client, change: dict[str, Any], words: str
 ) -> None:
     body = x(1)
@@ -332,9 +332,7 @@ def test_numbers_are_never_wrapped_or_rounded(
         ({"id": 5}, "Expected `str | null`"),
     ],
 )
-def test_parameters_that_mean_nothing_here_are_refused(
-    client: httpx.Client, more: dict[str, Any], words: str
-) -> None:
+def test_unsupported_parameters_are_refused(client: httpx.Client, more: dict[str, Any], words: str) -> None:
     refused(client, x(1, **more), words=words)
 
 
@@ -377,7 +375,7 @@ def test_compressed_bodies_are_inflated(client: httpx.Client, encoding: str) -> 
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_above_the_limit_is_413_and_the_answer_arrives(client: httpx.Client, chunked: bool) -> None:
+def test_body_above_the_limit_returns_413_readably(client: httpx.Client, chunked: bool) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 65536
@@ -390,18 +388,18 @@ def test_a_body_above_the_limit_is_413_and_the_answer_arrives(client: httpx.Clie
 
 
 @pytest.mark.parametrize("path", ["nope", "double/versions/2", "..%2F..%2Fetc", "%00"])
-def test_unknown_models_and_versions_are_404_and_not_repeated(client: httpx.Client, path: str) -> None:
+def test_unknown_models_and_versions_return_404_without_echo(client: httpx.Client, path: str) -> None:
     text = refused(client, x(1), path=f"/v2/models/{path}/infer", status=404)
     assert "etc" not in text
 
 
-def test_more_rows_than_a_batch_are_split_and_more_than_the_queue_refused(client: httpx.Client) -> None:
+def test_rows_beyond_a_batch_are_split_beyond_the_queue_refused(client: httpx.Client) -> None:
     answer = client.post("/v2/models/double/infer", json=x(*range(20))).json()
     assert answer["outputs"][0]["data"][::4] == [2.0 * i for i in range(20)]
     refused(client, x(*range(101)), status=413, words="100 rows")
 
 
-def test_an_error_in_the_model_is_500_with_an_id_and_nothing_else(
+def test_model_error_returns_500_with_request_id_only(
     client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = client.post("/v2/models/double/infer", json=x(666), headers={"X-Request-Id": "find-me"})
@@ -412,7 +410,7 @@ def test_an_error_in_the_model_is_500_with_an_id_and_nothing_else(
     still_well(client)
 
 
-def test_statistics_count_as_triton_s_do(client: httpx.Client) -> None:
+def test_statistics_match_triton_semantics(client: httpx.Client) -> None:
     def stats() -> dict[str, Any]:
         return client.get("/v2/models/double/versions/1/stats").json()["model_stats"][0]
 
@@ -431,7 +429,7 @@ def test_statistics_count_as_triton_s_do(client: httpx.Client) -> None:
     assert len(client.get("/v2/models/stats").json()["model_stats"]) >= 10
 
 
-def test_a_timeout_in_microseconds_ends_a_request() -> None:
+def test_timeout_parameter_in_microseconds_is_enforced() -> None:
     with live(double(seconds=0.3)) as server, httpx.Client(base_url=server.url) as client:
         answer = client.post("/v2/models/double/infer", json=x(1, parameters={"timeout": 20_000}))
         assert answer.status_code == 504
@@ -443,7 +441,7 @@ def test_a_timeout_in_microseconds_ends_a_request() -> None:
         assert client.post("/v2/models/double/infer", json=x(1)).status_code == 200
 
 
-def test_overload_is_503_with_retry_after_and_the_admitted_are_answered() -> None:
+def test_overload_returns_503_with_retry_after_and_serves_admitted() -> None:
     gate, entered = threading.Event(), threading.Event()
     fake = double(max_batch=1)
 

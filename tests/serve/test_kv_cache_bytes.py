@@ -1,4 +1,4 @@
-"""The front, which imports no torch, foretells the KV cache that an engine takes."""
+"""Prediction of the engine's KV-cache size by the server process, which imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model(folder: Path, shape: StepShape, device: str = "cpu") -> Path:
     return folder
 
 
-def test_every_dtype_of_the_cache_is_known() -> None:
+def test_every_kv_dtype_has_an_item_size() -> None:
     assert set(ITEM_BYTES) == set(KV_DTYPES)
     assert ENOUGH_TOKENS == block_manager.ENOUGH_TOKENS
 
@@ -31,7 +31,7 @@ def test_every_dtype_of_the_cache_is_known() -> None:
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("free", [1 << 20, 64 << 30])
 @pytest.mark.parametrize("positions", [256, 1 << 17])
-def test_it_is_what_the_engine_takes(
+def test_predicted_cache_size_equals_the_engine_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, free: int, positions: int
 ) -> None:
     shape = StepShape(**SIZES, max_positions=positions, kv_dtype=dtype)
@@ -40,11 +40,11 @@ def test_it_is_what_the_engine_takes(
     assert cache_bytes(model(tmp_path, shape), None, free) == expected
 
 
-def test_what_was_asked_for_is_taken(tmp_path: Path) -> None:
+def test_requested_cache_size_is_used(tmp_path: Path) -> None:
     shape = StepShape(**SIZES, max_positions=256)
     assert cache_bytes(model(tmp_path, shape), 12345, 1 << 40) == 12345
 
 
-def test_on_a_gpu_it_takes_no_ram(tmp_path: Path) -> None:
+def test_gpu_models_need_no_ram_for_the_cache(tmp_path: Path) -> None:
     shape = StepShape(**SIZES, max_positions=256)
     assert cache_bytes(model(tmp_path, shape, "cuda"), 12345, 1 << 40) == 0

@@ -1,4 +1,4 @@
-"""Language models in worker processes: tokens come from another process, and what is lost when it dies is little."""
+"""Language models in worker processes: tokens, cancellation, crash retries and restarts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ import pytest
 from infer.errors import PoisonError
 from infer.llm.engine.requests import Output, Request, Sampling
 from infer.serve.workers import remote_engine as drivers
-from infer.serve.workers.crash_retry import Again, Refusal, Table
-from infer.serve.workers.messages import Pulse, Source
-from infer.serve.workers.remote_llm import RemoteText
+from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
+from infer.serve.workers.messages import EngineStatus, ModelSource
+from infer.serve.workers.remote_llm import RemoteLLM
 from infer.serve.workers.restart_policy import RestartLimits
-from infer.serve.workers.supervisor import HopelessError, LostError, Supervised, WatchLimits
+from infer.serve.workers.supervisor import (
+    RestartLimitError,
+    SupervisedWorker,
+    WatchdogLimits,
+    WorkerLostError,
+)
 from tests.support.fake_predictors import Live, live
 from tests.support.worker_models import alive, language, wait_until
 
@@ -29,13 +34,13 @@ pytestmark = pytest.mark.chaos
 
 
 @contextlib.contextmanager
-def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteText]]:
-    source = Source(
+def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteLLM]]:
+    source = ModelSource(
         path=str(folder), opener="tests.support.worker_models:speaker", options={"seconds": seconds}
     )
-    worker = Supervised(source, watch=WatchLimits(**watch), restart=RestartLimits(first=0.01))
+    worker = SupervisedWorker(source, watch=WatchdogLimits(**watch), restart=RestartLimits(first=0.01))
     worker.start()
-    predictor = RemoteText(worker, worker.wait(), language)
+    predictor = RemoteLLM(worker, worker.wait(), language)
     with live(predictor) as server:
         yield server, predictor
 
@@ -45,7 +50,7 @@ def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
 
 
-def test_tokens_come_from_another_process_whole_and_as_a_stream(tmp_path: Path) -> None:
+def test_worker_serves_full_and_streamed_completions(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         assert predictor.driver.worker.pid != os.getpid()
         assert ask(server, "x").json()["choices"][0]["text"] == "ABCDE"
@@ -62,7 +67,7 @@ def test_tokens_come_from_another_process_whole_and_as_a_stream(tmp_path: Path) 
         assert predictor.driver.deaths == 0
 
 
-def test_what_the_engine_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
     with served(tmp_path) as (server, _):
         refused = ask(server, "%")
         assert refused.status_code == 400
@@ -73,7 +78,7 @@ def test_what_the_engine_refuses_is_refused_in_its_words(tmp_path: Path) -> None
         assert ask(server, "x", structured_outputs={"regex": "a+"}).status_code == 200
 
 
-def test_a_client_that_hangs_up_is_cancelled_in_the_worker(tmp_path: Path) -> None:
+def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, predictor):
         body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
@@ -84,7 +89,7 @@ def test_a_client_that_hangs_up_is_cancelled_in_the_worker(tmp_path: Path) -> No
         assert ask(server, "x").status_code == 200
 
 
-def test_after_kill_9_who_waited_is_answered_and_who_streamed_is_told(tmp_path: Path) -> None:
+def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, predictor):
         first = predictor.driver.worker.pid or 0
         body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
@@ -111,9 +116,7 @@ def test_after_kill_9_who_waited_is_answered_and_who_streamed_is_told(tmp_path: 
 
 
 @pytest.mark.parametrize("poison", ["^", "#"])
-def test_a_prompt_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed(
-    tmp_path: Path, poison: str
-) -> None:
+def test_prompt_that_kills_two_workers_is_quarantined_others_succeed(tmp_path: Path, poison: str) -> None:
     with served(tmp_path) as (server, predictor):
         answers: dict[str, httpx.Response] = {}
         threads = [
@@ -132,7 +135,7 @@ def test_a_prompt_that_kills_two_workers_is_quarantined_and_its_neighbours_succe
         assert ask(server, "d").status_code == 200
 
 
-def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
+def test_hanging_step_is_killed(tmp_path: Path) -> None:
     with served(tmp_path, batch=1.0) as (server, predictor):
         first = predictor.driver.worker.pid or 0
         assert ask(server, "~").json()["error"]["code"] == "poison_request"
@@ -141,33 +144,33 @@ def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("usual", "patience"), [(0.0, 1), (0.4, 4), (3.0, 10)])
-def test_a_step_is_ended_after_ten_times_what_is_usual_and_is_not_usual_itself(
+def test_step_timeout_is_ten_times_the_usual_step(
     monkeypatch: pytest.MonkeyPatch, usual: float, patience: int
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(drivers, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    worker: Any = Supervised(Source(path="nowhere"), watch=WatchLimits(batch=1.0))
-    worker.hear = lambda *_: Pulse(now[0], {"steps": 1})
+    worker: Any = SupervisedWorker(ModelSource(path="nowhere"), watch=WatchdogLimits(batch=1.0))
+    worker.receive = lambda *_: EngineStatus(now[0], {"steps": 1})
     worker.close()  # its threads have nothing to do
-    driver = drivers.RemoteDriver(worker, name="speaker")
-    driver._table = Table()
+    driver = drivers.RemoteEngine(worker, name="speaker")
+    driver._table = RequestTable()
     driver._table.add(_request("a"), lambda _: None)
-    assert driver._table.next()
+    assert driver._table.take_sent()
     for _ in range(3):  # it was away for so long, and turned
         turned, now[0] = now[0], now[0] + usual
-        driver._take(Pulse(turned, {}))
-        driver._take(Pulse(now[0], {}))
+        driver._take(EngineStatus(turned, {}))
+        driver._take(EngineStatus(now[0], {}))
     for _ in range(2 * patience - 1):
         now[0] += 0.5
-        driver._take(Pulse(turned + usual, {}))
+        driver._take(EngineStatus(turned + usual, {}))
         driver._watch()
     now[0] += 0.6
-    with pytest.raises(LostError, match=f"killed after {patience} s of silence"):
+    with pytest.raises(WorkerLostError, match=f"killed after {patience} s of silence"):
         driver._watch()
     driver.close()
 
 
-def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
+def test_worker_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
     with served(tmp_path, idle=1.5) as (server, predictor):
         first = predictor.driver.worker.pid or 0
         os.kill(first, signal.SIGSTOP)
@@ -175,7 +178,7 @@ def test_a_worker_that_is_stopped_while_idle_is_replaced(tmp_path: Path) -> None
         assert ask(server, "x").status_code == 200
 
 
-def test_many_prompts_that_kill_workers_do_not_end_the_server(tmp_path: Path) -> None:
+def test_many_killing_prompts_do_not_end_the_llm_server(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         for number in range(4):
             assert ask(server, f"^{number}").json()["error"]["code"] == "poison_request"
@@ -183,7 +186,7 @@ def test_many_prompts_that_kill_workers_do_not_end_the_server(tmp_path: Path) ->
         assert ask(server, "x").status_code == 200
 
 
-def test_a_stream_that_kills_two_workers_after_it_began_is_quarantined(tmp_path: Path) -> None:
+def test_stream_that_kills_two_workers_midway_is_quarantined(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         answers = [ask(server, "$", stream=True) for _ in range(3)]
         assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
@@ -192,17 +195,17 @@ def test_a_stream_that_kills_two_workers_after_it_began_is_quarantined(tmp_path:
         assert ask(server, "x").status_code == 200
 
 
-def test_streams_of_one_content_that_were_there_at_a_death_are_not_guilty_of_it() -> None:
-    table, told = Table(), list[Output]()
+def test_identical_streams_in_one_crash_are_not_quarantined() -> None:
+    table, told = RequestTable(), list[Output]()
     for death in range(3):
         for name in ("a", "b"):
             table.add(_request(f"{name}{death}"), told.extend)
-        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in table.next()])
+        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in table.take_sent()])
         assert _died(table) == 0
     assert len(table.quarantine) == 0
 
 
-def test_when_starting_again_does_not_help_everybody_is_told(tmp_path: Path) -> None:
+def test_restart_limit_fails_all_requests(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         for number in range(5):
             pid = predictor.driver.worker.pid or 0
@@ -210,16 +213,16 @@ def test_when_starting_again_does_not_help_everybody_is_told(tmp_path: Path) -> 
             wait_until(lambda n=number: predictor.driver.deaths > n)
             wait_until(lambda: predictor.driver.ready or predictor.driver.failure is not None)
         wait_until(lambda: predictor.driver.failure is not None)
-        assert isinstance(predictor.driver.failure, HopelessError)
+        assert isinstance(predictor.driver.failure, RestartLimitError)
         assert server.service.died
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert ask(server, "x").status_code == 503
 
 
-def _died(table: Table) -> int:
+def _died(table: RequestTable) -> int:
     """The worker dies, and another is there."""
-    guilty = table.died()
-    table.reopen()
+    guilty = table.on_worker_death()
+    table.on_worker_restart()
     return guilty
 
 
@@ -227,64 +230,64 @@ def _request(name: str, prompt: int = 1) -> Request:
     return Request(id=name, prompt=[prompt], sampling=Sampling(max_tokens=3))
 
 
-def test_suspects_are_tried_one_at_a_time_and_others_wait_meanwhile() -> None:
-    table, told = Table(), list[Output]()
+def test_crash_suspects_are_retried_one_at_a_time() -> None:
+    table, told = RequestTable(), list[Output]()
     for name in "abc":
         table.add(_request(name, ord(name)), told.extend)
-    assert [request.id for request in table.next()] == ["a", "b", "c"]
+    assert [request.id for request in table.take_sent()] == ["a", "b", "c"]
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
     _died(table)
-    assert [(o.id, type(o)) for o in told] == [("a", Output), ("a", Refusal)]
+    assert [(o.id, type(o)) for o in told] == [("a", Output), ("a", FailedOutput)]
     table.add(_request("new"), told.extend)
-    assert [request.id for request in table.next()] == ["b"]
-    assert table.next() == []
+    assert [request.id for request in table.take_sent()] == ["b"]
+    assert table.take_sent() == []
     _died(table)
     assert isinstance(told[-1].error, PoisonError)
     with pytest.raises(PoisonError):
         table.add(_request("again", ord("b")), told.extend)
-    assert [request.id for request in table.next()] == ["c"]
+    assert [request.id for request in table.take_sent()] == ["c"]
     assert table.deliver([Output(id="c", index=0, token_ids=(1,), finish="length")])
-    assert [request.id for request in table.next()] == ["new"]
+    assert [request.id for request in table.take_sent()] == ["new"]
     assert table.busy
-    assert table.drop("new")
+    assert table.remove("new")
     assert not table.busy
 
 
-def test_who_passed_its_trial_is_not_guilty_of_a_death_that_the_next_one_caused() -> None:
-    table, told = Table(), list[Output]()
+def test_cleared_request_is_not_blamed_for_the_next_crash() -> None:
+    table, told = RequestTable(), list[Output]()
     for name in "ab":
         table.add(_request(name, ord(name)), told.extend, replay=True)
-    assert len(table.next()) == 2
+    assert len(table.take_sent()) == 2
     assert _died(table) == 0
-    assert [request.id for request in table.next()] == ["a"]
+    assert [request.id for request in table.take_sent()] == ["a"]
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
-    assert [request.id for request in table.next()] == ["b"]
+    assert [request.id for request in table.take_sent()] == ["b"]
     assert _died(table) == 2
-    assert [(o.id, type(o)) for o in told[1:]] == [("a", Again), ("b", Refusal)]
-    assert [request.id for request in table.next()] == ["a"]
+    assert [(o.id, type(o)) for o in told[1:]] == [("a", RestartedOutput), ("b", FailedOutput)]
+    assert [request.id for request in table.take_sent()] == ["a"]
     table.add(_request("new"), told.extend)
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
-    assert table.next() == []  # until its end, this time
+    assert table.take_sent() == []  # until its end, this time
     table.deliver([Output(id="a", index=0, token_ids=(1,), finish="length")])
-    assert [request.id for request in table.next()] == ["new"]
+    assert [request.id for request in table.take_sent()] == ["new"]
 
 
-def test_who_kills_after_its_first_token_is_found_among_others() -> None:
-    table, told = Table(), list[Output]()
+def test_request_that_kills_after_its_first_token_is_identified() -> None:
+    table, told = RequestTable(), list[Output]()
     token = [Output(id="b", index=0, token_ids=(1,))]
     table.add(_request("b", ord("b")), told.extend, replay=True)
     for name in ("c", "d"):
-        assert [request.id for request in table.next()] == ["b"]
+        assert [request.id for request in table.take_sent()] == ["b"]
         table.deliver(token)
         if name == "d":
             break
         assert _died(table) == 0
-        assert [request.id for request in table.next()] == ["b"]
+        assert [request.id for request in table.take_sent()] == ["b"]
         table.deliver(token)
         table.add(_request(name, ord(name)), told.extend)
-        assert [request.id for request in table.next()] == [name]
+        assert [request.id for request in table.take_sent()] == [name]
         assert _died(table) == 0
-    assert table.next() == []
+    assert table.take_sent() == []
     assert _died(table) == 3
     assert isinstance(told[-1].error, PoisonError)
-    assert [request.id for request in table.next()] == ["c"]
+    assert [request.id for request in table.take_sent()] == ["c"]

@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: an adapter is asked for as a model, and changes the answers of nobody else."""
+"""LoRA adapters over HTTP: an adapter is requested as a model and affects no other request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(server: Live) -> Iterator[openai.OpenAI]:
 
 
 @pytest.mark.parametrize("adapter", [None, "pirate", "poet"])
-def test_an_adapter_asked_for_as_a_model_answers_as_in_python(
+def test_adapter_requested_as_model_matches_python(
     client: openai.OpenAI, predictor: Predictor, adapter: str | None
 ) -> None:
     asked = {"max_tokens": 12, "temperature": 0}
@@ -64,9 +64,7 @@ def test_an_adapter_asked_for_as_a_model_answers_as_in_python(
     assert (expected.token_ids == plain.token_ids) == (adapter is None)
 
 
-def test_a_conversation_with_an_adapter_is_not_that_of_the_model(
-    client: openai.OpenAI, predictor: Predictor
-) -> None:
+def test_adapter_chat_differs_from_base_model_chat(client: openai.OpenAI, predictor: Predictor) -> None:
     said = [{"role": "user", "content": "hello"}]
     answers = [
         client.chat.completions.create(
@@ -78,22 +76,20 @@ def test_a_conversation_with_an_adapter_is_not_that_of_the_model(
     assert first != second == third
 
 
-def test_adapters_are_listed_with_the_model_they_belong_to(
-    client: openai.OpenAI, predictor: Predictor
-) -> None:
+def test_adapters_are_listed_with_their_base_model(client: openai.OpenAI, predictor: Predictor) -> None:
     found = {model.id: model.model_extra["parent"] for model in client.models.list()}
     assert found == {predictor.name: None, "pirate": predictor.name, "poet": predictor.name}
     assert client.models.retrieve("poet").model_extra["parent"] == predictor.name
 
 
-def test_an_unknown_adapter_is_an_unknown_model_and_the_sentence_names_those_there_are(
+def test_unknown_adapter_error_lists_the_served_models(
     client: openai.OpenAI,
 ) -> None:
     with pytest.raises(openai.NotFoundError, match="pirate, poet"):
         client.completions.create(model="sailor", prompt=PROMPT)
 
 
-def test_an_adapter_named_like_its_model_is_refused(predictor: Predictor) -> None:
+def test_adapter_with_its_models_name_is_refused(predictor: Predictor) -> None:
     class Named:
         def __getattr__(self, name: str) -> object:
             return ["tiny"] if name == "adapter_names" else getattr(predictor.language, name)
@@ -108,15 +104,13 @@ def test_an_adapter_named_like_its_model_is_refused(predictor: Predictor) -> Non
         Service([Model()])
 
 
-def test_a_folder_that_is_no_adapter_is_refused_when_the_model_opens(
-    predictor: Predictor, tmp_path: Path
-) -> None:
+def test_folder_without_adapter_is_refused_at_load(predictor: Predictor, tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         Predictor.load(predictor.path, adapters={"nothing": tmp_path})
 
 
 @pytest.mark.parametrize("given", [["style"], ["=x"], ["a=x", "a=y"]])
-def test_adapters_are_named_once_with_a_folder(given: list[str]) -> None:
+def test_adapter_options_need_unique_names_and_folders(given: list[str]) -> None:
     with pytest.raises(UsageError, match="NAME=FOLDER"):
         parse_folders(given)
     assert main(["serve", "nowhere.infer", *(part for one in given for part in ("--lora", one))]) == 2

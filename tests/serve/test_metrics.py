@@ -1,4 +1,4 @@
-"""Counters add up: every request is counted once, by what became of it, also when it was refused, late or left."""
+"""Metrics are consistent: every request is counted once, also when refused, expired or cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infer.cli import main
 from infer.cli.top import HEADS, Readings, read
 from infer.llm.engine.stats import EngineStats
 from infer.serve.limits import ServeLimits
-from infer.serve.observability.log_histogram import Times, percentile
+from infer.serve.observability.log_histogram import LogHistogram, percentile
 from infer.serve.observability.prometheus_text import Registry
 from tests.support.fake_llm import Alphabet, Speaker
 from tests.support.fake_predictors import Live, double, embedder, live
@@ -76,7 +76,7 @@ def told(tmp_path: Path) -> Iterator[Live]:
         yield server
 
 
-def test_every_name_of_the_specification_is_there(told: Live) -> None:
+def test_every_specified_metric_name_exists(told: Live) -> None:
     httpx.post(f"{told.url}{TENSORS}", json=body())
     httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
     httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": "a"})
@@ -85,7 +85,7 @@ def test_every_name_of_the_specification_is_there(told: Live) -> None:
     assert missing == []
 
 
-def test_the_exposition_is_what_prometheus_reads(told: Live) -> None:
+def test_metrics_text_parses_with_prometheus_client(told: Live) -> None:
     httpx.post(f"{told.url}{TENSORS}", json=body())
     httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
     answer = httpx.get(f"{told.url}/metrics")
@@ -106,7 +106,7 @@ def test_the_exposition_is_what_prometheus_reads(told: Live) -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_labels_and_numbers_are_escaped_as_the_format_has_it() -> None:
+def test_labels_and_numbers_are_escaped_per_text_format() -> None:
     registry = Registry()
     registry.gauge("g", "a\\b\nc", ("l",)).labels('q"\\\n').set(float("nan"))
     registry.gauge("i", "i").labels().set(float("-inf"))
@@ -125,7 +125,7 @@ def test_labels_and_numbers_are_escaped_as_the_format_has_it() -> None:
     ]
 
 
-def test_the_dashboard_asks_only_for_what_is_there(told: Live) -> None:
+def test_dashboard_queries_existing_metrics_only(told: Live) -> None:
     httpx.post(f"{told.url}{TENSORS}", json=body())
     text = httpx.get(f"{told.url}/metrics").text
     shown = json.loads((Path(__file__).resolve().parents[2] / "docs/grafana.json").read_text())
@@ -135,7 +135,7 @@ def test_the_dashboard_asks_only_for_what_is_there(told: Live) -> None:
     assert [name for name in names if not re.search(rf"^{name}[{{ ]", text, re.M)] == []
 
 
-def test_top_shows_each_model_in_a_row(
+def test_top_shows_one_row_per_model(
     told: Live, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
@@ -158,14 +158,12 @@ def test_top_shows_each_model_in_a_row(
 
 
 @pytest.mark.parametrize(("url", "code"), [("localhost", 2), ("http://127.0.0.1:1", 5)])
-def test_top_says_what_is_wrong_with_an_address(
-    url: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_reports_a_bad_address(url: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", url]) == code
     assert url in capsys.readouterr().err
 
 
-def test_a_reading_says_which_server_it_is_of(told: Live) -> None:
+def test_status_names_the_server_instance(told: Live) -> None:
     first, second = (httpx.get(f"{told.url}/ops/now").json() for _ in range(2))
     assert first["instance"] == second["instance"]
     assert first["time"] < second["time"]
@@ -173,7 +171,7 @@ def test_a_reading_says_which_server_it_is_of(told: Live) -> None:
         assert httpx.get(f"{other.url}/ops/now").json()["instance"] != first["instance"]
 
 
-def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:
+def test_requests_are_counted_once_by_status(told: Live) -> None:
     outcomes = [(body(), 200)] * 7 + [(body(666.0), 500)] * 3 + [({"inputs": []}, 400)] * 5
     for asked, status in outcomes:
         assert httpx.post(f"{told.url}{TENSORS}", json=asked).status_code == status
@@ -186,7 +184,7 @@ def test_requests_are_counted_once_by_how_they_ended(told: Live) -> None:
     assert sum(now["request_times"].values()) == 7
 
 
-def test_clients_that_left_are_cancelled_not_answered(told: Live) -> None:
+def test_disconnected_clients_count_as_cancelled(told: Live) -> None:
     asked = {"model": "speaker", "prompt": "hi", "max_tokens": 4000, "stream": True}
     for _ in range(6):
         with httpx.stream("POST", f"{told.url}/v1/completions", json=asked) as answer:
@@ -198,7 +196,7 @@ def test_clients_that_left_are_cancelled_not_answered(told: Live) -> None:
     assert count(told, "completions_total", model="speaker") == 0
 
 
-def test_late_and_refused_requests_each_have_their_counter() -> None:
+def test_expired_and_rejected_requests_have_their_counters() -> None:
     limits = ServeLimits(max_queue_requests=2, max_batch=1)
     model, go_on = double(), threading.Event()
     compute = model.function
@@ -232,7 +230,7 @@ def test_late_and_refused_requests_each_have_their_counter() -> None:
         until(lambda: count(server, "requests_running") == 0)  # an answer leaves before its batch is over
 
 
-def test_tokens_and_their_times_add_up(told: Live) -> None:
+def test_token_counts_and_latencies_are_consistent(told: Live) -> None:
     for _ in range(3):
         httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 5})
     assert count(told, "generation_tokens_total", model="speaker") == 15
@@ -246,7 +244,7 @@ def test_tokens_and_their_times_add_up(told: Live) -> None:
     assert sum(now["first_token_times"].values()) == 3
 
 
-def test_the_tokens_of_batches_are_rows_times_length(told: Live) -> None:
+def test_batch_tokens_are_rows_times_length(told: Live) -> None:
     httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": ["a", "bcd"]})
     assert (
         count(told, "batch_tokens_sum", model="embedder") == 2 * 4
@@ -254,7 +252,7 @@ def test_the_tokens_of_batches_are_rows_times_length(told: Live) -> None:
     assert count(told, "batch_tokens_count", model="double") == 0
 
 
-def test_steps_are_counted_by_their_tokens_where_they_run_and_read_at_a_scrape() -> None:
+def test_step_token_histogram_is_read_at_scrape() -> None:
     stats, registry = EngineStats(), Registry()
     spread = registry.histogram("t", "t", (), (1, 2, 4)).labels()
     spread.set_function(lambda: (stats.step_tokens, stats.prefill_tokens + stats.decode_tokens))
@@ -269,14 +267,14 @@ def test_steps_are_counted_by_their_tokens_where_they_run_and_read_at_a_scrape()
     ]
 
 
-def test_the_memory_of_the_processes_is_what_the_kernel_says(told: Live) -> None:
+def test_resident_memory_matches_the_kernel(told: Live) -> None:
     resident = count(told, "memory_bytes", kind="resident")
     assert 50e6 < resident <= count(told, "memory_bytes", kind="peak")
 
 
 @pytest.mark.parametrize("seconds", [2e-6, 0.00037, 0.0123, 1.0, 59.0])
-def test_a_percentile_of_fine_buckets_is_near(seconds: float) -> None:
-    times = Times()
+def test_percentile_of_log_histogram_is_accurate(seconds: float) -> None:
+    times = LogHistogram()
     for _ in range(90):
         times.observe(seconds)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Several models behind one port: folders of them, versions that change under load, memory that is not there."""
+"""Several models on one port: model folders, version changes under load, memory budgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from infer.errors import NotFoundError, ResourceError
 from infer.serve.model_admin import check_memory
-from infer.serve.model_repository import Repository
+from infer.serve.model_repository import ModelRepository
 from tests.support.worker_models import body_of, children, serving, wait_until
 
 
@@ -26,27 +26,27 @@ def put(folder: Path, **manifest: Any) -> Path:
     return folder
 
 
-def found(repository: Repository) -> list[tuple[str, str, str]]:
+def found(repository: ModelRepository) -> list[tuple[str, str, str]]:
     return [(name, version, one.path.name) for name, version, one in repository.all()]
 
 
-def test_an_artifact_a_folder_of_versions_and_a_folder_of_models_are_all_found(tmp_path: Path) -> None:
+def test_artifacts_version_folders_and_model_folders_are_found(tmp_path: Path) -> None:
     put(tmp_path / "models/a.infer", name="a", version="4")
     for version in ("1", "2", "10", "010", "x"):
         put(tmp_path / "models/b" / version, name="other", version="1")
     put(tmp_path / "models/.c.infer.tmp-1", name="c")
     (tmp_path / "models/empty").mkdir()
     everything = [("a", "4", "a.infer"), ("b", "1", "1"), ("b", "2", "2"), ("b", "10", "10")]
-    assert found(Repository([tmp_path / "models"])) == everything
-    assert found(Repository([tmp_path / "models/b"])) == everything[1:]
-    assert found(Repository([tmp_path / "models/a.infer"])) == everything[:1]
-    latest = Repository([tmp_path / "models", tmp_path / "nowhere"]).latest()
+    assert found(ModelRepository([tmp_path / "models"])) == everything
+    assert found(ModelRepository([tmp_path / "models/b"])) == everything[1:]
+    assert found(ModelRepository([tmp_path / "models/a.infer"])) == everything[:1]
+    latest = ModelRepository([tmp_path / "models", tmp_path / "nowhere"]).latest()
     assert [one.path.name for one in latest] == ["a.infer", "10", "nowhere"]
     with pytest.raises(NotFoundError):
-        Repository([tmp_path / "models"]).find("../b")
+        ModelRepository([tmp_path / "models"]).find("../b")
 
 
-def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
+def test_model_beyond_free_memory_is_refused_with_figures(tmp_path: Path) -> None:
     folder = put(tmp_path / "a.infer", name="a")
     check_memory(folder, "a", 1, 1 << 30, None)
     need = "a needs about 0.59 GiB of memory .0.00 GiB of files, 0.59 GiB for 2 processes"
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
         check_memory(folder, "a", 2, 1 << 27, None)
 
 
-def test_a_kv_cache_counts_and_what_is_left_of_a_budget_bounds_it(tmp_path: Path) -> None:
+def test_kv_cache_counts_toward_the_memory_budget(tmp_path: Path) -> None:
     shape = {"layers": 2, "kv_heads": 2, "head_dim": 64, "max_positions": 512, "kv_dtype": "float16"}
     folder = put(tmp_path / "a.infer", name="a", device="cpu", meta={"generation": shape})
     need, cache = check_memory(folder, "a", 1, 1 << 30, None)
@@ -75,14 +75,14 @@ def test_a_kv_cache_counts_and_what_is_left_of_a_budget_bounds_it(tmp_path: Path
     assert check_memory(plain, "b", 1, 1 << 30, None)[1] is None
 
 
-def test_load_and_unload_are_not_there_unless_asked_for(tmp_path: Path) -> None:
+def test_load_and_unload_routes_need_allow_reload(tmp_path: Path) -> None:
     put(tmp_path / "m/1", factor=2)
     with serving(opener="multiplies", path=str(tmp_path)) as (_, url):
         for path in ("index", "models/m/load", "models/m/unload"):
             assert httpx.post(f"{url}/v2/repository/{path}").status_code == 404
 
 
-def test_versions_change_under_load_and_no_request_is_dropped(tmp_path: Path) -> None:
+def test_version_change_under_load_drops_no_request(tmp_path: Path) -> None:
     put(tmp_path / "m/1", factor=1)
     answers: list[tuple[int, float]] = []
 
@@ -123,7 +123,7 @@ def test_versions_change_under_load_and_no_request_is_dropped(tmp_path: Path) ->
         assert gauge % 3 in text
 
 
-def test_a_version_that_cannot_be_opened_changes_nothing_and_says_why(tmp_path: Path) -> None:
+def test_failed_load_keeps_the_served_version_and_reports_why(tmp_path: Path) -> None:
     put(tmp_path / "m/1", factor=1)
     run = {"allow_reload": True, "memory": "4GiB"}
     with serving(opener="multiplies", path=str(tmp_path), run=run) as (running, url):
@@ -146,7 +146,7 @@ def test_a_version_that_cannot_be_opened_changes_nothing_and_says_why(tmp_path: 
         assert len(children(running.pid)) == 1
 
 
-def test_models_come_from_the_folders_alone_and_go_when_told(tmp_path: Path) -> None:
+def test_only_repository_models_load_and_unload(tmp_path: Path) -> None:
     put(tmp_path / "in/m/1", factor=1)
     put(tmp_path / "in/n/1", factor=5)
     put(tmp_path / "out/1", factor=9)

@@ -1,4 +1,4 @@
-"""What operators see of a request: its id, its line in the log, its trace, its spans, its counts."""
+"""Observability of a request: its id, log line, trace, spans and counters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from infer.serve.observability import tracing
-from infer.serve.observability.request_log import Lines, RequestLog, stamp
-from infer.serve.workers.messages import Source
-from infer.serve.workers.remote_predictor import Starting
+from infer.serve.observability.request_log import LineWriter, RequestLog, rfc3339
+from infer.serve.workers.messages import ModelSource
+from infer.serve.workers.model_loading import StartingModel
 from tests.support.fake_llm import Alphabet, Speaker
 from tests.support.fake_predictors import Live, double, embedder, live
 
@@ -68,7 +68,7 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
-def test_a_request_is_one_line_with_what_it_took(server: Live, client: httpx.Client) -> None:
+def test_request_log_has_one_line_with_timings(server: Live, client: httpx.Client) -> None:
     assert (
         client.post(TENSORS, json=DATA, headers={"X-Request-Id": "mine", "User-Agent": "me"}).status_code
         == 200
@@ -91,7 +91,7 @@ def test_a_request_is_one_line_with_what_it_took(server: Live, client: httpx.Cli
     }
 
 
-def test_a_stream_s_line_says_its_tokens_and_their_times(server: Live, client: httpx.Client) -> None:
+def test_stream_log_line_has_tokens_and_latencies(server: Live, client: httpx.Client) -> None:
     asked = {
         "model": "speaker",
         "messages": [{"role": "user", "content": "hi"}],
@@ -106,7 +106,7 @@ def test_a_stream_s_line_says_its_tokens_and_their_times(server: Live, client: h
     assert line["stream_ms"] > 0
 
 
-def test_a_client_that_went_away_is_499_with_what_it_got(server: Live) -> None:
+def test_disconnected_client_is_logged_as_499_with_its_tokens(server: Live) -> None:
     asked = {"model": "speaker", "prompt": "hi", "max_tokens": 4000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=asked) as answer:
         next(answer.iter_lines())
@@ -115,7 +115,7 @@ def test_a_client_that_went_away_is_499_with_what_it_got(server: Live) -> None:
     assert 0 < line["tokens"] < 4000
 
 
-def test_no_prompt_and_no_text_reach_the_log(server: Live, client: httpx.Client) -> None:
+def test_prompts_and_outputs_are_not_logged(server: Live, client: httpx.Client) -> None:
     secret = "the secret of a client"
     client.post("/v1/completions", json={"model": "speaker", "prompt": secret, "max_tokens": 2})
     client.post("/v1/embeddings", json={"model": "embedder", "input": secret})
@@ -125,7 +125,7 @@ def test_no_prompt_and_no_text_reach_the_log(server: Live, client: httpx.Client)
     assert not any(secret.encode() in line for line in server.memory.lines)
 
 
-def test_what_goes_well_beside_the_models_is_no_news(server: Live, client: httpx.Client) -> None:
+def test_successful_health_and_page_requests_are_not_logged(server: Live, client: httpx.Client) -> None:
     for path in ("/health", "/metrics", "/ops/now", "/", "/page/app.js"):
         assert client.get(path).status_code == 200
     client.get("/nope")
@@ -134,7 +134,7 @@ def test_what_goes_well_beside_the_models_is_no_news(server: Live, client: httpx
 
 
 @pytest.mark.parametrize("said", ["\x1b[31mred", "a\nb", 'quote"', "‮", "\x9b31m", "x" * 9000])
-def test_what_a_client_says_of_itself_can_t_write_into_the_terminal(server: Live, said: str) -> None:
+def test_client_strings_cannot_inject_terminal_escapes(server: Live, said: str) -> None:
     call = "POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nuser-agent: "
     agent = said.replace("\n", "\t").encode("utf-8", "surrogateescape")
     with httpx.Client(base_url=server.url) as client:
@@ -147,7 +147,7 @@ def test_what_a_client_says_of_itself_can_t_write_into_the_terminal(server: Live
     assert len(line["agent"]) <= 256 * 6
 
 
-def test_bodies_are_shown_when_asked_for_and_cut(server: Live, client: httpx.Client) -> None:
+def test_bodies_are_logged_on_request_and_truncated(server: Live, client: httpx.Client) -> None:
     server.service.observers[:] = [RequestLog(server.memory, bodies=True)]
     client.post(
         "/v1/completions", json={"model": "speaker", "prompt": "what people wrote" * 1000, "max_tokens": 2}
@@ -157,10 +157,10 @@ def test_bodies_are_shown_when_asked_for_and_cut(server: Live, client: httpx.Cli
     assert len(line["body"]) <= 4096
 
 
-def test_lines_wait_for_a_slow_reader_and_are_counted_when_too_many() -> None:
+def test_log_lines_queue_for_slow_readers_and_drops_are_counted() -> None:
     reader, writer = os.pipe()
     try:
-        lines = Lines(writer, most=50)
+        lines = LineWriter(writer, most=50)
         big = b"x" * 9999 + b"\n"
         began = time.monotonic()
         for _ in range(1000):
@@ -179,11 +179,11 @@ def test_lines_wait_for_a_slow_reader_and_are_counted_when_too_many() -> None:
     assert lines.dropped > 940
 
 
-def test_a_stamp_is_rfc_3339() -> None:
-    assert stamp(1_700_000_000.0625) == "2023-11-14T22:13:20.062Z"
+def test_log_time_is_rfc_3339() -> None:
+    assert rfc3339(1_700_000_000.0625) == "2023-11-14T22:13:20.062Z"
 
 
-def test_a_trace_is_passed_on_with_a_span_of_our_own(server: Live, client: httpx.Client) -> None:
+def test_trace_continues_with_a_server_span(server: Live, client: httpx.Client) -> None:
     answer = client.post(TENSORS, json=DATA, headers={"traceparent": PARENT})
     found = re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", answer.headers["traceresponse"])
     assert found
@@ -192,7 +192,7 @@ def test_a_trace_is_passed_on_with_a_span_of_our_own(server: Live, client: httpx
     assert (line["trace_id"], line["span_id"], line["parent_id"]) == (TRACE, found[1], SPAN)
 
 
-def test_without_a_trace_none_is_made_up(server: Live, client: httpx.Client) -> None:
+def test_no_trace_without_traceparent(server: Live, client: httpx.Client) -> None:
     assert "traceresponse" not in client.post(TENSORS, json=DATA).headers
     assert "trace_id" not in told(server, 1)[0]
 
@@ -206,23 +206,23 @@ def test_without_a_trace_none_is_made_up(server: Live, client: httpx.Client) -> 
         *(f"00-{TRACE}-{SPAN}-1", f"00-{TRACE}-{SPAN}-0g", f"01-{TRACE}-{SPAN}-011", f"{PARENT},{PARENT}"),
     ],
 )  # fmt: skip
-def test_a_malformed_trace_is_as_if_none_came(value: str) -> None:
-    assert tracing.read([(b"traceparent", value.encode())]) is None
+def test_malformed_traceparent_is_ignored(value: str) -> None:
+    assert tracing.parse_trace([(b"traceparent", value.encode())]) is None
 
 
-def test_two_parents_are_none_and_a_later_version_is_read_as_far_as_known() -> None:
-    assert tracing.read([(b"traceparent", PARENT.encode())] * 2) is None
-    later = tracing.read([(b"traceparent", f"cc-{TRACE}-{SPAN}-03-what-comes".encode())])
+def test_duplicate_traceparent_is_ignored_newer_version_is_parsed() -> None:
+    assert tracing.parse_trace([(b"traceparent", PARENT.encode())] * 2) is None
+    later = tracing.parse_trace([(b"traceparent", f"cc-{TRACE}-{SPAN}-03-what-comes".encode())])
     assert later is not None
     assert (later.id, later.parent, later.sampled) == (TRACE, SPAN, True)
-    unsampled = tracing.read([(b"traceparent", f"00-{TRACE}-{SPAN}-02".encode())])
+    unsampled = tracing.parse_trace([(b"traceparent", f"00-{TRACE}-{SPAN}-02".encode())])
     assert unsampled is not None
     assert unsampled.header().endswith(b"-00")
 
 
 @pytest.mark.parametrize(("state", "kept"), [("a=1,b=2", "a=1,b=2"), ("x" * 513, ""), ("a\x00", "")])
-def test_the_vendors_state_is_bounded_and_visible(state: str, kept: str) -> None:
-    found = tracing.read([(b"traceparent", PARENT.encode()), (b"tracestate", state.encode())])
+def test_tracestate_is_bounded_and_printable(state: str, kept: str) -> None:
+    found = tracing.parse_trace([(b"traceparent", PARENT.encode()), (b"tracestate", state.encode())])
     assert found is not None
     assert found.state == kept
 
@@ -240,10 +240,10 @@ def recorded(server: Live) -> Callable[[int], list[Any]]:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from infer.serve.observability.spans import Spans
+    from infer.serve.observability.spans import SpanRecorder
 
     exporter = InMemorySpanExporter()
-    server.service.observers.append(Spans(SimpleSpanProcessor(exporter)))
+    server.service.observers.append(SpanRecorder(SimpleSpanProcessor(exporter)))
     server.service.traces = True
 
     def finished(count: int) -> list[Any]:
@@ -259,7 +259,7 @@ def spans(server: Live) -> Callable[[int], list[Any]]:
 
 
 @needs_otel
-def test_a_request_is_a_span_with_its_queue_and_its_model_inside(
+def test_request_span_has_queue_and_compute_children(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:
     answer = client.post(TENSORS, json=DATA, headers={"traceparent": PARENT, "tracestate": "a=1"})
@@ -278,7 +278,7 @@ def test_a_request_is_a_span_with_its_queue_and_its_model_inside(
 
 
 @needs_otel
-def test_no_part_of_a_request_reaches_beyond_it(
+def test_child_spans_stay_within_the_request_span(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:
     """Milliseconds that were measured become nanoseconds since 1970, each rounded for itself."""
@@ -293,7 +293,7 @@ def test_no_part_of_a_request_reaches_beyond_it(
 
 
 @needs_otel
-def test_a_stream_has_a_span_of_its_own_and_new_traces_differ(
+def test_stream_has_its_own_span_and_traces_are_unique(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:
     asked = {"model": "speaker", "prompt": "hi", "max_tokens": 5, "stream": True}
@@ -309,9 +309,11 @@ def test_a_stream_has_a_span_of_its_own_and_new_traces_differ(
 
 
 @needs_otel
-def test_what_a_worker_computed_is_a_span_inside_the_batch_with_its_process() -> None:
-    source = Source(path="hazards", opener="tests.support.worker_models:Hazards", options={"seconds": 0.05})
-    with contextlib.closing(Starting(source)) as starting, live(starting.remote()) as server:
+def test_worker_compute_span_is_in_the_batch_span_with_its_pid() -> None:
+    source = ModelSource(
+        path="hazards", opener="tests.support.worker_models:Hazards", options={"seconds": 0.05}
+    )
+    with contextlib.closing(StartingModel(source)) as starting, live(starting.wait_ready()) as server:
         finished = recorded(server)
         answer = httpx.post(
             f"{server.url}/v2/models/hazards/infer", json=DATA, headers={"traceparent": PARENT}
@@ -329,7 +331,7 @@ def test_what_a_worker_computed_is_a_span_inside_the_batch_with_its_process() ->
 
 
 @needs_otel
-def test_an_unsampled_caller_is_not_recorded_and_errors_are_marked(
+def test_unsampled_traces_are_not_recorded_errors_are_marked(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:
     client.post(TENSORS, json=DATA, headers={"traceparent": PARENT[:-1] + "0"})

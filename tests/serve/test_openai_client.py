@@ -1,4 +1,4 @@
-"""The official openai client against a live server, and what it must be told when it asks for nonsense."""
+"""The official openai client against a live server, with valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def raw(server: Live) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_models_are_listed(client: openai.OpenAI) -> None:
+def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["embedder", "double"]
     assert client.models.retrieve("embedder").object == "model"
 
 
-def test_embeddings_are_the_predictor_s_in_base64_and_in_numbers(client: openai.OpenAI) -> None:
+def test_embeddings_match_the_predictor_in_base64_and_float(client: openai.OpenAI) -> None:
     expected = embedder().embed(TEXTS)
     for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
         answer = client.embeddings.create(model="embedder", input=TEXTS, **options)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def test_embeddings_are_the_predictor_s_in_base64_and_in_numbers(client: openai.
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(t) + 1 for t in TEXTS)
 
 
-def test_one_text_ids_and_lists_of_ids_are_taken(client: openai.OpenAI) -> None:
+def test_text_ids_and_lists_of_ids_are_accepted(client: openai.OpenAI) -> None:
     fake = embedder()
     assert (
         client.embeddings.create(model="embedder", input="one").data[0].embedding
@@ -65,14 +65,14 @@ def test_one_text_ids_and_lists_of_ids_are_taken(client: openai.OpenAI) -> None:
     assert [one.embedding for one in pair] == [fake.embed(["abc"])[0].tolist(), [8.0, 2.0, 7.0]]
 
 
-def test_the_right_number_of_dimensions_may_be_named(client: openai.OpenAI) -> None:
+def test_dimensions_equal_to_the_model_s_are_accepted(client: openai.OpenAI) -> None:
     assert len(client.embeddings.create(model="embedder", input="a", dimensions=3).data[0].embedding) == 3
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="embedder", input="a", dimensions=2)
     assert caught.value.param == "dimensions"
 
 
-def test_an_unknown_model_is_model_not_found(client: openai.OpenAI) -> None:
+def test_unknown_model_returns_model_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="gpt-4", input="a")
     assert caught.value.code == "model_not_found"
@@ -80,7 +80,7 @@ def test_an_unknown_model_is_model_not_found(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-4")
 
 
-def test_a_model_that_makes_no_embeddings_says_so(client: openai.OpenAI) -> None:
+def test_non_embedding_model_is_refused_with_reason(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="double is a tensors model") as caught:
         client.embeddings.create(model="double", input="a")
     assert caught.value.param == "model"
@@ -111,7 +111,7 @@ def test_a_model_that_makes_no_embeddings_says_so(client: openai.OpenAI) -> None
         ({"model": "embedder", "input": "a\u0000b"}, 200),
     ],
 )
-def test_requests_are_checked_and_unknown_fields_ignored(
+def test_invalid_embedding_requests_fail_unknown_fields_are_ignored(
     raw: httpx.Client, body: dict[str, Any], status: int
 ) -> None:
     answer = raw.post("/v1/embeddings", json=body)
@@ -122,14 +122,14 @@ def test_requests_are_checked_and_unknown_fields_ignored(
     assert raw.post("/v1/embeddings", json={"model": "embedder", "input": "a"}).status_code == 200
 
 
-def test_lone_surrogates_and_other_media_are_refused(raw: httpx.Client) -> None:
+def test_lone_surrogates_and_wrong_media_types_are_refused(raw: httpx.Client) -> None:
     body = b'{"model": "embedder", "input": "\\ud83d"}'
     headers = {"content-type": "application/json"}
     assert raw.post("/v1/embeddings", content=body, headers=headers).status_code == 400
     assert raw.post("/v1/embeddings", content=body, headers={"content-type": "text/plain"}).status_code == 415
 
 
-def test_overload_is_429_and_the_client_retries_when_told() -> None:
+def test_overload_returns_429_and_the_client_retries() -> None:
     fake = embedder()
     with live(fake, limits=ServeLimits(max_queue_requests=1, max_wait_seconds=1)) as server:
         engine = server.service.engines["embedder"]

@@ -1,4 +1,4 @@
-"""The /v1 routes for text against a server whose model says the alphabet: fields, streams, errors, tools."""
+"""The /v1 text routes against a server with a fake model: fields, streams, errors, tools."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def events(answer: httpx.Response) -> list[JSON]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_the_models_say_what_they_are_and_how_much_fits(client: openai.OpenAI) -> None:
+def test_models_report_task_and_context_length(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["speaker", "mute", "double"]
     described = client.models.retrieve("speaker").model_dump()
     assert (described["task"], described["max_model_len"]) == ("text-generation", 64)
     assert client.models.retrieve("double").model_dump()["max_model_len"] is None
 
 
-def test_a_completion_has_all_that_clients_look_for(raw: httpx.Client) -> None:
+def test_completion_response_has_all_fields(raw: httpx.Client) -> None:
     answer = raw.post("/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 3})
     body = answer.json()
     assert body["choices"] == [
@@ -84,7 +84,7 @@ def test_a_completion_has_all_that_clients_look_for(raw: httpx.Client) -> None:
     assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_a_chat_has_all_that_clients_look_for(raw: httpx.Client) -> None:
+def test_chat_response_has_all_fields(raw: httpx.Client) -> None:
     body = {"model": "speaker", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     answer = raw.post("/v1/chat/completions", json=body).json()
     message = {"role": "assistant", "content": "AB", "refusal": None, "annotations": []}
@@ -104,7 +104,7 @@ def test_a_chat_has_all_that_clients_look_for(raw: httpx.Client) -> None:
         ([[104, 105], [1]], ["AB", "AB"], 3),
     ],
 )
-def test_prompts_are_texts_or_token_ids_one_or_many(
+def test_prompts_may_be_texts_or_token_ids_one_or_many(
     raw: httpx.Client, prompt: Any, texts: list[str], tokens: int
 ) -> None:
     answer = ask(raw, prompt=prompt, max_tokens=2)
@@ -113,13 +113,13 @@ def test_prompts_are_texts_or_token_ids_one_or_many(
     assert answer["usage"]["prompt_tokens"] == tokens
 
 
-def test_n_completions_of_each_prompt_stand_together(raw: httpx.Client) -> None:
+def test_n_completions_are_grouped_by_prompt(raw: httpx.Client) -> None:
     answer = ask(raw, prompt=["x", "y"], n=3, max_tokens=2)
     assert [choice["text"] for choice in answer["choices"]] == ["AB", "BC", "CD"] * 2
     assert answer["usage"]["completion_tokens"] == 12
 
 
-def test_completions_end_after_16_tokens_and_chats_with_the_context(raw: httpx.Client) -> None:
+def test_default_max_tokens_is_16_for_completions_context_for_chat(raw: httpx.Client) -> None:
     assert ask(raw, prompt="x")["choices"][0]["text"] == "ABCDEFGHIJKLMNOP"
     body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
     usage = raw.post("/v1/chat/completions", json=body).json()["usage"]
@@ -127,7 +127,7 @@ def test_completions_end_after_16_tokens_and_chats_with_the_context(raw: httpx.C
     assert ask(raw, prompt="x" * 60)["usage"]["total_tokens"] == 64
 
 
-def test_logprobs_of_completions_are_parallel_lists_over_the_text(raw: httpx.Client) -> None:
+def test_completion_logprobs_are_parallel_lists(raw: httpx.Client) -> None:
     lists = ask(raw, prompt="x", max_tokens=2, logprobs=1)["choices"][0]["logprobs"]
     assert lists == {
         "tokens": ["A", "B"],
@@ -137,7 +137,7 @@ def test_logprobs_of_completions_are_parallel_lists_over_the_text(raw: httpx.Cli
     }
 
 
-def test_an_echo_tells_of_the_prompt_too_and_of_its_first_token_nothing(raw: httpx.Client) -> None:
+def test_echo_includes_prompt_logprobs_except_the_first_token(raw: httpx.Client) -> None:
     choice = ask(raw, prompt=[104, 195, 188], max_tokens=1, logprobs=1, echo=True)["choices"][0]
     assert choice["text"] == "hüA"
     assert choice["logprobs"]["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xbc", "A"]
@@ -146,7 +146,7 @@ def test_an_echo_tells_of_the_prompt_too_and_of_its_first_token_nothing(raw: htt
     assert choice["logprobs"]["text_offset"][0] == 0
 
 
-def test_with_echo_no_token_need_follow(raw: httpx.Client) -> None:
+def test_echo_works_with_max_tokens_0(raw: httpx.Client) -> None:
     answer = ask(raw, prompt="hi", max_tokens=0, echo=True, logprobs=0)
     choice = answer["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("hi", "length")
@@ -155,7 +155,7 @@ def test_with_echo_no_token_need_follow(raw: httpx.Client) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_logprobs_of_a_chat_are_objects(client: openai.OpenAI) -> None:
+def test_chat_logprobs_are_objects(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="speaker",
         messages=[{"role": "user", "content": "x"}],
@@ -169,7 +169,7 @@ def test_logprobs_of_a_chat_are_objects(client: openai.OpenAI) -> None:
     assert [(top.token, top.logprob) for top in one.top_logprobs] == [("A", -0.65), ("\0", -9.0)]
 
 
-def test_a_streamed_completion_says_the_same(client: openai.OpenAI) -> None:
+def test_streamed_completion_equals_full_completion(client: openai.OpenAI) -> None:
     ask: JSON = {
         "model": "speaker",
         "prompt": ["x", "y"],
@@ -194,7 +194,7 @@ def test_a_streamed_completion_says_the_same(client: openai.OpenAI) -> None:
     assert usage == whole.usage
 
 
-def test_a_streamed_chat_says_the_same(client: openai.OpenAI) -> None:
+def test_streamed_chat_equals_full_chat(client: openai.OpenAI) -> None:
     ask: JSON = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "n": 2, "max_tokens": 4}
     whole = client.chat.completions.create(**ask)
     texts, roles, finish = ["", ""], list[Any](), ["", ""]
@@ -211,7 +211,7 @@ def test_a_streamed_chat_says_the_same(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("usage", [None, {"include_usage": True}, {"continuous_usage_stats": True}])
 @pytest.mark.parametrize("chat", [False, True])
-def test_every_event_is_what_the_description_says(raw: httpx.Client, chat: bool, usage: JSON | None) -> None:
+def test_every_event_matches_its_openapi_schema(raw: httpx.Client, chat: bool, usage: JSON | None) -> None:
     path = "/v1/chat/completions" if chat else "/v1/completions"
     what = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
     logprobs: JSON = {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
@@ -234,7 +234,7 @@ def test_every_event_is_what_the_description_says(raw: httpx.Client, chat: bool,
         assert [event["usage"]["completion_tokens"] for event in found][-1] == 3
 
 
-def test_one_event_is_one_write_of_a_step(raw: httpx.Client) -> None:
+def test_events_of_one_step_are_one_write(raw: httpx.Client) -> None:
     with raw.stream(
         "POST", "/v1/completions", json={"model": "speaker", "prompt": "x", "stream": True}
     ) as answer:
@@ -279,7 +279,7 @@ def test_one_event_is_one_write_of_a_step(raw: httpx.Client) -> None:
         ({"prompt": "50%"}, "prompt"),
     ],
 )
-def test_what_can_t_be_done_is_400_and_names_the_field(
+def test_unsupported_requests_return_400_naming_the_field(
     raw: httpx.Client, fields: JSON, param: str | None
 ) -> None:
     for stream in (False, True):
@@ -296,7 +296,7 @@ def test_what_can_t_be_done_is_400_and_names_the_field(
     assert ask(raw, prompt="a", max_tokens=1)["choices"][0]["text"] == "A"
 
 
-def test_too_long_for_the_context_has_openai_s_code(client: openai.OpenAI) -> None:
+def test_context_overflow_has_openai_error_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="context is 64 tokens") as caught:
         client.completions.create(model="speaker", prompt="x" * 10, max_tokens=60)
     assert caught.value.code == "context_length_exceeded"
@@ -320,7 +320,7 @@ def test_too_long_for_the_context_has_openai_s_code(client: openai.OpenAI) -> No
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ],
 )
-def test_a_chat_that_can_t_be_had_is_400(raw: httpx.Client, fields: JSON, param: str | None) -> None:
+def test_invalid_chats_return_400(raw: httpx.Client, fields: JSON, param: str | None) -> None:
     body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}
     answer = raw.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
@@ -328,7 +328,7 @@ def test_a_chat_that_can_t_be_had_is_400(raw: httpx.Client, fields: JSON, param:
         assert answer.json()["error"]["param"] == param
 
 
-def test_a_model_without_a_template_takes_no_messages_and_one_for_tensors_no_text(raw: httpx.Client) -> None:
+def test_chat_needs_a_template_and_a_language_model(raw: httpx.Client) -> None:
     body: JSON = {"model": "mute", "messages": [{"role": "user", "content": "x"}]}
     answer = raw.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
@@ -339,7 +339,7 @@ def test_a_model_without_a_template_takes_no_messages_and_one_for_tensors_no_tex
     assert "generates no text" in answer.json()["error"]["message"]
 
 
-def test_a_language_model_makes_no_embeddings_and_takes_no_tensors(raw: httpx.Client) -> None:
+def test_language_model_refuses_embeddings_and_tensors(raw: httpx.Client) -> None:
     answer = raw.post("/v1/embeddings", json={"model": "speaker", "input": "x"})
     assert answer.status_code == 400
     assert "makes no embeddings" in answer.json()["error"]["message"]
@@ -349,7 +349,7 @@ def test_a_language_model_makes_no_embeddings_and_takes_no_tensors(raw: httpx.Cl
     assert raw.get("/v2/models").json()["models"][0]["name"] == "double"
 
 
-def test_an_unknown_model_is_404_and_other_media_415(raw: httpx.Client) -> None:
+def test_unknown_model_returns_404_wrong_media_415(raw: httpx.Client) -> None:
     for path, body in (
         ("completions", {"prompt": "x"}),
         ("chat/completions", {"messages": [{"role": "user"}]}),
@@ -361,7 +361,7 @@ def test_an_unknown_model_is_404_and_other_media_415(raw: httpx.Client) -> None:
         assert raw.post(f"/v1/{path}", content=b"{}", headers=headers).status_code == 415
 
 
-def test_unknown_fields_and_nulls_are_accepted_and_the_former_counted(raw: httpx.Client) -> None:
+def test_nulls_are_accepted_and_unknown_fields_counted(raw: httpx.Client) -> None:
     def counted() -> float:
         found = re.search(r'infer_unknown_fields_total\{model="speaker".*\} (\S+)', raw.get("/metrics").text)
         return float(found[1]) if found else 0.0
@@ -374,7 +374,7 @@ def test_unknown_fields_and_nulls_are_accepted_and_the_former_counted(raw: httpx
     assert counted() == before + 2
 
 
-def test_parts_of_a_message_are_joined_and_a_developer_is_the_system(server: Live, raw: httpx.Client) -> None:
+def test_message_parts_are_joined_and_developer_maps_to_system(server: Live, raw: httpx.Client) -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": content}]
     answer = raw.post("/tokenize", json={"model": "speaker", "messages": messages})
@@ -384,7 +384,7 @@ def test_parts_of_a_message_are_joined_and_a_developer_is_the_system(server: Liv
     assert text == "<s>system:d;user:a\nb;assistant:"
 
 
-def test_texts_become_tokens_and_tokens_text(raw: httpx.Client) -> None:
+def test_tokenize_and_detokenize_round_trip(raw: httpx.Client) -> None:
     body: JSON = {"model": "speaker", "prompt": "hü", "return_token_strs": True}
     answer = raw.post("/tokenize", json=body).json()
     assert answer["tokens"] == [256, 104, 195, 188]
@@ -399,7 +399,7 @@ def test_texts_become_tokens_and_tokens_text(raw: httpx.Client) -> None:
     assert raw.get("/tokenizer_info").status_code == 400
 
 
-def test_the_only_language_model_need_not_be_named(tmp_path: Path) -> None:
+def test_model_field_is_optional_with_one_language_model(tmp_path: Path) -> None:
     with live(Speaker(tmp_path), double()) as server, httpx.Client(base_url=server.url) as raw:
         assert raw.post("/tokenize", json={"prompt": "x"}).json()["count"] == 2
         info = raw.get("/tokenizer_info").json()
@@ -409,7 +409,7 @@ def test_the_only_language_model_need_not_be_named(tmp_path: Path) -> None:
         assert raw.get("/tokenizer_info").status_code == 404
 
 
-def test_an_error_in_mid_stream_is_an_event_and_the_openai_client_raises_it(client: openai.OpenAI) -> None:
+def test_mid_stream_error_is_an_event_that_the_client_raises(client: openai.OpenAI) -> None:
     stream = client.completions.create(model="speaker", prompt="x!", stream=True)
     assert next(stream).choices[0].text == "A"
     with pytest.raises(openai.APIError, match="boom"):
@@ -418,7 +418,7 @@ def test_an_error_in_mid_stream_is_an_event_and_the_openai_client_raises_it(clie
         client.completions.create(model="speaker", prompt="x!")
 
 
-def test_metrics_tell_of_tokens_and_their_times(raw: httpx.Client) -> None:
+def test_metrics_count_tokens_and_latencies(raw: httpx.Client) -> None:
     ask(raw, prompt="x", max_tokens=4)
     text = raw.get("/metrics").text
     label = '{model="speaker",version="1"}'
@@ -433,7 +433,7 @@ def test_metrics_tell_of_tokens_and_their_times(raw: httpx.Client) -> None:
     assert 'infer_completions_total{model="speaker",reason="length",version="1"}' in text
 
 
-def test_the_description_has_the_streams_too(raw: httpx.Client) -> None:
+def test_openapi_describes_streams(raw: httpx.Client) -> None:
     document = raw.get("/openapi.json").json()
     for path, name in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
         operation = document["paths"][path]["post"]
@@ -459,7 +459,7 @@ CALLS = (
 @pytest.mark.parametrize(
     "choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}]
 )
-def test_calls_of_tools_are_read_whole_and_as_events(choice: Any, tmp_path: Path) -> None:
+def test_tool_calls_are_parsed_in_full_and_streamed(choice: Any, tmp_path: Path) -> None:
     speaker = Speaker(tmp_path, engine=Alphabet(script=f"Let me see.\n{CALLS}"))
     with (
         live(speaker) as server,
@@ -489,7 +489,7 @@ def test_calls_of_tools_are_read_whole_and_as_events(choice: Any, tmp_path: Path
         assert tokens == len(choice.logprobs.content) == len(f"Let me see.\n{CALLS}")
 
 
-def test_without_a_choice_what_looks_like_a_call_is_text(tmp_path: Path) -> None:
+def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
     with live(Speaker(tmp_path, engine=Alphabet(script=CALLS))) as server:
         body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
         url = f"{server.url}/v1/chat/completions"
@@ -519,7 +519,7 @@ def test_without_a_choice_what_looks_like_a_call_is_text(tmp_path: Path) -> None
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, 400, None),
     ],
 )
-def test_tools_and_forms_that_make_no_sense_are_refused(
+def test_inconsistent_tools_and_formats_are_refused(
     raw: httpx.Client, fields: JSON, status: int, param: str | None
 ) -> None:
     body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}

@@ -1,4 +1,4 @@
-"""The page at /, in a real browser: what it shows, what it lets people try, and that everybody can use it."""
+"""The page at / in a real browser: content, interaction and accessibility."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def choose(tab: Tab, name: str) -> str:
     return f"#panel-{name}"
 
 
-def test_browsers_get_the_page_and_others_json(server: Live) -> None:
+def test_browsers_get_html_other_clients_json(server: Live) -> None:
     got = httpx.get(server.url, headers=HTML)
     assert got.headers["content-type"] == "text/html; charset=utf-8"
     assert got.headers["vary"] == "accept"
@@ -84,7 +84,7 @@ def test_browsers_get_the_page_and_others_json(server: Live) -> None:
         assert httpx.get(server.url, headers={"Accept": accept}).json()["name"] == "infer"
 
 
-def test_the_policy_lets_nothing_in_from_elsewhere(server: Live) -> None:
+def test_content_security_policy_blocks_external_resources(server: Live) -> None:
     for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
         headers = httpx.get(f"{server.url}{path}", headers=HTML).headers
         assert "default-src 'none'" in headers["content-security-policy"]
@@ -92,7 +92,7 @@ def test_the_policy_lets_nothing_in_from_elsewhere(server: Live) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_files_name_no_other_place_and_hold_no_inline_script() -> None:
+def test_page_has_no_external_urls_or_inline_scripts() -> None:
     for name, content in page.files().items():
         text = content.decode().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*|\s// .*", "", text, flags=re.M), name
@@ -116,11 +116,11 @@ def test_every_file_of_the_page_is_packaged() -> None:
 @pytest.mark.parametrize(
     "name", ["nope.js", "..%2f__init__.py", "%2e%2e%2fserver.py", "__init__.py", "app.js%00", ""]
 )
-def test_only_files_of_the_page_are_given_out(server: Live, name: str) -> None:
+def test_only_page_files_are_served(server: Live, name: str) -> None:
     assert httpx.get(f"{server.url}/page/{name}").status_code == 404
 
 
-def test_with_a_key_the_page_is_open_and_what_it_shows_is_not() -> None:
+def test_api_key_protects_page_data_not_the_page() -> None:
     with live(double(), api_key="s3cret") as server, httpx.Client(base_url=server.url) as client:
         assert client.get("/", headers=HTML).status_code == 200
         assert client.get("/page/app.js").status_code == 200
@@ -129,7 +129,7 @@ def test_with_a_key_the_page_is_open_and_what_it_shows_is_not() -> None:
 
 
 @needs_browser
-def test_every_model_has_a_tab_and_arrow_keys_go_round(tab: Tab) -> None:
+def test_every_model_has_a_tab_with_arrow_key_navigation(tab: Tab) -> None:
     assert tab.run("document.querySelector('[role=tab][aria-selected=true]').textContent").startswith(
         "double"
     )
@@ -142,7 +142,7 @@ def test_every_model_has_a_tab_and_arrow_keys_go_round(tab: Tab) -> None:
 
 
 @needs_browser
-def test_numbers_go_in_as_json_and_come_out_in_a_table(tab: Tab) -> None:
+def test_json_tensor_input_shows_an_output_table(tab: Tab) -> None:
     panel = choose(tab, "double")
     tab.run(f"document.querySelector('{panel} textarea').value = ''")
     tab.run(f"document.querySelector('{panel} textarea').focus()")
@@ -166,7 +166,7 @@ def test_numbers_go_in_as_json_and_come_out_in_a_table(tab: Tab) -> None:
         ('[["a"]]', "number"),
     ],
 )
-def test_a_wrong_tensor_is_answered_in_words(tab: Tab, typed: str, said: str) -> None:
+def test_wrong_tensor_shows_the_error_message(tab: Tab, typed: str, said: str) -> None:
     panel = choose(tab, "double")
     tab.run(f"document.querySelector('{panel} textarea').value = ''")
     tab.run(f"document.querySelector('{panel} textarea').focus()")
@@ -178,7 +178,7 @@ def test_a_wrong_tensor_is_answered_in_words(tab: Tab, typed: str, said: str) ->
 
 
 @needs_browser
-def test_a_drawing_reaches_the_model_and_the_best_class_is_first(tab: Tab) -> None:
+def test_drawing_is_classified_with_the_best_class_first(tab: Tab) -> None:
     panel = choose(tab, "brightest")
     box = tab.run(f"document.querySelector('{panel} .pad').getBoundingClientRect().toJSON()")
     x, y, size = box["x"], box["y"], box["width"]
@@ -190,7 +190,7 @@ def test_a_drawing_reaches_the_model_and_the_best_class_is_first(tab: Tab) -> No
 
 
 @needs_browser
-def test_texts_are_compared_by_cosine(tab: Tab) -> None:
+def test_texts_are_compared_by_cosine_similarity(tab: Tab) -> None:
     panel = choose(tab, "embedder")
     tab.run(f"document.querySelector('{panel} .primary').click()")
     tab.until(f"document.querySelectorAll('{panel} .cosines tbody tr').length === 3")
@@ -198,7 +198,7 @@ def test_texts_are_compared_by_cosine(tab: Tab) -> None:
 
 
 @needs_browser
-def test_a_chat_streams_and_says_how_fast_it_was(tab: Tab) -> None:
+def test_chat_streams_and_shows_its_speed(tab: Tab) -> None:
     panel = choose(tab, "speaker")
     tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '26'")
     tab.run(f"document.querySelector('{panel} .field textarea').focus()")
@@ -218,7 +218,7 @@ def test_a_chat_streams_and_says_how_fast_it_was(tab: Tab) -> None:
 
 
 @needs_browser
-def test_stop_ends_the_answer_and_the_work_for_it(tab: Tab, speaker: Alphabet) -> None:
+def test_stop_button_cancels_the_generation(tab: Tab, speaker: Alphabet) -> None:
     panel = choose(tab, "speaker")
     tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '4000'")
     tab.run(f"document.querySelector('{panel} .field textarea').focus()")
@@ -237,7 +237,7 @@ def test_stop_ends_the_answer_and_the_work_for_it(tab: Tab, speaker: Alphabet) -
 
 
 @needs_browser
-def test_plots_follow_the_load(tab: Tab, server: Live) -> None:
+def test_plots_show_the_current_load(tab: Tab, server: Live) -> None:
     panel = choose(tab, "double")
     data = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [1] * 8}]}
     with httpx.Client(base_url=server.url) as client:
@@ -263,7 +263,7 @@ def test_plots_follow_the_load(tab: Tab, server: Live) -> None:
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_all_text_is_readable_and_nothing_is_cut_off(tab: Tab, width: int, dark: bool) -> None:
+def test_text_contrast_is_sufficient_and_nothing_overflows(tab: Tab, width: int, dark: bool) -> None:
     tab.show(width, dark=dark)
     for name in ("double", "brightest", "embedder", "speaker"):
         panel = choose(tab, name)
@@ -273,14 +273,14 @@ def test_all_text_is_readable_and_nothing_is_cut_off(tab: Tab, width: int, dark:
 
 
 @needs_browser
-def test_every_control_has_a_name_and_every_plot_too(tab: Tab) -> None:
+def test_every_control_and_plot_has_an_accessible_name(tab: Tab) -> None:
     for name in ("double", "brightest", "embedder", "speaker"):
         choose(tab, name)
         assert tab.run(NAMELESS) == [], name
 
 
 @needs_browser
-def test_a_server_with_a_key_asks_for_it_until_it_is_right(browser: Tab) -> None:
+def test_page_asks_for_the_api_key_until_it_is_valid(browser: Tab) -> None:
     with live(double(), api_key="s3cret") as server:
         browser.errors.clear()
         browser.go(server.url)
@@ -299,7 +299,7 @@ def test_a_server_with_a_key_asks_for_it_until_it_is_right(browser: Tab) -> None
 
 
 @needs_browser
-def test_a_server_that_went_away_is_said(browser: Tab) -> None:
+def test_page_reports_an_unreachable_server(browser: Tab) -> None:
     with live(double()) as server:
         browser.go(server.url)
         browser.until("document.getElementById('state').textContent === 'ready'")

@@ -1,4 +1,4 @@
-"""The queue of prompts by tenant: nobody can fill it for others, or make them expect a long wait."""
+"""The prompt queue by tenant: no tenant can fill it for others or lengthen their predicted wait."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ import httpx
 import pytest
 
 from infer.serve.limits import ServeLimits
-from infer.serve.llm.prompt_queue import Line, Waiter
+from infer.serve.llm.prompt_queue import PromptQueue, QueuedPrompt
 from tests.support.fake_llm import Alphabet, Speaker
 from tests.support.fake_predictors import live
 
 LIMITS = ServeLimits(max_queue_requests=10, max_queue_tokens=1000)
 
 
-def flooded(count: int = 10, tokens: int = 50, rank: float = -3000.0) -> Line:
-    line = Line()
+def flooded(count: int = 10, tokens: int = 50, rank: float = -3000.0) -> PromptQueue:
+    line = PromptQueue()
     for number in range(count):
-        line.enter(f"flood{number}", Waiter("flood", rank, tokens, 0.0))
+        line.add(f"flood{number}", QueuedPrompt("flood", rank, tokens, 0.0))
     return line
 
 
-def test_others_count_as_much_as_own_tokens_at_most() -> None:
+def test_other_tenants_count_at_most_as_many_tokens() -> None:
     line = flooded()
-    assert line.ahead("flood", 0.0, 5) == 500
-    assert line.ahead("quiet", 0.0, 5) == 5
-    line.enter("q", Waiter("quiet", 1.0, 30, 0.0))
-    assert line.ahead("quiet", 2.0, 5) == 30 + 35
-    assert line.ahead("quiet", 0.0, 5) == 5, "an own request of lower rank is not ahead"
+    assert line.tokens_ahead("flood", 0.0, 5) == 500
+    assert line.tokens_ahead("quiet", 0.0, 5) == 5
+    line.add("q", QueuedPrompt("quiet", 1.0, 30, 0.0))
+    assert line.tokens_ahead("quiet", 2.0, 5) == 30 + 35
+    assert line.tokens_ahead("quiet", 0.0, 5) == 5, "an own request of lower rank is not ahead"
 
 
-def test_a_queue_that_one_tenant_fills_has_places_for_another() -> None:
+def test_queue_filled_by_one_tenant_admits_another() -> None:
     line = flooded()
     assert line.is_full("flood", 1, 1, LIMITS)
     assert not line.is_full("quiet", 1, 1, LIMITS)
     for number in range(5):
         assert not line.is_full("quiet", 1, 1, LIMITS)
-        line.enter(f"q{number}", Waiter("quiet", 0.0, 1, 0.0))
+        line.add(f"q{number}", QueuedPrompt("quiet", 0.0, 1, 0.0))
     assert line.is_full("quiet", 1, 1, LIMITS)
     assert not line.is_full("third", 1, 1, LIMITS)
 
 
-def test_the_queue_is_bounded_whatever_the_number_of_tenants() -> None:
+def test_queue_is_bounded_for_any_number_of_tenants() -> None:
     line = flooded()
     for number in range(100):
         if not line.is_full(f"t{number}", 1, 1, LIMITS):
-            line.enter(f"t{number}", Waiter(f"t{number}", 0.0, 1, 0.0))
+            line.add(f"t{number}", QueuedPrompt(f"t{number}", 0.0, 1, 0.0))
     assert LIMITS.max_queue_requests < line.requests <= 2 * LIMITS.max_queue_requests
 
 
-def test_what_leaves_is_counted_no_more() -> None:
+def test_removed_prompts_are_not_counted() -> None:
     line = flooded(3)
     for number in range(3):
-        assert line.leave(f"flood{number}").tokens == 50
-    assert (line.requests, line.tokens, line.ahead("flood", 0.0)) == (0, 0, 0)
+        assert line.remove(f"flood{number}").tokens == 50
+    assert (line.requests, line.tokens, line.tokens_ahead("flood", 0.0)) == (0, 0, 0)
     assert not line._tenants
 
 
 @pytest.mark.parametrize("priority", [-101, 101, -(2**31)])
-def test_a_priority_out_of_range_is_a_client_s_error(priority: int, tmp_path: Path) -> None:
+def test_priority_out_of_range_returns_400(priority: int, tmp_path: Path) -> None:
     with live(Speaker(tmp_path, engine=Alphabet())) as server:
         body = {"model": "speaker", "prompt": "x", "max_tokens": 1, "priority": priority}
         refused = httpx.post(f"{server.url}/v1/completions", json=body)

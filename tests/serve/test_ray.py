@@ -32,7 +32,7 @@ from infer.errors import NotUsableError, UsageError
 from infer.serve import ray_run
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
-from infer.serve.ray_app import Replica, check, deployment_options, from_args, replica_args
+from infer.serve.ray_app import RayReplica, check, deployment_options, from_args, replica_args
 from tests.support.llm_artifacts import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ INFER = "/v2/models/slow/infer"
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
-def test_a_replica_takes_more_than_its_queue_so_that_refusals_are_its_own() -> None:
+def test_ray_replica_accepts_more_than_its_queue_to_reject_itself() -> None:
     bounds = ServeLimits(max_queue_requests=100)
     options = deployment_options(ServeOptions(artifacts=("a",), limits=bounds, num_cpus=2, num_gpus=0.5))
     assert options["max_ongoing_requests"] > 100
@@ -86,7 +86,7 @@ def test_a_replica_takes_more_than_its_queue_so_that_refusals_are_its_own() -> N
     assert options["num_replicas"] == 1
 
 
-def test_scaling_follows_what_runs_and_waits() -> None:
+def test_autoscaling_follows_ongoing_requests() -> None:
     asked = ServeOptions(artifacts=("a",), replicas=2, max_replicas=8, target_requests=5)
     options = deployment_options(asked)
     assert "num_replicas" not in options
@@ -107,12 +107,12 @@ def test_scaling_follows_what_runs_and_waits() -> None:
         {"target_requests": 0},
     ],
 )
-def test_what_can_t_be_deployed_is_a_usage_error(wrong: dict[str, Any]) -> None:
+def test_undeployable_options_are_usage_errors(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         check(from_args({"artifacts": ["a"], **wrong}))
 
 
-def test_the_config_file_holds_everything_but_the_key(tmp_path: Path) -> None:
+def test_ray_config_file_omits_only_the_api_key(tmp_path: Path) -> None:
     asked = ServeOptions(
         artifacts=("/models/a.infer",),
         replicas=3,
@@ -129,7 +129,7 @@ def test_the_config_file_holds_everything_but_the_key(tmp_path: Path) -> None:
     assert application["args"]["replicas"] == 3
 
 
-def test_the_command_line_writes_the_config_file(tmp_path: Path) -> None:
+def test_command_line_writes_the_ray_config_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     arguments = ["serve", "a.infer", "--ray", "--replicas", "2", "--max-replicas", "4", "--num-cpus", "2"]
     assert main([*arguments, "--ray-config", str(file)]) == 0
@@ -138,7 +138,7 @@ def test_the_command_line_writes_the_config_file(tmp_path: Path) -> None:
     assert Path(args["artifacts"][0]).is_absolute()
 
 
-def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
+def test_limits_reach_replicas_and_unsupported_options_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "serve.yaml"
@@ -152,7 +152,7 @@ def test_limits_reach_the_replicas_and_what_ray_has_not_is_refused(
     assert not file.exists()
 
 
-def test_a_public_address_needs_a_key_and_an_artifact_must_exist(tmp_path: Path) -> None:
+def test_public_address_needs_a_key_and_artifacts_must_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no API key"):
         ray_run.check(ServeOptions(artifacts=("a",), host="0.0.0.0"))  # noqa: S104
     with pytest.raises(UsageError, match="no artifact"):
@@ -160,16 +160,16 @@ def test_a_public_address_needs_a_key_and_an_artifact_must_exist(tmp_path: Path)
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
-def test_without_ray_the_hint_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_ray_gives_an_install_hint(tmp_path: Path) -> None:
     with pytest.raises(NotUsableError, match="needs ray") as caught:
         ray_run.check(ServeOptions(artifacts=(str(tmp_path),)))
     assert "infer[ray]" in caught.value.hint
 
 
-def test_a_replica_outlives_its_model_s_process(
+def test_ray_replica_survives_its_worker(
     artifacts: list[Path], expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
-    replica = Replica(replica_args(ServeOptions(artifacts=(str(artifacts[0]),), threads=1)))
+    replica = RayReplica(replica_args(ServeOptions(artifacts=(str(artifacts[0]),), threads=1)))
     (executor,) = (thread.executor for thread in replica.service.engines["slow"].executors)
 
     async def die_once() -> None:
@@ -332,7 +332,7 @@ def total(nodes: Nodes, name: str, **labels: str) -> float:
 
 
 @needs_ray
-def test_every_route_answers_as_it_does_without_ray(
+def test_every_route_responds_as_without_ray(
     nodes: Nodes, expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
     with httpx.Client(base_url=nodes.url, timeout=30) as client:
@@ -359,7 +359,7 @@ def test_every_route_answers_as_it_does_without_ray(
 
 
 @needs_ray
-def test_streams_come_piece_by_piece_and_a_client_that_leaves_is_cancelled(nodes: Nodes) -> None:
+def test_ray_streams_incrementally_and_cancels_on_disconnect(nodes: Nodes) -> None:
     asked = {"model": "tiny", "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{nodes.url}/v1/completions", json=asked, timeout=30) as answer:
         lines = [(time.monotonic(), line) for line in answer.iter_lines() if line]
@@ -374,7 +374,7 @@ def test_streams_come_piece_by_piece_and_a_client_that_leaves_is_cancelled(nodes
 
 
 @needs_ray
-def test_refusals_are_ours_with_the_time_to_come_back(
+def test_ray_rejections_carry_the_replica_s_retry_after(
     nodes: Nodes, expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
     answers: list[httpx.Response] = []
@@ -396,7 +396,7 @@ def test_refusals_are_ours_with_the_time_to_come_back(
 
 
 @needs_ray
-def test_a_node_dies_under_load_and_only_what_ran_on_it_is_lost(
+def test_node_death_loses_only_its_running_requests(
     nodes: Nodes, expected: tuple[dict[str, Any], np.ndarray]
 ) -> None:
     clients, over, wrong = 6, threading.Event(), list[Any]()
@@ -436,7 +436,7 @@ def test_a_node_dies_under_load_and_only_what_ran_on_it_is_lost(
 
 
 @needs_ray
-def test_sigterm_takes_the_service_down_and_exits_0(nodes: Nodes) -> None:
+def test_sigterm_removes_the_ray_service_and_exits_0(nodes: Nodes) -> None:
     assert nodes.process is not None
     nodes.process.send_signal(signal.SIGTERM)
     assert nodes.process.wait(90) == 0

@@ -1,4 +1,4 @@
-"""What a worker asks itself while idle: how often, what a wrong answer does, and what a silent worker is taken for."""
+"""Idle self-test of workers: its schedule, changed outputs, and silent workers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from infer.errors import ArtifactError, InferError
 from infer.llm.engine.requests import Output, Request
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.workers import supervisor
-from infer.serve.workers.messages import Source
-from infer.serve.workers.remote_predictor import Starting
+from infer.serve.workers.messages import ModelSource
+from infer.serve.workers.model_loading import StartingModel
 from infer.serve.workers.self_test import (
     EVERY,
     MISSES,
     MOST_SHARE,
     PATIENCE,
-    GoldenBatch,
-    GoldenPrompt,
-    near,
+    GoldenInputTest,
+    GoldenPromptTest,
+    outputs_match,
 )
 from infer.spec import TensorSpec
 from tests.serve.test_workers import FAST, ask, engine_of, remote
@@ -62,67 +62,67 @@ class Model:
         return {"y": inputs["x"] * np.float32(self.factor)}
 
 
-def test_the_golden_inputs_are_asked_only_after_a_while_without_work(tmp_path: Path) -> None:
+def test_golden_inputs_run_only_after_idle_time(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock)
-    golden = GoldenBatch(model, clock)
+    golden = GoldenInputTest(model, clock)
     assert model.rows == [1]
     clock.now = EVERY - 0.1
-    golden.look()
-    golden.rest.begin()  # there was work
+    golden.run_if_due()
+    golden.timer.restart()  # there was work
     clock.now = EVERY + 0.1
-    golden.look()
+    golden.run_if_due()
     assert model.rows == [1]
     clock.now = 2 * EVERY
-    golden.look()
+    golden.run_if_due()
     assert model.rows == [1, 1]
 
 
-def test_a_slow_model_asks_itself_seldom(tmp_path: Path) -> None:
+def test_slow_models_self_test_rarely(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock, seconds=2.0)
-    golden = GoldenBatch(model, clock)
+    golden = GoldenInputTest(model, clock)
     clock.now = began = 100.0
     for _ in range(1000):
         clock.now += 1.0
-        golden.look()
+        golden.run_if_due()
     spent = model.seconds * (len(model.rows) - 1)
     assert 0 < spent <= 1.1 * MOST_SHARE * (clock.now - began) + model.seconds
 
 
-def test_an_answer_that_changed_is_not_served(tmp_path: Path) -> None:
+def test_changed_golden_output_raises(tmp_path: Path) -> None:
     clock = Clock()
     model = Model(tmp_path, clock)
-    golden = GoldenBatch(model, clock)
+    golden = GoldenInputTest(model, clock)
     model.factor, clock.now = 2.01, 10.0
     with pytest.raises(ArtifactError, match="y of the golden inputs"):
-        golden.look()
+        golden.run_if_due()
 
 
-def test_a_model_without_golden_inputs_asks_nothing() -> None:
+def test_model_without_golden_inputs_skips_the_self_test() -> None:
     clock = Clock()
-    golden = GoldenBatch(SimpleNamespace(inputs=Model.inputs, outputs=Model.outputs), clock)
+    golden = GoldenInputTest(SimpleNamespace(inputs=Model.inputs, outputs=Model.outputs), clock)
     clock.now = 100.0
-    golden.look()
+    golden.run_if_due()
 
 
-def test_near_takes_rounding_and_no_more() -> None:
+def test_outputs_match_within_rounding_only() -> None:
     known = np.array([1.0, np.nan, -3.0], np.float32)
-    assert near(known + np.float32(1e-5), known)
-    assert not near(known + np.float32(0.1), known)
-    assert not near(np.zeros(3, np.float32), known)
-    assert near(np.array([1, 2]), np.array([1, 2]))
-    assert not near(np.array([1, 3]), np.array([1, 2]))
+    assert outputs_match(known + np.float32(1e-5), known)
+    assert not outputs_match(known + np.float32(0.1), known)
+    assert not outputs_match(np.zeros(3, np.float32), known)
+    assert outputs_match(np.array([1, 2]), np.array([1, 2]))
+    assert not outputs_match(np.array([1, 3]), np.array([1, 2]))
 
 
-def test_near_takes_nan_for_nan_and_for_nothing_else() -> None:
+def test_outputs_match_nan_with_nan_only() -> None:
     known = np.array([np.nan, 1000.0, np.inf, 1e-3], np.float32)
-    assert near(known.copy(), known)
+    assert outputs_match(known.copy(), known)
     for place, value in ((0, 0.0), (1, np.inf), (2, -np.inf), (2, np.nan), (3, np.nan)):
         other = known.copy()
         other[place] = value
-        assert not near(other, known)
-    assert not near(known[:3], known)
+        assert not outputs_match(other, known)
+    assert not outputs_match(known[:3], known)
 
 
 class EngineThread:
@@ -139,33 +139,33 @@ class EngineThread:
         deliver([Output(id=request.id, index=0, token_ids=self.tokens, finish="length")])
 
 
-def test_a_language_model_asks_itself_for_two_tokens_when_nobody_else_does() -> None:
+def test_idle_language_model_generates_two_self_test_tokens() -> None:
     clock, driver = Clock(), EngineThread()
-    golden = GoldenPrompt(driver, clock)
+    golden = GoldenPromptTest(driver, clock)
     driver.running, clock.now = 1, 100.0
-    golden.look()
+    golden.run_if_due()
     driver.running, clock.now = 0, 101.0
-    golden.look()
+    golden.run_if_due()
     assert driver.asked == []
     clock.now += EVERY
-    golden.look()
-    golden.look()
+    golden.run_if_due()
+    golden.run_if_due()
     assert len(driver.asked) == 1
     driver.answer()
-    golden.look()
+    golden.run_if_due()
     assert golden.answering
     assert len(driver.asked) == 1
 
 
-def test_tokens_that_stay_other_ones_end_the_worker() -> None:
+def test_repeatedly_changed_tokens_end_the_worker() -> None:
     clock, driver = Clock(), EngineThread()
-    golden = GoldenPrompt(driver, clock)
+    golden = GoldenPromptTest(driver, clock)
 
     def turn() -> None:
         clock.now += 2 * EVERY
-        golden.look()
+        golden.run_if_due()
         driver.answer()
-        golden.look()
+        golden.run_if_due()
 
     turn()
     driver.tokens = (5, 7)
@@ -175,23 +175,23 @@ def test_tokens_that_stay_other_ones_end_the_worker() -> None:
         turn()
 
 
-def test_tokens_that_do_not_come_make_it_unready_and_then_end_it() -> None:
+def test_missing_self_test_tokens_make_it_unready_then_end_it() -> None:
     clock, driver = Clock(), EngineThread()
-    golden = GoldenPrompt(driver, clock)
+    golden = GoldenPromptTest(driver, clock)
     clock.now = 2 * EVERY
-    golden.look()
+    golden.run_if_due()
     clock.now += PATIENCE + 1
-    golden.look()
+    golden.run_if_due()
     assert not golden.answering
     clock.now += 2 * PATIENCE
     with pytest.raises(InferError, match="did not come"):
-        golden.look()
+        golden.run_if_due()
 
 
-def test_a_worker_whose_answers_became_wrong_is_replaced_before_anybody_asks(tmp_path: Path) -> None:
-    source = Source(path=str(tmp_path), opener="tests.support.worker_models:decays", options={"good": 3})
-    starting = Starting(source, restart=FAST)
-    predictor = starting.remote()
+def test_worker_with_changed_outputs_is_replaced_while_idle(tmp_path: Path) -> None:
+    source = ModelSource(path=str(tmp_path), opener="tests.support.worker_models:decays", options={"good": 3})
+    starting = StartingModel(source, restart=FAST)
+    predictor = starting.wait_ready()
 
     async def go() -> None:
         async with engine_of(predictor) as engine:
@@ -203,7 +203,7 @@ def test_a_worker_whose_answers_became_wrong_is_replaced_before_anybody_asks(tmp
     asyncio.run(go())
 
 
-def test_a_worker_that_is_silent_is_not_ready_and_ready_again_when_it_speaks(
+def test_silent_worker_is_unready_until_its_next_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "SILENT_SECONDS", 2.0)
@@ -223,7 +223,7 @@ def test_a_worker_that_is_silent_is_not_ready_and_ready_again_when_it_speaks(
         asyncio.run(go(predictor))
 
 
-def test_a_probe_runs_no_model() -> None:
+def test_health_probe_runs_no_model() -> None:
     model = double()
     with live(model) as server:
         for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/v2/models/double/ready"):
@@ -231,7 +231,7 @@ def test_a_probe_runs_no_model() -> None:
     assert model.batches == []
 
 
-def test_a_probe_names_the_model_whose_worker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_names_the_model_with_a_silent_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with live(double()) as server:
         monkeypatch.setattr(TensorEngine, "ready", property(lambda engine: False))
         for path in ("/ready", "/v2/health/ready"):

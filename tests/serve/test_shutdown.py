@@ -155,6 +155,6 @@ def test_startup_times_are_printed_by_phase() -> None:
     from infer.serve.workers import model_loading
 
     opened = [(type("P", (), {"name": "m"})(), {"python": 0.1, "import": 1.0})]
-    line = model_loading.times(opened, server=0.5, opening=1.25)
+    line = model_loading.startup_summary(opened, server=0.5, opening=1.25)
     assert line == "ready after 1.75 s: server 0.50, models 1.25 (m: python 0.10, import 1.00)"
     assert ServeOptions(artifacts=["m.infer"]).timings is False

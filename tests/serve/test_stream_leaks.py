@@ -1,4 +1,4 @@
-"""Streams that are hung up on leave nothing behind: no pages, tasks, files, threads, objects. And a leak is seen."""
+"""Streams closed early leak no pages, tasks, files, threads or objects; a leak is detected."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from infer.llm.engine.limits import EngineLimits
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.batching.results import InferResult, PendingResult
 from infer.serve.http.http_protocol import HttpProtocol
-from infer.serve.llm.llm_engine import Generator
-from infer.serve.llm.token_stream import Stream
+from infer.serve.llm.llm_engine import LLMEngine
+from infer.serve.llm.token_stream import TokenStream
 from tests.support.fake_llm import Speaker
 from tests.support.fake_predictors import Live, double, live
 from tests.support.fake_step import EOS, FakeStep, fake_shape
@@ -86,7 +86,7 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
         "pages": engine.block_manager.num_used,
         "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
         "requests of the driver": driver.running + len(driver._running),
-        "streams": len(generator._streams) + kinds.count(Stream),
+        "streams": len(generator._streams) + kinds.count(TokenStream),
         "waiting": generator.waiting_requests + generator.waiting_tokens,
         "active": server.service.active,
         "body bytes": float(samples["infer_body_bytes"]),
@@ -130,14 +130,14 @@ def growth(
     }
 
 
-def test_streams_that_are_hung_up_on_at_random_points_leave_nothing(served: tuple[Live, Engine]) -> None:
+def test_streams_closed_at_random_points_leak_nothing(served: tuple[Live, Engine]) -> None:
     assert growth(served) == {}
     cancelled = served[1].stats().cancelled
     assert cancelled > STREAMS / 4
     served[1].check_integrity()
 
 
-def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, Engine]) -> None:
+def test_request_objects_are_freed_without_garbage_collection(served: tuple[Live, Engine]) -> None:
     """Which comes late on purpose; shared memory would wait for it too."""
     rng = random.Random(3)
 
@@ -154,9 +154,9 @@ def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, 
                     connection.sendall(send(BODY, *([b"Connection: close"] * (number % 2))))
                     assert read(connection, bytearray()).status == 200
             until = time.monotonic() + 10
-            while there(HttpProtocol, Stream) + there(PendingResult) > 1 and time.monotonic() < until:
+            while there(HttpProtocol, TokenStream) + there(PendingResult) > 1 and time.monotonic() < until:
                 time.sleep(0.05)
-            assert there(HttpProtocol) == there(Stream) == 0
+            assert there(HttpProtocol) == there(TokenStream) == 0
             assert (
                 max(there(PendingResult), there(QueueItem), there(InferResult)) <= 1
             )  # of the batch that the lane had last
@@ -164,7 +164,7 @@ def test_what_a_request_held_is_freed_without_the_collector(served: tuple[Live, 
             gc.enable()
 
 
-def test_a_leak_of_pages_is_seen(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaked_pages_are_detected(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     release, calls = BlockManager.release, itertools.count()
 
     def forgets(block_manager: BlockManager, page: int) -> None:
@@ -175,13 +175,13 @@ def test_a_leak_of_pages_is_seen(served: tuple[Live, Engine], monkeypatch: pytes
     assert "pages" in growth(served, 30, "pages")
 
 
-def test_a_leak_of_streams_is_seen(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaked_streams_are_detected(served: tuple[Live, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
-    forget = Generator.forget
+    forget = LLMEngine.release
 
-    def keeps(generator: Generator, request_id: str, *, running: bool) -> None:
+    def keeps(generator: LLMEngine, request_id: str, *, running: bool) -> None:
         kept.append(generator._streams.get(request_id))
         forget(generator, request_id, running=running)
 
-    monkeypatch.setattr(Generator, "forget", keeps)
+    monkeypatch.setattr(LLMEngine, "release", keeps)
     assert "streams" in growth(served, 10, "streams")

@@ -1,4 +1,4 @@
-"""Clients of different keys: each has a prefix cache of its own, and learns nothing of what others asked."""
+"""Clients with different keys have separate prefix caches and learn nothing of others' prompts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cached(server: Live, name: str, key: str | None, prompt: Sequence[int], **as
     return int(details.get("cached_tokens", 0))
 
 
-def test_a_guessed_prompt_of_another_key_is_not_cached(server: Live, predictor: Predictor) -> None:
+def test_prompt_of_another_key_is_not_a_cache_hit(server: Live, predictor: Predictor) -> None:
     alice, bob = KEYS
     assert cached(server, predictor.name, alice, SECRET) == 0
     assert cached(server, predictor.name, bob, SECRET) == 0
@@ -53,7 +53,7 @@ def test_a_guessed_prompt_of_another_key_is_not_cached(server: Live, predictor: 
     assert cached(server, predictor.name, alice, SECRET) >= 150
 
 
-def test_page_by_page_only_own_prompts_are_found(server: Live, predictor: Predictor) -> None:
+def test_prefix_cache_pages_are_found_by_their_tenant_only(server: Live, predictor: Predictor) -> None:
     alice, bob = KEYS
     page = predictor.language.shape.page
     secret = [100 + i % 70 for i in range(4 * page)]
@@ -65,7 +65,7 @@ def test_page_by_page_only_own_prompts_are_found(server: Live, predictor: Predic
     assert cached(server, predictor.name, alice, [*secret, 6]) == 4 * page
 
 
-def test_usage_of_a_stream_counts_own_prompts_only(server: Live, predictor: Predictor) -> None:
+def test_cached_tokens_count_own_prompts_only(server: Live, predictor: Predictor) -> None:
     alice, bob = KEYS
     prompt = [20 + i % 11 for i in range(150)]
     cached(server, predictor.name, alice, prompt)
@@ -76,7 +76,7 @@ def test_usage_of_a_stream_counts_own_prompts_only(server: Live, predictor: Pred
     assert not re.search(r'"cached_tokens":[1-9]', said)
 
 
-def test_the_cache_is_shared_where_the_operator_says_so(
+def test_prefix_cache_can_be_shared_by_option(
     server: Live, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [30 + i % 13 for i in range(150)]
@@ -85,7 +85,7 @@ def test_the_cache_is_shared_where_the_operator_says_so(
     assert cached(server, predictor.name, KEYS[1], prompt) >= 100
 
 
-def test_without_keys_all_clients_share_the_cache(
+def test_clients_without_keys_share_the_prefix_cache(
     server: Live, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [40 + i % 17 for i in range(150)]
@@ -94,7 +94,7 @@ def test_without_keys_all_clients_share_the_cache(
     assert cached(server, predictor.name, None, prompt) >= 100
 
 
-def test_the_name_of_a_key_tells_nothing_of_the_key() -> None:
+def test_tenant_name_does_not_reveal_the_key() -> None:
     keys, again = ApiKeys(KEYS), ApiKeys(KEYS)
     bearer, plain = {b"authorization": b"Bearer key-of-bob"}, {b"x-api-key": b"key-of-bob"}
     assert keys.tenant(bearer) == keys.tenant(plain) != keys.tenant({b"x-api-key": b"key-of-alice"})
@@ -113,5 +113,5 @@ def test_the_name_of_a_key_tells_nothing_of_the_key() -> None:
         ("unix", "unix"),
     ],
 )
-def test_without_keys_the_address_names_the_tenant(client: str, tenant: str) -> None:
+def test_tenant_without_keys_is_the_client_address(client: str, tenant: str) -> None:
     assert tenant_of(SimpleNamespace(service=SimpleNamespace(keys=None), client=client)) == tenant  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Chat templates and tokenizers in processes that are killed when they take too long; the server goes on."""
+"""Chat templates and tokenizers in processes that are killed at their time limit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from infer.errors import ArtifactError, InferError, InputError  # noqa: E402
 from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
 from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
 from infer.serve.fork_server.client import ForkServer  # noqa: E402
-from infer.serve.fork_server.messages import Prepare  # noqa: E402
+from infer.serve.fork_server.messages import ForkServerConfig  # noqa: E402
 from infer.serve.llm import tokenizer_pool  # noqa: E402
-from infer.serve.llm.tokenizer_pool import ForkedTexts, LocalTexts  # noqa: E402
+from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
 from tests.support.fake_llm import Speaker  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
 
@@ -45,10 +45,10 @@ def model(folder: Path, template: str = PLAIN, pattern: str = "") -> Path:
     return folder
 
 
-def run(folder: Path, work: Callable[[ForkedTexts], Coroutine[Any, Any, None]]) -> None:
+def run(folder: Path, work: Callable[[ForkedTokenizer], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        forks = ForkServer(Prepare(folder=str(folder)), "model")
-        texts = ForkedTexts(forks)
+        forks = ForkServer(ForkServerConfig(folder=str(folder)), "model")
+        texts = ForkedTokenizer(forks)
         try:
             await work(texts)
         finally:
@@ -64,21 +64,23 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "TOKENIZER_SECONDS", 2.0)
 
 
-def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
+def test_forked_tokenizer_matches_the_local_one(tmp_path: Path) -> None:
     folder = model(tmp_path)
     language = SimpleNamespace(
         text=LLMTokenizer(folder / "tokenizer.json"), template=ChatTemplate.open(folder)
     )
-    local = LocalTexts(language)
+    local = LocalTokenizer(language)
 
-    async def work(texts: ForkedTexts) -> None:
-        await texts.prove(chat=True)
+    async def work(texts: ForkedTokenizer) -> None:
+        await texts.self_test(chat=True)
         for text in ("The json module", "", "é😀\n" * 3000):
             rows = await texts.encode([text, "x"], True, "prompt")
             assert rows == await local.encode([text, "x"], True, "prompt")
             assert await texts.decode(rows[0], True) == await local.decode(rows[0], True)
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]
-        assert await texts.chat_ids(CHAT, tools, {"x": 1}) == await local.chat_ids(CHAT, tools, {"x": 1})
+        assert await texts.encode_chat(CHAT, tools, {"x": 1}) == await local.encode_chat(
+            CHAT, tools, {"x": 1}
+        )
         for wrong in (10**6, 10**12):
             with pytest.raises(InputError):
                 await texts.decode([wrong], True)
@@ -90,31 +92,31 @@ def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_a_template_that_never_ends_is_the_artifact_s_fault(tmp_path: Path) -> None:
-    async def work(texts: ForkedTexts) -> None:
+def test_endless_template_raises_artifact_error(tmp_path: Path) -> None:
+    async def work(texts: ForkedTokenizer) -> None:
         with pytest.raises(ArtifactError, match=r"chat template of this model took longer than 0\.3 s"):
-            await texts.prove(chat=True)
+            await texts.self_test(chat=True)
         assert len(await texts.encode(["Hello"], True, "")) == 1
 
     run(model(tmp_path, ENDLESS), work)
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_a_long_conversation_that_takes_too_long_is_the_client_s_fault(tmp_path: Path) -> None:
-    async def work(texts: ForkedTexts) -> None:
+def test_slow_long_conversation_raises_input_error(tmp_path: Path) -> None:
+    async def work(texts: ForkedTokenizer) -> None:
         long = [{"role": "user", "content": "loop " + "x" * 200_000}]
         with pytest.raises(InputError, match="chat template took longer") as caught:
-            await texts.chat_ids(long, None, {})
+            await texts.encode_chat(long, None, {})
         assert (caught.value.status, caught.value.where) == (400, "messages")
-        assert await texts.chat_ids(CHAT, None, {})
+        assert await texts.encode_chat(CHAT, None, {})
 
     run(model(tmp_path, ON_WORD), work)
 
 
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(("text", "said"), [(SLOW, "took longer"), ("a" * 60, "fails on this text")])
-def test_a_tokenizer_that_backtracks_is_killed_and_used_again(tmp_path: Path, text: str, said: str) -> None:
-    async def work(texts: ForkedTexts) -> None:
+def test_backtracking_tokenizer_is_killed_and_restarted(tmp_path: Path, text: str, said: str) -> None:
+    async def work(texts: ForkedTokenizer) -> None:
         with pytest.raises(InferError, match=said) as caught:
             await texts.encode([text], True, "prompt")
         assert caught.value.code == "bad_artifact"
@@ -123,8 +125,8 @@ def test_a_tokenizer_that_backtracks_is_killed_and_used_again(tmp_path: Path, te
     run(model(tmp_path, pattern="(a+)+b"), work)
 
 
-def test_a_request_that_is_cancelled_leaves_the_next_its_own_answer(tmp_path: Path) -> None:
-    async def work(texts: ForkedTexts) -> None:
+def test_cancelled_request_does_not_mix_up_the_next_reply(tmp_path: Path) -> None:
+    async def work(texts: ForkedTokenizer) -> None:
         expected = await texts.encode(["Hello"], True, "")
         for delay in (0.0, 0.0001, 0.0003, 0.001):
             task = asyncio.create_task(texts.encode(["The json module " * 20], True, ""))
@@ -136,10 +138,8 @@ def test_a_request_that_is_cancelled_leaves_the_next_its_own_answer(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_a_server_answers_health_while_a_template_never_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer_pool, "RemoteDriver", object)  # as if the model ran in a worker
+def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)  # as if the model ran in a worker
     speaker = Speaker(model(tmp_path, ON_WORD))
     speaker.language.eos_ids = ()
     with live(speaker) as server:
@@ -164,10 +164,10 @@ def test_a_server_answers_health_while_a_template_never_ends(
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_a_model_whose_template_never_ends_is_not_ready_and_says_why(
+def test_model_with_endless_template_is_unready_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_pool, "RemoteDriver", object)
+    monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)
     speaker = Speaker(model(tmp_path, ENDLESS))
     speaker.language.eos_ids = ()
     with live(speaker) as server:
@@ -177,12 +177,12 @@ def test_a_model_whose_template_never_ends_is_not_ready_and_says_why(
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_an_encoder_s_texts_are_cut_in_the_other_process(tmp_path: Path) -> None:
+def test_encoder_texts_are_truncated_in_the_forked_process(tmp_path: Path) -> None:
     folder = model(tmp_path)
 
     async def main() -> None:
         predictor = SimpleNamespace(longest=5, path=folder, name="encoder")
-        texts = tokenizer_pool.texts_of_encoder(predictor)
+        texts = tokenizer_pool.encoder_tokenizer_pool(predictor)
         assert texts is not None
         texts.start()
         try:
@@ -196,7 +196,7 @@ def test_an_encoder_s_texts_are_cut_in_the_other_process(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_an_embedding_of_a_hostile_tokenizer_fails_and_the_server_goes_on(tmp_path: Path) -> None:
+def test_hostile_encoder_tokenizer_fails_only_its_request(tmp_path: Path) -> None:
     fake: Any = embedder()
     fake.path, fake.longest = model(tmp_path, pattern="(a+)+b"), 8
     fake.pad = Tokenizer(tmp_path / "tokenizer.json", max_length=8).pad

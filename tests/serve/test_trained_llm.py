@@ -1,4 +1,4 @@
-"""A trained language model over HTTP, asked by the openai client: what it says is what the Predictor says."""
+"""A trained language model over HTTP with the openai client: outputs equal the Predictor's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.002)
 
 
-def test_a_greedy_completion_is_the_predictor_s(
+def test_greedy_completion_equals_the_predictor(
     predictor: Predictor, client: openai.OpenAI, model: str
 ) -> None:
     made = predictor.generate(PROMPT, max_tokens=20, temperature=0)
@@ -80,7 +80,7 @@ def test_a_greedy_completion_is_the_predictor_s(
     assert [choice.text for choice in again.choices] == [made.text] * 2
 
 
-def test_a_greedy_chat_is_the_predictor_s_and_a_stream_says_the_same(
+def test_greedy_chat_full_and_streamed_equals_the_predictor(
     predictor: Predictor, client: openai.OpenAI, model: str
 ) -> None:
     messages: Any = [{"role": "user", "content": PROMPT}]
@@ -94,7 +94,7 @@ def test_a_greedy_chat_is_the_predictor_s_and_a_stream_says_the_same(
     assert chunks[-1].usage.completion_tokens == len(made.token_ids)
 
 
-def test_a_seed_gives_the_same_again_and_another_something_else(client: openai.OpenAI, model: str) -> None:
+def test_sampling_is_reproducible_by_seed(client: openai.OpenAI, model: str) -> None:
     ask: JSON = {"model": model, "prompt": PROMPT, "max_tokens": 12, "n": 2, "temperature": 1.0}
     first, again, other = (
         [choice.text for choice in client.completions.create(**ask, seed=seed).choices] for seed in (5, 5, 6)
@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_again_and_another_something_else(client: openai.O
     assert first[0] != first[1]
 
 
-def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, model: str) -> None:
+def test_stop_strings_end_and_are_excluded_from_the_text(client: openai.OpenAI, model: str) -> None:
     ask: JSON = {"model": model, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     whole = client.completions.create(**ask).choices[0].text
     stop = whole[len(whole) // 2 :][:4]
@@ -118,7 +118,7 @@ def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, model: str
     assert kept.choices[0].text == cut + stop
 
 
-def test_an_echo_of_token_ids_scores_them_as_the_predictor_does(
+def test_echo_logprobs_of_token_ids_equal_the_predictor(
     predictor: Predictor, client: openai.OpenAI, model: str
 ) -> None:
     texts = ["Return a copy of the list.", "The json module"]
@@ -142,7 +142,7 @@ def test_an_echo_of_token_ids_scores_them_as_the_predictor_does(
                 assert joined[offset : offset + len(token)] == token
 
 
-def test_logprobs_of_both_dialects_are_the_predictor_s(
+def test_logprobs_of_both_routes_equal_the_predictor(
     predictor: Predictor, client: openai.OpenAI, model: str
 ) -> None:
     made = predictor.generate(PROMPT, max_tokens=6, temperature=0, logprobs=2)
@@ -161,7 +161,7 @@ def test_logprobs_of_both_dialects_are_the_predictor_s(
     assert all(one.logprob == one.top_logprobs[0].logprob for one in content)
 
 
-def test_a_text_is_counted_as_it_is_read(predictor: Predictor, server: Live) -> None:
+def test_tokenize_count_equals_prompt_tokens(predictor: Predictor, server: Live) -> None:
     with httpx.Client(base_url=server.url) as raw:
         ids = raw.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
         assert ids == predictor.language.encode(PROMPT)
@@ -171,9 +171,7 @@ def test_a_text_is_counted_as_it_is_read(predictor: Predictor, server: Live) -> 
         assert "messages" in info["chat_template"]
 
 
-def test_a_prefix_that_was_read_before_is_not_read_again(
-    predictor: Predictor, client: openai.OpenAI, model: str
-) -> None:
+def test_repeated_prefix_is_a_cache_hit(predictor: Predictor, client: openai.OpenAI, model: str) -> None:
     prompt = [7 + i % 100 for i in range(200)]
     first, second = (client.completions.create(model=model, prompt=prompt, max_tokens=1) for _ in range(2))
     assert first.usage is not None
@@ -186,7 +184,7 @@ def test_a_prefix_that_was_read_before_is_not_read_again(
     assert cached[1] >= 150
 
 
-def test_output_keeps_to_a_schema_and_to_choices(client: openai.OpenAI, model: str) -> None:
+def test_output_follows_json_schema_and_choices(client: openai.OpenAI, model: str) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"enum": ["json", "csv"]}, "count": {"type": "integer", "maximum": 99}},
@@ -221,7 +219,7 @@ def test_output_keeps_to_a_schema_and_to_choices(client: openai.OpenAI, model: s
     assert caught.value.param == "response_format"
 
 
-def test_a_required_tool_is_called_with_arguments_that_fit(client: openai.OpenAI, model: str) -> None:
+def test_required_tool_call_matches_its_schema(client: openai.OpenAI, model: str) -> None:
     tools: Any = [
         {
             "type": "function",
@@ -250,7 +248,7 @@ def test_a_required_tool_is_called_with_arguments_that_fit(client: openai.OpenAI
     assert arguments == call.function.arguments
 
 
-def test_half_of_the_clients_hang_up_and_their_pages_are_free_at_once(
+def test_pages_of_disconnected_clients_are_freed_at_once(
     predictor: Predictor, server: Live, model: str
 ) -> None:
     def cancelled() -> float:
@@ -295,14 +293,14 @@ def test_half_of_the_clients_hang_up_and_their_pages_are_free_at_once(
     assert texts[::2] == [made.text for made in expected]
 
 
-def test_what_does_not_fit_is_told_with_openai_s_code(client: openai.OpenAI, model: str) -> None:
+def test_context_overflow_of_a_trained_model_has_openai_code(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=model, prompt=[5] * 500, max_tokens=100)
     assert caught.value.code == "context_length_exceeded"
     assert client.completions.create(model=model, prompt=[5] * 500, max_tokens=12).usage is not None
 
 
-def test_metrics_tell_of_the_engine(server: Live, model: str) -> None:
+def test_engine_metrics_are_exported(server: Live, model: str) -> None:
     text = httpx.get(f"{server.url}/metrics").text
     for name in (
         "kv_cache_usage_ratio",

@@ -108,7 +108,7 @@ def server() -> Iterator[Live]:
         yield server
 
 
-def test_tritonclient_reads_writes_and_is_refused_as_it_expects(python: str, server: Live) -> None:
+def test_tritonclient_infers_and_gets_expected_errors(python: str, server: Live) -> None:
     command = [python, "-c", CLIENT, f"{server.host}:{server.port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A worker that dies at each point of a request's way: what had sent nothing is answered by the next process."""
+"""Worker death at each point of a request: a request without output is answered by the next worker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
 from infer.llm.engine.requests import Output, Request, Sampling
 from infer.serve.workers.channel import ClosedError
-from infer.serve.workers.crash_retry import Again, Refusal, Table
-from infer.serve.workers.messages import Cancel, Outputs, Pulse, Submit
-from infer.serve.workers.remote_engine import RemoteDriver
-from infer.serve.workers.restart_policy import RestartLimits, Restarts
-from infer.serve.workers.supervisor import HopelessError, LostError, NotSentError
+from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
+from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
+from infer.serve.workers.remote_engine import RemoteEngine
+from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy
+from infer.serve.workers.supervisor import MessageNotSentError, RestartLimitError, WorkerLostError
 from tests.support.worker_models import wait_until
 
 
@@ -34,13 +34,15 @@ class Wire:
 
     @property
     def requests(self) -> list[str]:
-        return [message.request.id for message in self.got if isinstance(message, Submit)]
+        return [message.request.id for message in self.got if isinstance(message, SubmitRequest)]
 
     def answer(self, id: str, **fields: Any) -> None:
-        self.said.put(Outputs([Output(id=id, index=0, **{"token_ids": (1,), "finish": "length", **fields})]))
+        self.said.put(
+            EngineOutputs([Output(id=id, index=0, **{"token_ids": (1,), "finish": "length", **fields})])
+        )
 
     def die(self) -> None:
-        self.said.put(LostError("signal SIGKILL"))
+        self.said.put(WorkerLostError("signal SIGKILL"))
 
 
 class Processes:
@@ -50,24 +52,24 @@ class Processes:
         self._left = list(wires)
         self.wire, self.ready, self.closing = self._left.pop(0), True, False
         self.watch = SimpleNamespace(idle=30.0, batch=30.0)
-        self.restarts = Restarts(RestartLimits(first=0.0))
-        self.using, self.gate, self.restarting = threading.Lock(), threading.Event(), threading.Event()
+        self.restarts = RestartPolicy(RestartLimits(first=0.0))
+        self.channel_lock, self.gate, self.restarting = threading.Lock(), threading.Event(), threading.Event()
         self.gate.set()
         self.answering, self.pid, self.dead = True, 1, False
-        self.wire.said.put(Pulse(0.0, {"steps": 0}))
+        self.wire.said.put(EngineStatus(0.0, {"steps": 0}))
 
     @property
     def channel(self) -> Wire:
         if self.dead:
-            raise LostError("it is not running")
+            raise WorkerLostError("it is not running")
         return self.wire
 
-    def hear(self, seconds: float | None, patience: float) -> Any:
+    def receive(self, seconds: float | None, patience: float) -> Any:
         try:
             message = self.wire.said.get(timeout=0.02)
         except queue.Empty:
             return None
-        if isinstance(message, LostError):
+        if isinstance(message, WorkerLostError):
             self.ready, self.dead = False, True
             raise message
         return message
@@ -76,7 +78,7 @@ class Processes:
         self.restarting.set()
         assert self.gate.wait(20)
         if not self._left:
-            raise HopelessError("died too often")
+            raise RestartLimitError("died too often")
         self.wire = self._left.pop(0)
         self.ready, self.dead = True, False
 
@@ -93,16 +95,16 @@ class Told(list[Output]):
 
     @property
     def error(self) -> Exception | None:
-        return next((one.error for one in self if isinstance(one, Refusal)), None)
+        return next((one.error for one in self if isinstance(one, FailedOutput)), None)
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., tuple[RemoteDriver, Processes, list[Wire]]]]:
+def made() -> Iterator[Callable[..., tuple[RemoteEngine, Processes, list[Wire]]]]:
     drivers = []
 
-    def make(*wires: Wire) -> tuple[RemoteDriver, Processes, list[Wire]]:
+    def make(*wires: Wire) -> tuple[RemoteEngine, Processes, list[Wire]]:
         processes = Processes(*wires)
-        drivers.append(RemoteDriver(processes, name="fake"))  # type: ignore[arg-type]
+        drivers.append(RemoteEngine(processes, name="fake"))  # type: ignore[arg-type]
         return drivers[-1], processes, list(wires)
 
     yield make
@@ -111,14 +113,14 @@ def made() -> Iterator[Callable[..., tuple[RemoteDriver, Processes, list[Wire]]]
         driver.close()
 
 
-def ask(driver: RemoteDriver, id: str, *, stream: bool = False) -> Told:
+def ask(driver: RemoteEngine, id: str, *, stream: bool = False) -> Told:
     told = Told()
     request = Request(id=id, prompt=[sum(id.encode())], sampling=Sampling(max_tokens=3))
     driver.submit(request, told.extend, replay=not stream)
     return told
 
 
-def test_a_request_that_could_not_be_sent_counts_no_death(made: Any) -> None:
+def test_unsent_request_counts_no_worker_death(made: Any) -> None:
     dead, again, last = Wire(refuses=True), Wire(refuses=True), Wire()
     driver, _, _ = made(dead, again, last)
     told = [ask(driver, "a"), ask(driver, "b")]
@@ -132,7 +134,7 @@ def test_a_request_that_could_not_be_sent_counts_no_death(made: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_was_sent_is_sent_again_after_a_death(made: Any, stream: bool) -> None:
+def test_sent_request_is_resent_after_worker_death(made: Any, stream: bool) -> None:
     driver, _, (first, second) = made(Wire(), Wire())
     told = ask(driver, "a", stream=stream)
     wait_until(lambda: first.requests == ["a"])
@@ -142,7 +144,7 @@ def test_a_request_that_was_sent_is_sent_again_after_a_death(made: Any, stream: 
     wait_until(lambda: told.finish == "length")
 
 
-def test_a_death_after_some_tokens_begins_anew_what_was_not_streamed(made: Any) -> None:
+def test_death_after_some_tokens_restarts_unstreamed_requests(made: Any) -> None:
     driver, _, (first, second) = made(Wire(), Wire())
     whole, stream = ask(driver, "a"), ask(driver, "b", stream=True)
     wait_until(lambda: first.requests == ["a", "b"])
@@ -153,11 +155,11 @@ def test_a_death_after_some_tokens_begins_anew_what_was_not_streamed(made: Any) 
     wait_until(lambda: second.requests == ["a"])
     second.answer("a")
     wait_until(lambda: whole.finish == "length")
-    assert isinstance(whole[1], Again)
+    assert isinstance(whole[1], RestartedOutput)
     assert isinstance(stream.error, WorkerDiedError)
 
 
-def test_requests_that_come_during_a_restart_reach_the_next_process_once(made: Any) -> None:
+def test_requests_during_restart_reach_the_next_worker_once(made: Any) -> None:
     driver, processes, (first, second) = made(Wire(), Wire())
     before = ask(driver, "a")
     wait_until(lambda: first.requests == ["a"])
@@ -175,7 +177,7 @@ def test_requests_that_come_during_a_restart_reach_the_next_process_once(made: A
     wait_until(lambda: all(one.finish == "length" for one in [before, *during]))
 
 
-def test_what_was_for_a_dead_process_never_reaches_the_next(made: Any) -> None:
+def test_messages_for_a_dead_worker_never_reach_the_next(made: Any) -> None:
     driver, processes, (first, second) = made(Wire(), Wire())
     told = ask(driver, "a")
     wait_until(lambda: first.requests == ["a"])
@@ -187,13 +189,13 @@ def test_what_was_for_a_dead_process_never_reaches_the_next(made: Any) -> None:
     wait_until(lambda: processes.ready)
     after = ask(driver, "b")
     wait_until(lambda: second.requests == ["b"])
-    assert not [message for message in second.got if isinstance(message, Cancel)]
+    assert not [message for message in second.got if isinstance(message, CancelRequest)]
     second.answer("b")
     wait_until(lambda: after.finish == "length")
     assert not told
 
 
-def test_a_request_that_was_read_at_two_deaths_is_refused(made: Any) -> None:
+def test_request_written_before_two_deaths_is_refused(made: Any) -> None:
     driver, _, (first, second, third) = made(Wire(), Wire(), Wire())
     told, other = ask(driver, "a"), ask(driver, "b")
     wait_until(lambda: first.requests == ["a", "b"])
@@ -206,7 +208,7 @@ def test_a_request_that_was_read_at_two_deaths_is_refused(made: Any) -> None:
     assert isinstance(told.error, PoisonError)
 
 
-def test_when_it_is_given_up_nobody_waits_and_the_answer_is_503(made: Any) -> None:
+def test_giving_up_the_worker_fails_waiting_requests_with_503(made: Any) -> None:
     driver, _, (first,) = made(Wire())
     told = ask(driver, "a")
     wait_until(lambda: first.requests == ["a"])
@@ -217,22 +219,22 @@ def test_when_it_is_given_up_nobody_waits_and_the_answer_is_503(made: Any) -> No
         ask(driver, "b")
 
 
-def test_a_table_gives_nothing_out_between_two_processes() -> None:
-    table = Table()
+def test_request_table_is_closed_between_two_workers() -> None:
+    table = RequestTable()
     table.add(Request(id="a", prompt=[1]), lambda outputs: None)
-    table.died()
-    assert table.take()[1] == []
-    table.reopen()
-    epoch, requests = table.take()
+    table.on_worker_death()
+    assert table.take_pending()[1] == []
+    table.on_worker_restart()
+    epoch, requests = table.take_pending()
     assert [request.id for request in requests] == ["a"]
-    table.died()
-    table.wrote("a", epoch)  # too late: of the process before
-    table.reopen()
-    later, requests = table.take()
+    table.on_worker_death()
+    table.mark_written("a", epoch)  # too late: of the process before
+    table.on_worker_restart()
+    later, requests = table.take_pending()
     assert (later, [request.id for request in requests]) == (epoch + 1, ["a"])
 
 
-def test_a_batch_that_no_process_read_runs_whole_in_the_next() -> None:
+def test_unsent_batch_runs_in_full_on_the_next_worker() -> None:
     from infer.serve.batching.batch_result import BatchResult
     from infer.serve.batching.executor_thread import ExecutorThread
 
@@ -241,7 +243,7 @@ def test_a_batch_that_no_process_read_runs_whole_in_the_next() -> None:
     def run(entries: Any, ran: Any) -> list[Any]:
         calls.append(len(entries))
         if len(calls) < 4:
-            raise NotSentError("signal SIGKILL")
+            raise MessageNotSentError("signal SIGKILL")
         return [{} for _ in entries]
 
     lane = ExecutorThread.__new__(ExecutorThread)

@@ -1,4 +1,4 @@
-"""Models in worker processes: the same answers, and what is left when one dies, hangs or raises."""
+"""Tensor models in worker processes: same outputs, and recovery from death, hang and exceptions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from infer.serve.batching.event_loop_executor import EventLoopExecutor
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
-from infer.serve.workers.messages import ModelError, Source
-from infer.serve.workers.remote_predictor import Remote, Starting
-from infer.serve.workers.restart_policy import RestartLimits, Restarts
-from infer.serve.workers.supervisor import HopelessError, WatchLimits
+from infer.serve.workers.messages import ModelError, ModelSource
+from infer.serve.workers.model_loading import StartingModel
+from infer.serve.workers.remote_predictor import RemotePredictor
+from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy
+from infer.serve.workers.supervisor import RestartLimitError, WatchdogLimits
 from tests.support.worker_models import DIE, HANG, RAISE, alive, wait_until, x_of
 
 pytestmark = pytest.mark.chaos
@@ -32,16 +33,16 @@ FAST = RestartLimits(first=0.01)
 
 @contextlib.contextmanager
 def remote(
-    replicas: int = 1, watch: WatchLimits | None = None, opener: str = "Hazards", **options: Any
-) -> Iterator[Remote]:
-    source = Source(path="hazards", opener=f"tests.support.worker_models:{opener}", options=options)
-    starting = Starting(source, replicas, watch=watch, restart=FAST)
+    replicas: int = 1, watch: WatchdogLimits | None = None, opener: str = "Hazards", **options: Any
+) -> Iterator[RemotePredictor]:
+    source = ModelSource(path="hazards", opener=f"tests.support.worker_models:{opener}", options=options)
+    starting = StartingModel(source, replicas, watch=watch, restart=FAST)
     with contextlib.closing(starting):
-        yield starting.remote()
+        yield starting.wait_ready()
 
 
 @contextlib.asynccontextmanager
-async def engine_of(predictor: Remote, **limits: Any) -> AsyncIterator[TensorEngine]:
+async def engine_of(predictor: RemotePredictor, **limits: Any) -> AsyncIterator[TensorEngine]:
     engine = TensorEngine(predictor, ServeLimits(**limits), Metrics("test").model(predictor.name, "1"))
     engine.start(asyncio.get_running_loop())
     try:
@@ -59,8 +60,8 @@ async def ask(engine: TensorEngine, *values: float, timeout: float = 60) -> Any:
     return answer
 
 
-def test_a_worker_gives_what_the_model_gives_from_another_process() -> None:
-    async def go(predictor: Remote) -> None:
+def test_worker_outputs_equal_the_model_s() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             first = await ask(engine, 1)
             assert first.outputs["pid"][0] == predictor.executors[0].pid != os.getpid()
@@ -73,8 +74,8 @@ def test_a_worker_gives_what_the_model_gives_from_another_process() -> None:
         asyncio.run(go(predictor))
 
 
-def test_the_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def go(predictor: Remote) -> None:
+def test_event_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go(predictor: RemotePredictor) -> None:
         (executor,) = predictor.executors
         begin, threads = executor.begin, list[threading.Thread]()
 
@@ -97,8 +98,8 @@ def test_the_loop_runs_small_batches_and_the_thread_large_ones(monkeypatch: pyte
         asyncio.run(go(predictor))
 
 
-def test_answers_that_are_kept_stay_what_they_were() -> None:
-    async def go(predictor: Remote) -> None:
+def test_retained_outputs_are_not_overwritten() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             kept = [await ask(engine, value) for value in range(20)]
         for value, answer in enumerate(kept):
@@ -108,8 +109,8 @@ def test_answers_that_are_kept_stay_what_they_were() -> None:
         asyncio.run(go(predictor))
 
 
-def test_a_request_that_raises_fails_alone_and_its_neighbours_do_not() -> None:
-    async def go(predictor: Remote) -> None:
+def test_raising_request_fails_alone_in_its_batch() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             values = [1, 2, RAISE, 4, 5, 6, 7]
             tasks = [engine.infer(x_of(value), timeout=60) for value in values]
@@ -125,8 +126,8 @@ def test_a_request_that_raises_fails_alone_and_its_neighbours_do_not() -> None:
         asyncio.run(go(predictor))
 
 
-def test_a_request_that_kills_two_workers_is_quarantined_and_its_neighbours_succeed() -> None:
-    async def go(predictor: Remote) -> None:
+def test_request_that_kills_two_workers_is_quarantined_others_succeed() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             values = [1, 2, DIE, 4]
             tasks = [engine.infer(x_of(value), timeout=60) for value in values]
@@ -146,8 +147,8 @@ def test_a_request_that_kills_two_workers_is_quarantined_and_its_neighbours_succ
         asyncio.run(go(predictor))
 
 
-def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
-    async def go(predictor: Remote) -> None:
+def test_killed_worker_is_replaced_without_losing_requests() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             await ask(engine, 1)
             first = predictor.executors[0].pid
@@ -168,10 +169,10 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("tested", "warmups"), [(True, 1), (False, 2)])
-def test_a_worker_in_place_of_another_is_not_timed_again_if_its_answers_were_right(
+def test_restarted_worker_skips_timing_after_passing_its_self_test(
     tmp_path: Path, tested: bool, warmups: int
 ) -> None:
-    async def go(predictor: Remote) -> None:
+    async def go(predictor: RemotePredictor) -> None:
         (executor,) = predictor.executors
         async with engine_of(predictor) as engine:
             os.kill((first := executor.pid) or 0, signal.SIGKILL)
@@ -185,8 +186,8 @@ def test_a_worker_in_place_of_another_is_not_timed_again_if_its_answers_were_rig
     assert len(tally.read_bytes()) == warmups
 
 
-def test_a_worker_that_hangs_is_killed_whether_it_works_or_not() -> None:
-    async def go(predictor: Remote) -> None:
+def test_hanging_worker_is_killed_busy_or_idle() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             await ask(engine, 1)
             first = predictor.executors[0].pid or 0
@@ -200,12 +201,12 @@ def test_a_worker_that_hangs_is_killed_whether_it_works_or_not() -> None:
                 await engine.infer(x_of(HANG), timeout=60)
             assert predictor.executors[0].restarts.total == 4
 
-    with remote(watch=WatchLimits(batch=1.5, idle=2.5)) as predictor:
+    with remote(watch=WatchdogLimits(batch=1.5, idle=2.5)) as predictor:
         asyncio.run(go(predictor))
 
 
 def test_replicas_share_one_queue() -> None:
-    async def go(predictor: Remote) -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor, max_batch=1) as engine:
             answers = await asyncio.gather(*(ask(engine, value) for value in range(8)))
             assert len({int(answer.outputs["pid"][0]) for answer in answers}) == 2
@@ -218,8 +219,8 @@ def test_replicas_share_one_queue() -> None:
 
 
 @pytest.mark.parametrize("opener", ["Hazards", "proven"])
-def test_many_requests_that_kill_workers_do_not_end_the_server(opener: str) -> None:
-    async def go(predictor: Remote) -> None:
+def test_many_killing_requests_do_not_end_the_server(opener: str) -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             for value in range(4):
                 if opener == "Hazards":  # it is known to answer only by what it answers
@@ -235,8 +236,8 @@ def test_many_requests_that_kill_workers_do_not_end_the_server(opener: str) -> N
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_worker_that_is_killed_is_given_up_only_if_it_never_answers(answers: bool) -> None:
-    async def go(predictor: Remote) -> None:
+def test_killed_worker_is_given_up_only_if_it_never_answers(answers: bool) -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             for _ in range(5):
                 await asyncio.to_thread(wait_until, lambda: engine.ready)
@@ -248,14 +249,14 @@ def test_a_worker_that_is_killed_is_given_up_only_if_it_never_answers(answers: b
                 await ask(engine, 2)
                 return
             await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
-            assert isinstance(engine.failure, HopelessError)
+            assert isinstance(engine.failure, RestartLimitError)
 
     with remote(opener="proven") as predictor:
         asyncio.run(go(predictor))
 
 
-def test_a_model_that_dies_of_whatever_it_is_asked_is_given_up() -> None:
-    async def go(predictor: Remote) -> None:
+def test_model_that_dies_of_every_request_is_given_up() -> None:
+    async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             failed = []
             for value in range(3):
@@ -265,25 +266,25 @@ def test_a_model_that_dies_of_whatever_it_is_asked_is_given_up() -> None:
                     failed.append(error)
             assert len(failed) == 3
             await asyncio.to_thread(wait_until, lambda: engine.failure is not None)
-            assert isinstance(engine.failure, HopelessError)
+            assert isinstance(engine.failure, RestartLimitError)
             assert not engine.ready
 
     with remote() as predictor:
         asyncio.run(go(predictor))
 
 
-def test_what_opening_the_model_raises_is_raised_here_and_no_process_is_left() -> None:
-    starting = Starting(Source(path="nowhere", opener="tests.support.worker_models:refuses"))
+def test_load_error_is_raised_and_leaves_no_process() -> None:
+    starting = StartingModel(ModelSource(path="nowhere", opener="tests.support.worker_models:refuses"))
     pid = starting._workers[0].pid or 0
     with pytest.raises(ArtifactError, match="a file is missing: weights - at nowhere. Copy it again"):
-        starting.remote()
+        starting.wait_ready()
     assert not alive(pid)
-    starting = Starting(Source(path="nowhere", opener="tests.support.worker_models:dies"))
+    starting = StartingModel(ModelSource(path="nowhere", opener="tests.support.worker_models:dies"))
     with pytest.raises(ArtifactError, match="exit code 7"):
-        starting.remote()
+        starting.wait_ready()
 
 
-def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
+def test_worker_ends_with_its_server_and_leaks_no_descriptors() -> None:
     with remote() as predictor:
         pid = predictor.executors[0].pid or 0
         assert alive(pid)
@@ -294,52 +295,52 @@ def test_a_worker_ends_when_its_server_does_and_leaves_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_deaths_that_requests_are_guilty_of_do_not_count_where_others_were_answered() -> None:
-    restarts = Restarts(RestartLimits(), lambda: 0.0)
+def test_deaths_blamed_on_requests_do_not_count_after_answers() -> None:
+    restarts = RestartPolicy(RestartLimits(), lambda: 0.0)
     for _ in range(6):
-        restarts.works()
-        assert restarts.died() is not None
-        restarts.excuse()  # it killed the worker once more, alone
-        assert restarts.died() is not None
-    restarts.proved()
-    assert restarts.died() is not None
-    restarts.excuse()
-    assert restarts.died() is not None
-    restarts.works()
-    restarts.excuse()  # another one that was there at the first of the two
-    assert restarts.died() is not None
-    assert [restarts.died() is None for _ in range(5)] == [False] * 4 + [True]
+        restarts.record_success()
+        assert restarts.record_death() is not None
+        restarts.blame_request()  # it killed the worker once more, alone
+        assert restarts.record_death() is not None
+    restarts.record_self_test()
+    assert restarts.record_death() is not None
+    restarts.blame_request()
+    assert restarts.record_death() is not None
+    restarts.record_success()
+    restarts.blame_request()  # another one that was there at the first of the two
+    assert restarts.record_death() is not None
+    assert [restarts.record_death() is None for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_deaths_count_where_nothing_was_ever_answered() -> None:
-    restarts = Restarts(RestartLimits(), lambda: 0.0)
+def test_deaths_without_any_answer_count() -> None:
+    restarts = RestartPolicy(RestartLimits(), lambda: 0.0)
     given_up = []
     for _ in range(5):
-        restarts.excuse()
-        given_up.append(restarts.died() is None)
+        restarts.blame_request()
+        given_up.append(restarts.record_death() is None)
     assert given_up == [False] * 4 + [True]
 
 
-def test_restarts_wait_longer_each_time_and_are_counted_in_a_window() -> None:
+def test_restart_backoff_doubles_and_deaths_count_in_a_window() -> None:
     now = [0.0]
-    restarts = Restarts(RestartLimits(), lambda: now[0])
-    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    restarts = RestartPolicy(RestartLimits(), lambda: now[0])
+    assert [restarts.record_death() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
     now[0] = 61.0
-    assert restarts.died() == 1.6
-    restarts.works()
-    assert [restarts.died() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
-    assert restarts.died() == 1.6  # the death after an answer did not count
-    assert restarts.died() is None
+    assert restarts.record_death() == 1.6
+    restarts.record_success()
+    assert [restarts.record_death() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert restarts.record_death() == 1.6  # the death after an answer did not count
+    assert restarts.record_death() is None
 
 
 def test_deaths_between_answers_never_count() -> None:
-    restarts = Restarts(RestartLimits(), lambda: 0.0)
+    restarts = RestartPolicy(RestartLimits(), lambda: 0.0)
     for _ in range(100):
-        restarts.works()
-        assert restarts.died() == 0.1
+        restarts.record_success()
+        assert restarts.record_death() == 0.1
 
 
-def test_full_collections_of_a_worker_leave_its_model_alone(run_python) -> None:
+def test_worker_garbage_collection_skips_the_model(run_python) -> None:
     """Of torch alone there are so many objects that one of them would hold up a step for a third of a second."""
     code = """
 import gc
@@ -353,7 +354,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_
     assert run_python(code).strip() == "True True True"
 
 
-def test_a_server_of_workers_imports_no_torch(run_python) -> None:
+def test_server_process_with_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys
 import infer.cli.serve, infer.cli.options, infer.serve.server

@@ -1,4 +1,4 @@
-"""A language model without a model, for the tests of what is around it: bytes as tokens, one letter a step.
+"""A fake language model for serving tests: bytes as tokens, one letter per step.
 
 `python -m tests.support.fake_llm FOLDER SECONDS DRAIN` serves one.
 """
@@ -26,7 +26,7 @@ CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Bytes:
-    """A tokenizer of 256 bytes, a begin and an end."""
+    """Tokenizer of 256 bytes, a begin and an end token."""
 
     vocab_size = 258
     special = {BEGIN: "<s>", END: "</s>"}
@@ -48,11 +48,11 @@ class Bytes:
 
 
 class Alphabet:
-    """An engine that says A, B, C, … to each request, completion `i` from the letter `i` on.
+    """Fake engine that generates A, B, C, …; completion `i` starts at letter `i`.
 
-    With a `script` it says that instead, three bytes a step, and stops; with a grammar, `constrained`, where that
-    is given. `seconds` a step; nothing goes on while `gate` is closed. A prompt that holds a "!" fails at its second
-    letter, one that holds a "#" kills the engine.
+    With a `script` it generates that text instead, three bytes a step, and stops; with a grammar,
+    `constrained`, where that is given. `seconds` per step; no step runs while `gate` is closed. A prompt with
+    "!" fails at its second letter, one with "#" kills the engine.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def _logprob(token: int) -> TokenLogprob:
 
 
 class Speaker:
-    """What the server needs of a language model's predictor."""
+    """Predictor of the fake model, with the attributes that the server uses."""
 
     version, task = "1", "text-generation"
 

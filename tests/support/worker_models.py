@@ -1,4 +1,4 @@
-"""Models of a few lines for worker processes, and what tests do to those processes.
+"""Tiny models for worker processes, and helpers that inspect or kill those processes.
 
 `python -m tests.support.worker_models OPTIONS` serves one of them; OPTIONS is JSON, see `serve`.
 """
@@ -25,7 +25,7 @@ DIE, RAISE, HANG = 666.0, 667.0, 668.0
 
 
 class Hazards:
-    """y = 2·x over [batch, 4], and the process id. A row may hold what ends the process, raises, or never returns."""
+    """Model y = 2·x over [batch, 4] with its process id; special values kill, raise or hang."""
 
     name, version, task, max_batch = "hazards", "1", "tensors", 8
     sizes, padding = {"batch": (1, 8)}, dict[str, int]()
@@ -59,7 +59,7 @@ class Hazards:
 
 
 def multiplies(path: str) -> Any:
-    """y = factor·x, as the manifest of its folder has it; one that says "broken" can't be opened."""
+    """Return y = factor·x with the factor of the manifest; "broken" there raises `ArtifactError`."""
     from infer.errors import ArtifactError
 
     said = json.loads((Path(path) / "manifest.json").read_text())
@@ -94,7 +94,7 @@ def counts(path: str, tally: str, tested: bool) -> Any:
 
 
 def decays(path: str, good: int) -> Any:
-    """`Hazards` with golden inputs, asked for many times a second while idle, whose answers are wrong after `good`."""
+    """Return `Hazards` with a fast self-test whose outputs are wrong after `good` runs."""
     from safetensors.numpy import save_file
 
     from infer.serve.workers import self_test
@@ -136,7 +136,7 @@ def speaker(path: str, seconds: float = 0.0) -> Any:
 
 
 def language(driver: Any, card: Any) -> Any:
-    """The text side of `serve_speaker.Speaker`, in this process."""
+    """Return the text side of `fake_llm.Speaker` in this process."""
     from infer.llm.text.chat_template import ChatTemplate
     from infer.llm.text.generation_config import GenerationConfig
     from tests.support.fake_llm import TEMPLATE, Bytes
@@ -154,14 +154,14 @@ def language(driver: Any, card: Any) -> Any:
 
 
 def refuses(path: str) -> Any:
-    """A model that can't be opened."""
+    """Raise `ArtifactError`, like a model that can't be opened."""
     from infer.errors import ArtifactError
 
     raise ArtifactError("a file is missing: weights", where=path, hint="Copy it again")
 
 
 def dies(path: str) -> Any:
-    """A model whose process does not survive opening it."""
+    """End the process while the model is opened."""
     os._exit(7)
 
 
@@ -182,7 +182,7 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process exists, and is no zombie."""
+    """Return True if the process exists and is no zombie."""
     try:
         return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -190,7 +190,7 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads: a worker that is started again is another thread's."""
+    """Return the child processes of all threads: a restarted worker belongs to another thread."""
     found = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -240,19 +240,19 @@ def serve(
     from infer.serve.limits import ServeLimits
     from infer.serve.workers import model_loading as opening
     from infer.serve.workers import remote_llm as texts
-    from infer.serve.workers.messages import Source
+    from infer.serve.workers.messages import ModelSource
 
-    def source(**given: Any) -> Source:
+    def source(**given: Any) -> ModelSource:
         if not said:
             print("loading", flush=True)
         said.append(True)
-        return Source(**{**given, "opener": f"tests.support.worker_models:{opener}", "options": own})
+        return ModelSource(**{**given, "opener": f"tests.support.worker_models:{opener}", "options": own})
 
     said: list[bool] = []
-    own, opening.Source = options or {}, source  # type: ignore[misc,assignment]
+    own, opening.ModelSource = options or {}, source  # type: ignore[misc,assignment]
     if text:
         opening.is_language_model = lambda folder: True
-        texts.RemoteLanguage = language  # type: ignore[misc,assignment]
+        texts.RemoteLanguageModel = language  # type: ignore[misc,assignment]
     more = {"log_requests": log, **(run or {})}
     return server.run([path], port=0, limits=ServeLimits(**limits), **more)
 

@@ -1,4 +1,4 @@
-"""What is said to one request of a chat: a message for each completion, whole or as events."""
+"""Response of /v1/chat/completions: one message per completion, in full or as server-sent events."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import Any
 import msgspec
 
 from ...llm.engine.requests import Output, Request
-from ..llm.llm_engine import Generator
-from ..llm.token_stream import Stream
+from ..llm.llm_engine import LLMEngine
+from ..llm.token_stream import TokenStream
 from . import openai_logprobs, openai_request, openai_response
-from .openai_response import Ledger, Piece
+from .openai_response import CompletionBuffer, UsageCounter
 from .openai_tools import Tools, deltas
-from .openai_types import Answer, ChatChoice, ChatCompletion, ChatLogprobs, ChatRequest
-from .server_sent_events import Chunks, encode
+from .openai_types import ChatChoice, ChatCompletion, ChatLogprobs, ChatRequest, ResponseMessage
+from .server_sent_events import ChunkWriter, encode
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 NOTHING = b'"delta":{}'
 
 
-class Reply:
-    """`request` goes to the engine; once `read` has its stream, `whole` or `events` say what came."""
+class ChatResponse:
+    """Builder of the response; `request` is for the engine.
+
+    After `attach`, either `full` builds the response from all outputs, or `events` and `final_event` stream
+    it.
+    """
 
     def __init__(
         self,
-        model: Generator,
+        model: LLMEngine,
         asked_for: ChatRequest,
         prompt: list[int],
         tools: Tools,
@@ -33,12 +37,12 @@ class Reply:
         adapter: str | None,
     ) -> None:
         self.model, self.tools, self.logprobs = model, tools, bool(asked_for.logprobs)
-        self.head = openai_response.head(model, asked_for, "chatcmpl", "chat.completion.chunk")
+        self.head = openai_response.response_head(model, asked_for, "chatcmpl", "chat.completion.chunk")
         wanted = asked_for.max_completion_tokens
         wanted = asked_for.max_tokens if wanted is None else wanted
         count = (asked_for.top_logprobs or 0) if self.logprobs else None
         sampling = openai_request.sampling(
-            asked_for, model, openai_request.room(model, prompt, wanted, None), count, None
+            asked_for, model, openai_request.max_new_tokens(model, prompt, wanted, None), count, None
         )
         if tools.active:  # markers of calls may be special tokens
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
@@ -50,16 +54,16 @@ class Reply:
             grammar=grammar,
             adapter=adapter,
         )
-        usage, self.always = openai_response.options(asked_for)
-        self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage
+        usage, self.always = openai_response.usage_options(asked_for)
+        self.chunks, self.final = ChunkWriter(self.head, usage=usage or self.always), usage
 
-    def read(self, stream: Stream) -> None:
-        self.ledger = Ledger(stream)
-        self.begun = [False] * stream.choices
+    def attach(self, stream: TokenStream) -> None:
+        self.ledger = UsageCounter(stream)
+        self.started = [False] * stream.choices
         self.readers = [self.tools.reader() for _ in range(stream.choices)]
 
-    def whole(self, outputs: Sequence[Output]) -> ChatCompletion:
-        pieces = [Piece() for _ in self.begun]
+    def full(self, outputs: Sequence[Output]) -> ChatCompletion:
+        pieces = [CompletionBuffer() for _ in self.started]
         for output in outputs:
             self.ledger.add(output)
             pieces[output.index].add(output)
@@ -71,17 +75,17 @@ class Reply:
     def events(self, outputs: Sequence[Output]) -> bytes:
         return b"".join(event for output in outputs for event in self._events(output))
 
-    def end(self) -> bytes:
+    def final_event(self) -> bytes:
         return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
 
-    def _choice(self, index: int, piece: Piece) -> ChatChoice:
+    def _choice(self, index: int, piece: CompletionBuffer) -> ChatChoice:
         content, calls = self.tools.read("".join(piece.text))
-        message = Answer(content=content)
+        message = ResponseMessage(content=content)
         finish: Any = piece.finish
         if calls:
             message.tool_calls = calls
             finish = "tool_calls" if finish == "stop" else finish
-        known = openai_logprobs.objects(self.model.text, piece.logprobs) if self.logprobs else None
+        known = openai_logprobs.chat_logprobs(self.model.text, piece.logprobs) if self.logprobs else None
         return ChatChoice(index, message, known, finish, piece.stopped_by)
 
     def _events(self, output: Output) -> list[bytes]:
@@ -92,12 +96,12 @@ class Reply:
         def say(delta: bytes, known: ChatLogprobs | None = None, finish: str | None = None) -> None:
             made.append(self.chunks.choice(index, delta, encode(known), encode(finish), usage))
 
-        if not self.begun[index]:
-            self.begun[index] = True
+        if not self.started[index]:
+            self.started[index] = True
             say(ROLE)
         known = None
         if self.logprobs and output.logprobs:
-            known = openai_logprobs.objects(self.model.text, output.logprobs)
+            known = openai_logprobs.chat_logprobs(self.model.text, output.logprobs)
         finish = output.finish
         reader = self.readers[index]
         if reader is None:

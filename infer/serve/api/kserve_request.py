@@ -1,6 +1,6 @@
-"""One KServe inference: JSON and binary tensors in, the batcher, JSON or binary tensors out.
+"""One KServe inference request: JSON and binary tensors in, JSON or binary tensors out.
 
-`Inference-Header-Content-Length` alone says where JSON ends and raw tensors begin, Content-Type says nothing.
+`Inference-Header-Content-Length` alone tells where JSON ends and raw tensors begin; Content-Type does not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..batching.run_arrays import Arrays
 from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response
-from ..llm.tenants import sharer_of
-from .kserve_response import SPLIT, Wanted, write
+from ..llm.tenants import queue_tenant_of
+from .kserve_response import HEADER_LENGTH, RequestedOutputs, encode_response
 from .kserve_tensors import (
     BINARY_ONLY,
     DATATYPES,
@@ -33,12 +33,12 @@ from .kserve_tensors import (
 from .kserve_types import InferInput, InferRequest, Parameters
 
 TEXT = "text"  # a BYTES input of this name is tokenised
-Tensors = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], Wanted, int]
+TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], RequestedOutputs, int]
 
 
 async def infer(call: RequestContext, engine: TensorEngine) -> Response:
-    """Raises `InputError` for anything that does not fit the model."""
-    tenant = sharer_of(call.service, call.headers)
+    """Run one request; raise `InputError` for anything that does not fit the model."""
+    tenant = queue_tenant_of(call.service, call.headers)
     request, raw = _read(call, engine)
     timeout, priority = _schedule(call, request)
     wanted = _wanted(request, engine)
@@ -52,11 +52,11 @@ async def infer(call: RequestContext, engine: TensorEngine) -> Response:
         arrays = _arrays(request, raw, engine)
         answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
     call.measure = answer.timings
-    return write(engine, request.id, answer, wanted)
+    return encode_response(engine, request.id, answer, wanted)
 
 
-def read_tensors(call: RequestContext, engine: TensorEngine) -> Tensors | None:
-    """The request of a body, its inputs as they fit the model, the outputs it wants and its priority; None for texts.
+def read_tensors(call: RequestContext, engine: TensorEngine) -> TensorRequest | None:
+    """Return the decoded request, its inputs, the requested outputs and its priority; None for texts.
 
     Raises as `infer` does.
     """
@@ -72,15 +72,18 @@ def read_tensors(call: RequestContext, engine: TensorEngine) -> Tensors | None:
 def check_admission(
     call: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
 ) -> None:
-    """Raises `OverloadedError` where this would be refused whatever follows; more urgent requests are read first."""
-    header = call.headers.get(SPLIT, b"")
+    """Raise `OverloadedError` where any request of usual priority would be refused now.
+
+    A body that may ask for a higher priority is read first.
+    """
+    header = call.headers.get(HEADER_LENGTH, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
-        engine.check_admission(timeout=call.timeout(), tenant=sharer_of(call.service, call.headers))
+        engine.check_admission(timeout=call.timeout(), tenant=queue_tenant_of(call.service, call.headers))
 
 
 def _read(call: RequestContext, engine: TensorEngine) -> tuple[InferRequest, memoryview]:
-    body, header = memoryview(call.body), call.headers.get(SPLIT)
+    body, header = memoryview(call.body), call.headers.get(HEADER_LENGTH)
     if header is None:
         return call.json(InferRequest, body), body[len(body) :]
     if not header.isdigit() or len(header) > 12 or int(header) > len(body):
@@ -93,7 +96,10 @@ def _read(call: RequestContext, engine: TensorEngine) -> tuple[InferRequest, mem
 
 
 def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
-    """The body is the bytes of the only input; at most one size may be unknown once the batch is 1."""
+    """Return the request for a body that is the raw bytes of the only input.
+
+    At most one size may be unknown once the batch is 1.
+    """
     specs = engine.predictor.inputs
     if len(specs) != 1:
         raise InputError(f"raw bytes alone need a model of one input, this one has {len(specs)}")
@@ -112,7 +118,7 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
 
 
 def _schedule(call: RequestContext, request: InferRequest) -> tuple[float, int]:
-    """Seconds and priority; what this server does not do is refused, not ignored."""
+    """Return timeout in seconds and priority; raise `InputError` for unsupported parameters."""
     refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
     if refused:
         raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
@@ -139,7 +145,7 @@ def _flag(parameters: Parameters, name: str, default: bool, where: str) -> bool:
 
 
 def _wanted(request: InferRequest, engine: TensorEngine) -> list[tuple[TensorSpec, bool]]:
-    """The outputs to send, in the order asked for, and whether each goes as raw bytes."""
+    """Return the requested outputs in order, each with a flag for raw bytes."""
     specs = engine.collator.outputs
     binary = _flag(request.parameters, "binary_data_output", False, "request.parameters")
     if not request.outputs:
@@ -162,7 +168,7 @@ def _wanted(request: InferRequest, engine: TensorEngine) -> list[tuple[TensorSpe
 
 
 def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]:
-    """Per input its raw bytes, or None where the data stands in the JSON; together they are all of `raw`."""
+    """Return each input's raw bytes, or None where the data is in the JSON; together they are all of `raw`."""
     at, sections = 0, list[memoryview | None]()
     for index, given in enumerate(request.inputs):
         where = f"request.inputs[{index}]"

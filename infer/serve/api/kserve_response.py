@@ -1,4 +1,4 @@
-"""Answers of KServe inference, as JSON or raw tensors: of one request, or of several that were alike."""
+"""Responses of KServe inference, as JSON or raw tensors: of one request, or of several in one batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..batching.tensor_engine import TensorEngine
 from ..http.routing import BINARY, JSON, NonfiniteError, Response
 from .kserve_tensors import count_nonfinite, datatype, to_binary, to_json
 
-SPLIT = b"inference-header-content-length"
-Wanted = list[tuple[TensorSpec, bool]]
+HEADER_LENGTH = b"inference-header-content-length"
+RequestedOutputs = list[tuple[TensorSpec, bool]]
 encode = msgspec.json.Encoder().encode
 
 
 def check_finite(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> int:
-    """Count the values that are NaN or infinite; raises `NonfiniteError` where the server refuses them."""
+    """Count the values that are NaN or infinite; raise `NonfiniteError` where the server refuses them."""
     wrong = count_nonfinite(array, spec)
     if wrong:
         engine.metrics.nonfinite.inc(wrong)
@@ -49,8 +49,10 @@ def _lead(engine: TensorEngine, id: str | None, answer: InferResult) -> bytes:
     )
 
 
-def write(engine: TensorEngine, id: str | None, answer: InferResult, wanted: Wanted) -> Response:
-    """As `InferResponse`, of which nothing but numbers differs from answer to answer. Raises `NonfiniteError`."""
+def encode_response(
+    engine: TensorEngine, id: str | None, answer: InferResult, wanted: RequestedOutputs
+) -> Response:
+    """Encode one `InferResponse`, with cached bytes for all but its numbers. Raise `NonfiniteError`."""
     tensors, chunks = list[bytes](), list[bytes]()
     for spec, binary in wanted:
         array = _output(answer, spec)
@@ -65,17 +67,20 @@ def write(engine: TensorEngine, id: str | None, answer: InferResult, wanted: Wan
     head = b"%b%b]}" % (_lead(engine, id, answer), b",".join(tensors))
     if not chunks:
         return Response(head, media=JSON)
-    return Response(b"".join([head, *chunks]), media=BINARY, headers=[(SPLIT, b"%d" % len(head))])
+    return Response(b"".join([head, *chunks]), media=BINARY, headers=[(HEADER_LENGTH, b"%d" % len(head))])
 
 
 Headers = list[tuple[bytes, bytes]]
 
 
-def write_each(
-    engine: TensorEngine, answer: InferResult, wanted: Wanted, count: int
+def encode_responses(
+    engine: TensorEngine, answer: InferResult, wanted: RequestedOutputs, count: int
 ) -> tuple[str, Headers, list[bytes]] | None:
-    """What `write` gives for each of `count` requests whose rows these are: media type and headers, which are the same
-    for all, and the bodies. None where some numbers are not finite, or some outputs go as JSON and some not."""
+    """Encode `count` responses with equal shapes at once, or return None.
+
+    Returns media type and headers, common to all, and the bodies, as `encode_response` would. None where a
+    number is not finite, or some outputs are JSON and some raw.
+    """
     binary = bool(wanted) and wanted[0][1]
     named, columns = list[bytes](), list[list[bytes]]()
     for spec, raw in wanted:
@@ -99,7 +104,7 @@ def write_each(
         head = b"%b%b]}" % (lead, b",".join(named))
         return (
             BINARY,
-            [(SPLIT, b"%d" % len(head))],
+            [(HEADER_LENGTH, b"%d" % len(head))],
             [b"".join((head, *row)) for row in zip(*columns, strict=True)],
         )
     starts = [b'%b%b,"data":[' % (b"]}," if at else lead, start) for at, start in enumerate(named)]

@@ -1,4 +1,4 @@
-"""KServe tensors ↔ numpy: JSON lists, raw little-endian bytes, and strings."""
+"""Conversion of KServe tensors from and to numpy: JSON lists, raw little-endian bytes, and strings."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def datatype(spec: TensorSpec) -> str:
 
 
 def shape_of(spec: TensorSpec) -> list[int]:
-    """-1 for every symbolic size."""
+    """Return the shape with -1 for every symbolic size."""
     return [-1 if isinstance(size, str) else size for size in spec.shape]
 
 
 def from_json(spec: TensorSpec, shape: list[int], data: list[Any], where: str) -> np.ndarray:
-    """Flat or nested numbers of exactly `shape`; nothing is rounded, wrapped or taken for another type."""
+    """Convert flat or nested numbers of exactly `shape`; nothing is rounded, wrapped or cast."""
     if spec.dtype in BINARY_ONLY:
         raise InputError(
             f"{datatype(spec)} can't be written in JSON", where=where, hint="Send it as binary data"
@@ -62,7 +62,7 @@ def from_json(spec: TensorSpec, shape: list[int], data: list[Any], where: str) -
 
 
 def narrow(wide: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
-    """Of float64 or int64, as the model takes it; raises `InputError` where a value does not fit."""
+    """Convert float64 or int64 values to the model's dtype; raise `InputError` for a value out of range."""
     to = DATATYPES[spec.dtype][2]
     if to.kind in "iu" and wide.size:
         info = np.iinfo(to)
@@ -76,7 +76,7 @@ def narrow(wide: np.ndarray, spec: TensorSpec, where: str) -> np.ndarray:
 
 
 def from_binary(spec: TensorSpec, shape: list[int], raw: memoryview, where: str) -> np.ndarray:
-    """Little-endian, row-major; a view of `raw` that may not be written, nor be aligned: a batch is a copy of it."""
+    """Return a read-only, possibly unaligned view of little-endian row-major bytes."""
     dtype = DATATYPES[spec.dtype][2]
     want = math.prod(shape) * dtype.itemsize
     if len(raw) != want:
@@ -89,7 +89,7 @@ def from_binary(spec: TensorSpec, shape: list[int], raw: memoryview, where: str)
 
 
 def count_nonfinite(array: np.ndarray, spec: TensorSpec) -> int:
-    """Values that are NaN or infinite; bfloat16 lies in arrays of uint16."""
+    """Count the values that are NaN or infinite; bfloat16 is stored as uint16."""
     if spec.dtype == "bfloat16":
         return int(((array & 0x7F80) == 0x7F80).sum())
     if array.dtype.kind != "f":
@@ -102,7 +102,10 @@ def count_nonfinite(array: np.ndarray, spec: TensorSpec) -> int:
 
 
 def to_json(array: np.ndarray) -> tuple[list[Any], int]:
-    """Flat values, and how many were not finite: those become the strings "NaN", "Infinity", "-Infinity"."""
+    """Return the flat values and the number of non-finite ones.
+
+    Those become the strings "NaN", "Infinity" and "-Infinity".
+    """
     flat = array.ravel()
     values = flat.tolist()
     if flat.dtype.kind != "f" or np.isfinite(flat).all():
@@ -119,7 +122,7 @@ def to_binary(array: np.ndarray, spec: TensorSpec) -> bytes:
 
 
 def texts_from_json(shape: list[int], data: list[Any], where: str) -> list[str]:
-    """BYTES elements, flat; raises `InputError` for anything but strings."""
+    """Return the strings of a BYTES tensor; raise `InputError` for anything else."""
     try:
         texts = msgspec.convert(_flat(data, len(shape)), list[str])
     except msgspec.ValidationError as error:
@@ -130,7 +133,7 @@ def texts_from_json(shape: list[int], data: list[Any], where: str) -> list[str]:
 
 
 def texts_from_binary(shape: list[int], raw: memoryview, where: str) -> list[str]:
-    """BYTES elements, each behind its length as little-endian u32."""
+    """Return the strings of a BYTES tensor: each element after its length as little-endian u32."""
     texts: list[str] = []
     at = 0
     while at < len(raw):

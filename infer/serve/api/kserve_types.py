@@ -1,4 +1,4 @@
-"""The JSON of one KServe inference, as it comes and as it goes."""
+"""JSON schemas of one KServe inference request and its response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Parameters = dict[str, Any]
 
 
 class InferInput(msgspec.Struct, kw_only=True):
-    """`data`: flat or nested; left out when `parameters.binary_data_size` says how many raw bytes follow."""
+    """An input; `data` is flat or nested, or absent with `parameters.binary_data_size` raw bytes."""
 
     name: str
     datatype: str
@@ -21,14 +21,17 @@ class InferInput(msgspec.Struct, kw_only=True):
 
 
 class InferOutput(msgspec.Struct, kw_only=True):
-    """An output that is wanted; `parameters.binary_data` asks for raw bytes."""
+    """A requested output; `parameters.binary_data` asks for raw bytes."""
 
     name: str
     parameters: Parameters = {}
 
 
 class InferRequest(msgspec.Struct, kw_only=True):
-    """`parameters`: timeout (µs), priority (1 goes first, 0 is the default), binary_data_output."""
+    """Inference request.
+
+    `parameters`: timeout (µs), priority (1 goes first, 0 is the default), binary_data_output.
+    """
 
     inputs: list[InferInput]
     outputs: list[InferOutput] | None = None
@@ -37,7 +40,7 @@ class InferRequest(msgspec.Struct, kw_only=True):
 
 
 class InferTensor(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Values that are not finite are the strings "NaN", "Infinity", "-Infinity"."""
+    """An output tensor; non-finite values are the strings "NaN", "Infinity", "-Infinity"."""
 
     name: str
     datatype: str
@@ -47,7 +50,10 @@ class InferTensor(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class InferResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`parameters`: queue_us, compute_us, and batch_size, the rows of the batch that the request ran in."""
+    """Inference response.
+
+    `parameters`: queue_us, compute_us, and batch_size, the rows of the batch that the request ran in.
+    """
 
     model_name: str
     model_version: str

@@ -1,4 +1,4 @@
-"""What every /v1 route shares: errors as OpenAI words them, and finding the model that is asked for."""
+"""OpenAI's error format, and look-up of the requested model, for all /v1 routes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import InferError, InputError, NotFoundError, OverloadedError, Un
 from ..http.error_text import error_text, plain
 from ..http.request_context import RequestContext
 from ..http.routing import Dialect
-from ..llm.llm_engine import Generator
+from ..llm.llm_engine import LLMEngine
 
 
 class ErrorBody(msgspec.Struct):
@@ -49,15 +49,17 @@ DIALECT = Dialect("openai", _status, _body, OpenAIError)
 
 
 def require_json(call: RequestContext) -> None:
-    """Raises `UnsupportedMediaError` for a body that says it is something else."""
+    """Raise `UnsupportedMediaError` for a body whose Content-Type is not JSON."""
     media = call.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if media != b"application/json":
         raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
 
 
-def find(call: RequestContext, name: str) -> Any:
-    """The served model of that name, of whatever kind, or the one that has an adapter of that name; raises
-    `ModelNotFoundError`."""
+def find_model(call: RequestContext, name: str) -> Any:
+    """Return the served model of that name, or the one with an adapter of that name.
+
+    Raises `ModelNotFoundError`.
+    """
     model = call.service.models.get(name)
     if model is None and (owner := call.service.adapters.get(name)) is not None:
         call.adapter, name = name, owner
@@ -69,10 +71,10 @@ def find(call: RequestContext, name: str) -> Any:
     return model
 
 
-def generator(call: RequestContext, name: str) -> Generator:
-    """The language model of that name; raises `ModelNotFoundError`, or `InputError` for another kind of model."""
-    model = find(call, name)
-    if not isinstance(model, Generator):
+def find_llm(call: RequestContext, name: str) -> LLMEngine:
+    """Return the language model of that name; raise `ModelNotFoundError`, or `InputError` for another kind."""
+    model = find_model(call, name)
+    if not isinstance(model, LLMEngine):
         task = model.predictor.task
         raise InputError(f"{name} is a model for {task} and generates no text", where="model")
     return model

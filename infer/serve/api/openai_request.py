@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine is asked: prompts, sampling, grammar, time."""
+"""Translation of OpenAI request fields: prompts, sampling, grammar, timeout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...errors import GrammarError, InputError, NotUsableError, UsageError
 from ...llm.engine.requests import Sampling
 from ..http import json_parse
 from ..http.request_context import RequestContext
-from ..llm.llm_engine import Generator
+from ..llm.llm_engine import LLMEngine
 from ..llm.tenants import tenant_of
 from .openai_errors import ContextLengthError, require_json
-from .openai_types import Common, Message, Structured, Tool
+from .openai_types import CommonFields, Message, StructuredOutputs, Tool
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -26,8 +26,8 @@ MAX_PROMPTS, MAX_BIAS = 1024, 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
-def read(call: RequestContext, to: type[T]) -> tuple[T, int]:
-    """The body, and how many of its fields mean nothing here."""
+def read_request(call: RequestContext, to: type[T]) -> tuple[T, int]:
+    """Return the decoded body and the number of its unknown fields."""
     require_json(call)
     value = call.value()
     request = json_parse.convert(value, to)
@@ -39,10 +39,10 @@ def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__)
 
 
-async def prompts(
-    call: RequestContext, generator: Generator, given: str | list[Any], special: bool
+async def encode_prompts(
+    call: RequestContext, generator: LLMEngine, given: str | list[Any], special: bool
 ) -> list[list[int]]:
-    """Token ids of every prompt of a /v1/completions request, none of them empty."""
+    """Return the token ids of every prompt of a /v1/completions request, none of them empty."""
     rows: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not rows or len(rows) > MAX_PROMPTS:
         raise InputError(f"expected 1 to {MAX_PROMPTS} prompts, got {len(rows)}", where="prompt")
@@ -62,12 +62,15 @@ async def prompts(
 
 async def chat_prompt(
     call: RequestContext,
-    generator: Generator,
+    generator: LLMEngine,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
     options: dict[str, Any],
 ) -> list[int]:
-    """The conversation as the model's own template renders it; raises `InputError`, also where there is none."""
+    """Render the conversation with the model's chat template and tokenize it.
+
+    Raises `InputError`, also for a model without a template.
+    """
     template = generator.template
     if template is None:
         hint = "Ask at /v1/completions, which needs none"
@@ -77,34 +80,34 @@ async def chat_prompt(
     chat = [without_nulls(message) for message in messages]
     named = [without_nulls(tool) for tool in tools] if tools else None
     _check_size(generator, [str(message.get("content", "")) for message in chat], "messages")
-    row = await generator.texts.chat_ids(chat, named, options)
+    row = await generator.tokenizers.encode_chat(chat, named, options)
     if not row:
         raise InputError("the prompt is empty", where="messages")
     return row
 
 
 def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
-    """As a plain object, absent fields absent."""
+    """Return the struct as a dict without null fields."""
     return {name: field for name, field in msgspec.to_builtins(value).items() if field is not None}
 
 
 async def encode(
-    call: RequestContext, generator: Generator, texts: Sequence[str], special: bool, where: str
+    call: RequestContext, generator: LLMEngine, texts: Sequence[str], special: bool, where: str
 ) -> list[list[int]]:
     _check_size(generator, texts, where)
-    rows = await generator.texts.encode(texts, special, where)
+    rows = await generator.tokenizers.encode(texts, special, where)
     for row in rows:
         if not row:
             raise InputError("the prompt is empty", where=where)
     return rows
 
 
-def _check_size(generator: Generator, texts: Sequence[str], where: str) -> None:
+def _check_size(generator: LLMEngine, texts: Sequence[str], where: str) -> None:
     if any(len(text) > generator.context * TOKEN_CHARACTERS for text in texts):
         raise ContextLengthError(f"the text is longer than {generator.context} tokens", where=where)
 
 
-def check_ids(generator: Generator, row: list[int], where: str) -> list[int]:
+def check_ids(generator: LLMEngine, row: list[int], where: str) -> list[int]:
     size = generator.vocab_size
     if not row:
         raise InputError("the prompt is empty", where=where)
@@ -113,8 +116,10 @@ def check_ids(generator: Generator, row: list[int], where: str) -> list[int]:
     return row
 
 
-def room(generator: Generator, prompt: Sequence[int], wanted: int | None, default: int | None) -> int:
-    """How many tokens may follow the prompt: `wanted`, or at most `default` (None: as many as fit)."""
+def max_new_tokens(
+    generator: LLMEngine, prompt: Sequence[int], wanted: int | None, default: int | None
+) -> int:
+    """Return the limit of generated tokens: `wanted`, or at most `default` (None: all that fit)."""
     left = generator.context - len(prompt)
     if left < (wanted or 0):
         asked = f" and {wanted} to come" if wanted else ""
@@ -131,9 +136,16 @@ def room(generator: Generator, prompt: Sequence[int], wanted: int | None, defaul
 
 
 def sampling(
-    request: Common, generator: Generator, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    request: CommonFields,
+    generator: LLMEngine,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> Sampling:
-    """What is not said is as the model's makers recommend. Raises `InputError` naming a field out of its range."""
+    """Return the sampling parameters, defaults from the model's generation config.
+
+    Raises `InputError` naming a field out of its range.
+    """
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     plain = {
         name: value
@@ -172,13 +184,13 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def timeout(call: RequestContext, request: Common) -> float:
-    """Seconds: the field, the header, or the server's own limit for generation."""
+def timeout(call: RequestContext, request: CommonFields) -> float:
+    """Return the timeout in seconds: the field, the header, or the server's limit for generation."""
     return request.timeout or call.timeout(call.service.limits.generation_seconds)
 
 
-def grammar(request: Common) -> dict[str, Any] | None:
-    """`Request.grammar` of `response_format` or of `structured_outputs`."""
+def grammar(request: CommonFields) -> dict[str, Any] | None:
+    """Return `Request.grammar` from `response_format` or `structured_outputs`."""
     wanted, other = request.response_format, request.structured_outputs
     if other is not None:
         if wanted is not None and wanted.type != "text":
@@ -193,7 +205,7 @@ def grammar(request: Common) -> dict[str, Any] | None:
     return {"json_schema": wanted.json_schema.schema}
 
 
-def _structured(given: Structured) -> dict[str, Any]:
+def _structured(given: StructuredOutputs) -> dict[str, Any]:
     named = {"json_schema": given.json, "regex": given.regex, "choice": given.choice}
     found = {name: value for name, value in named.items() if value is not None}
     if len(found) != 1:
@@ -201,17 +213,19 @@ def _structured(given: Structured) -> dict[str, Any]:
     return found
 
 
-async def compiled(
-    call: RequestContext, generator: Generator, constraint: dict[str, Any] | None, where: str
+async def compile_grammar(
+    call: RequestContext, generator: LLMEngine, constraint: dict[str, Any] | None, where: str
 ) -> None:
-    """Try the grammar out, then compile it, in a thread, so that the engine finds it ready; raises `GrammarError` if
-    it can't be."""
+    """Compile the grammar, first in a trial process, so that the engine finds it in its cache.
+
+    Raises `GrammarError` where it can't be compiled.
+    """
     if constraint is None:
         return
     check = partial(generator.language.check_grammar, constraint)
     try:
-        if generator.trials is not None:
-            tried = await generator.trials.check(tenant_of(call), constraint)
+        if generator.grammar_trials is not None:
+            tried = await generator.grammar_trials.check(tenant_of(call), constraint)
             check = partial(check, (tried.size, tried.seconds))
         await asyncio.get_running_loop().run_in_executor(call.service.grammars, check)
     except NotUsableError as error:

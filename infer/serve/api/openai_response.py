@@ -1,4 +1,4 @@
-"""The answer to one request for text: what both APIs build it from, whole or as events."""
+"""Parts that both OpenAI text APIs build their responses from, in full or as events."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from ...errors import InferError
 from ...llm.engine.requests import Output, TokenLogprob
 from ..http.routing import Response
-from ..llm.llm_engine import Generator
-from ..llm.token_stream import Stream
+from ..llm.llm_engine import LLMEngine
+from ..llm.token_stream import TokenStream
 from . import server_sent_events
 from .openai_errors import DIALECT
-from .openai_types import Common, PromptDetails, Usage
+from .openai_types import CommonFields, PromptDetails, Usage
 
 PING_SECONDS = 15.0
 
 
-class Head(msgspec.Struct):
-    """Fields that every event of an answer repeats."""
+class ResponseHead(msgspec.Struct):
+    """Fields that every event of a response repeats."""
 
     id: str
     object: str
@@ -30,8 +30,8 @@ class Head(msgspec.Struct):
     system_fingerprint: str
 
 
-class Piece:
-    """What one completion has so far."""
+class CompletionBuffer:
+    """Text, log-probabilities and finish reason of one completion so far."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -45,42 +45,47 @@ class Piece:
         self.finish, self.stopped_by = output.finish, output.stopped_by
 
 
-class Ledger:
-    """Tokens that went in and came out, of all prompts and completions of one request."""
+class UsageCounter:
+    """Token usage of all prompts and completions of one request."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.prompt = sum(len(request.prompt) for request in stream.requests.values())
-        self.made = 0
+    def __init__(self, stream: TokenStream) -> None:
+        self.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
+        self.completion_tokens = 0
         self._cached: dict[str, int] = {}
 
     def add(self, output: Output) -> None:
-        self.made += len(output.token_ids)
+        self.completion_tokens += len(output.token_ids)
         if output.cached_tokens:
             self._cached[output.id] = output.cached_tokens
 
     def usage(self) -> Usage:
         cached = PromptDetails(sum(self._cached.values()))
-        return Usage(self.prompt, self.made, self.prompt + self.made, cached)
+        return Usage(
+            self.prompt_tokens, self.completion_tokens, self.prompt_tokens + self.completion_tokens, cached
+        )
 
 
-def head(generator: Generator, request: Common, prefix: str, kind: str) -> Head:
-    return Head(
+def response_head(generator: LLMEngine, request: CommonFields, prefix: str, kind: str) -> ResponseHead:
+    return ResponseHead(
         f"{prefix}-{os.urandom(12).hex()}", kind, int(time.time()), request.model, generator.fingerprint
     )
 
 
-def options(request: Common) -> tuple[bool, bool]:
-    """Whether the stream ends with its usage, and whether every event says it."""
+def usage_options(request: CommonFields) -> tuple[bool, bool]:
+    """Return whether the stream ends with its usage, and whether every event has it."""
     chosen = request.stream_options
     include = chosen is not None and bool(chosen.include_usage)
     return include, chosen is not None and bool(chosen.continuous_usage_stats)
 
 
-class Events:
-    """A stream's body. `render` makes the bytes of what came; `end` those before [DONE]."""
+class EventStream:
+    """Body of a streamed response.
+
+    `render` turns outputs into bytes; `end` makes the bytes before [DONE].
+    """
 
     def __init__(
-        self, stream: Stream, render: Callable[[Sequence[Output]], bytes], end: Callable[[], bytes]
+        self, stream: TokenStream, render: Callable[[Sequence[Output]], bytes], end: Callable[[], bytes]
     ) -> None:
         self._stream, self._render, self._end = stream, render, end
 
@@ -93,9 +98,9 @@ class Events:
         stream = self._stream
         try:
             while True:
-                outputs = await stream.take(None if stream.started else PING_SECONDS)
+                outputs = await stream.next_outputs(None if stream.started else PING_SECONDS)
                 body = self._render(outputs) if outputs else b""
-                if stream.drained:
+                if stream.exhausted:
                     yield b"%b%b%b" % (body, self._end(), server_sent_events.DONE)
                     return
                 if body or not outputs:

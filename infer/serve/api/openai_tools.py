@@ -1,4 +1,4 @@
-"""Tools of a chat: what the request says of them, and the calls in what the model says, whole or as events."""
+"""Tool calls of a chat: their definition in the request, and their parsing from the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .server_sent_events import encode
 
 
 class Tools:
-    """Of one request; raises `InputError` naming what is wrong with them. `active`: calls may come."""
+    """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur."""
 
     def __init__(self, request: ChatRequest, template: Any) -> None:
         given = [msgspec.to_builtins(tool) for tool in request.tools or ()]
@@ -35,17 +35,17 @@ class Tools:
         self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=parallel)
 
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The grammar of the output; `other` is that of its form."""
+        """Return the grammar that enforces a required call, else `other`, the response format's."""
         if self.grammar is not None and other is not None:
             raise InputError("a call is required, and another form too", where="response_format")
         return self.grammar or other
 
     def reader(self) -> tools.ToolParser | None:
-        """For one completion that is streamed."""
+        """Return a parser for one streamed completion, None without active tools."""
         return tools.tool_parser(self.style, self.tools) if self.active else None
 
     def read(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """A whole completion: its content and its calls."""
+        """Return content and tool calls of a full completion."""
         if not self.active:
             return text, []
         content, calls = tools.parse(text, self.style, self.tools)
@@ -54,7 +54,7 @@ class Tools:
 
 
 def deltas(found: Sequence[tools.ToolDelta]) -> list[bytes]:
-    """The field `delta` of an event for each."""
+    """Return the JSON of field `delta` for each parsed part."""
     return [b'"delta":%b' % encode(_delta(one)) for one in found]
 
 

@@ -1,4 +1,4 @@
-"""The bodies of /v1/completions and /v1/chat/completions, as their clients send and read them."""
+"""JSON schemas of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: JsonSchema | None = None
 
 
-class Structured(msgspec.Struct, kw_only=True):
-    """One of them: a JSON schema, a regular expression, or the texts to choose from."""
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """A constraint on the output: exactly one of a JSON schema, a regular expression, or choices."""
 
     json: dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None
 
 
-class Common(msgspec.Struct, kw_only=True):
-    """Fields of both. Null is the same as nothing; what is not listed is accepted, counted and ignored."""
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields of both requests; null equals absent. Unknown fields are accepted, counted and ignored."""
 
     model: str
     max_tokens: Count | None = None
@@ -64,15 +64,15 @@ class Common(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: Structured | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
 
 
-class CompletionRequest(Common, kw_only=True):
-    """`prompt`: a text, texts, token ids, or lists of token ids."""
+class CompletionRequest(CommonFields, kw_only=True):
+    """Body of /v1/completions; `prompt`: a text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[str | int | list[Token]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -81,8 +81,8 @@ class CompletionRequest(Common, kw_only=True):
     suffix: str | None = None
 
 
-class Part(msgspec.Struct):
-    """A piece of a message; a model for text takes only those of type text."""
+class ContentPart(msgspec.Struct):
+    """A part of a message's content; only type "text" is supported."""
 
     type: str
     text: str | None = None
@@ -101,7 +101,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -129,8 +129,8 @@ class ToolChoice(msgspec.Struct, kw_only=True):
     function: NamedFunction
 
 
-class ChatRequest(Common, kw_only=True):
-    """`chat_template` is there to be refused: templates come with the model."""
+class ChatRequest(CommonFields, kw_only=True):
+    """Body of /v1/chat/completions; `chat_template` is refused: templates come with the model."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Count | None = None
@@ -155,7 +155,7 @@ class Usage(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists over the tokens of `text`; of an echoed prompt's first token nothing is known."""
+    """Parallel lists over the tokens of `text`; an echoed prompt's first token has no values."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -172,7 +172,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """Also one event of a stream; the last before [DONE] holds `usage` alone, if it was asked for."""
+    """Response, or one event of a stream; the last one may hold `usage` alone."""
 
     id: str
     created: int
@@ -201,7 +201,7 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class ResponseMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
@@ -211,7 +211,7 @@ class Answer(msgspec.Struct, kw_only=True):
 
 class ChatChoice(msgspec.Struct):
     index: int
-    message: Answer
+    message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
     stop_reason: str | int | None | UnsetType = UNSET
@@ -254,7 +254,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct):
-    """One event; the last before [DONE] holds `usage` alone, if it was asked for."""
+    """One event of a stream; the last one may hold `usage` alone."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""Server-sent events of a completion that is streamed: bytes that stay the same are written once per request."""
+"""Server-sent events of a streamed completion; constant bytes are encoded once per request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def event(value: object) -> bytes:
     return b"data: %b\n\n" % encode(value)
 
 
-class Chunks:
-    """Events of one answer: `head` are the fields that all share, without `choices` and `usage`.
+class ChunkWriter:
+    """Encoder of one response's events.
 
-    With `usage` every event says `usage`, null where the caller has no numbers.
+    `head`: the fields that all events share, without `choices` and `usage`. With `usage` every event has that
+    field, null where the caller passes no numbers.
     """
 
     def __init__(self, head: object, *, usage: bool) -> None:
@@ -29,7 +30,7 @@ class Chunks:
         self._start = self._head + b'"choices":[{"index":'
 
     def choice(self, index: int, delta: bytes, logprobs: bytes, finish: bytes, usage: bytes = b"") -> bytes:
-        """One choice's next piece; `delta` are its fields as JSON, the others JSON values."""
+        """Encode one choice's next part; `delta` are its fields as JSON, the others JSON values."""
         tail = b',"usage":%b}\n\n' % usage if usage else self._tail
         return b'%b%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
             *(self._start, index, delta, logprobs, finish),
@@ -37,5 +38,5 @@ class Chunks:
         )
 
     def usage(self, usage: bytes) -> bytes:
-        """The last event, without choices."""
+        """Encode the last event, without choices."""
         return b'%b"choices":[],"usage":%b}\n\n' % (self._head, usage)

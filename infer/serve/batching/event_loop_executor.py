@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from ..workers.channel import ClosedError
-from ..workers.replica import SilentError
-from ..workers.supervisor import LostError
+from ..workers.replica import WorkerSilentError
+from ..workers.supervisor import WorkerLostError
 from .batch_result import BatchResult
 from .executor import Executor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
@@ -165,7 +165,7 @@ class EventLoopExecutor(ExecutorThread):
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             if batch is None:
                 self._give(self._look)
-            elif isinstance(error, ClosedError | LostError | SilentError | msgspec.DecodeError):
+            elif isinstance(error, ClosedError | WorkerLostError | WorkerSilentError | msgspec.DecodeError):
                 self._give_batch(batch, self._finish)
             else:
                 self._give_batch(batch, partial(raise_error, error))

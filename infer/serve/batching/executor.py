@@ -29,7 +29,7 @@ class Executor(Protocol):
 
     def look(self) -> None: ...
 
-    def excuse(self) -> None: ...
+    def blame_request(self) -> None: ...
 
     def restart(self, stopping: Callable[[], bool]) -> None: ...
 
@@ -61,7 +61,7 @@ class LocalExecutor:
     def look(self) -> None:
         pass
 
-    def excuse(self) -> None:
+    def blame_request(self) -> None:
         pass
 
     def restart(self, stopping: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
 from ..workers.quarantine import digest_of
-from ..workers.supervisor import LostError, NotSentError, ended
+from ..workers.supervisor import MessageNotSentError, WorkerLostError, error_for_requests
 from .batch_result import BatchResult, Outcome
 from .executor import Executor
 from .interfaces import EngineHandle
@@ -81,7 +81,7 @@ class ExecutorThread:
         engine = self.engine
         log.critical("the engine of %s died", engine.predictor.name, exc_info=error)
         self.failure = error
-        engine.call_on_loop(engine.stop, ended(error))
+        engine.call_on_loop(engine.stop, error_for_requests(error))
 
     def _next(self) -> NextBatch | None:
         """Block until there is a batch or an expired item; None when stopped."""
@@ -120,10 +120,10 @@ class ExecutorThread:
     def _look(self) -> None:
         try:
             self.executor.look()
-        except LostError as error:
+        except WorkerLostError as error:
             self._restart(error)
 
-    def _restart(self, error: LostError) -> None:
+    def _restart(self, error: WorkerLostError) -> None:
         """Restart the executor's worker. Raises `HopelessError` when it fails again and again."""
         engine = self.engine
         if not engine.stopping:
@@ -159,15 +159,15 @@ class ExecutorThread:
         """
         try:
             return list((first or self._run)(items, batch))
-        except NotSentError as error:
+        except MessageNotSentError as error:
             self._restart(error)
             if self.engine.stopping:
                 raise WorkerDiedError("the model's process died") from error
             return self._outcomes(items, batch)
-        except LostError as error:
+        except WorkerLostError as error:
             batch.reason = "retry"
             if len(items) == 1 and items[0].deaths:
-                self.executor.excuse()
+                self.executor.blame_request()
             self._restart(error)
             return [self._retry(item, batch) for item in items]
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own reason

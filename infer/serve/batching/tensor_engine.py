@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import DeadlineError, InferError, OverloadedError
 from ..limits import ServeLimits
-from ..llm.tokenizer_pool import texts_of_encoder
+from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
 from ..workers.quarantine import Quarantine, digest_of
 from .batch_result import BatchResult, count_batch
@@ -55,7 +55,7 @@ class TensorEngine:
         self.executors = ExecutorPool(self, executors)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.queue.latency.seed(getattr(predictor, "speeds", ()))
-        self.texts = texts_of_encoder(predictor)
+        self.texts = encoder_tokenizer_pool(predictor)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the threads; results go to `loop`. Call once."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...spec import TensorSpec
-from ..api.kserve_response import Wanted
+from ..api.kserve_response import RequestedOutputs
 from ..api.kserve_tensors import narrow
 from ..api.kserve_types import InferRequest
 from ..batching.collate import Collator
@@ -36,7 +36,7 @@ class BodyTemplate:
     seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: of `Collator.measure`."""
 
     places: tuple[Place, ...]
-    outputs: Wanted
+    outputs: RequestedOutputs
     timeout: float
     size: int
     piece: tuple[dict[str, int], Hashable, int, int, int]
@@ -98,7 +98,7 @@ class BodyCache:
         body: bytes,
         request: InferRequest,
         inputs: Sequence[tuple[TensorSpec, np.ndarray]],
-        outputs: Wanted,
+        outputs: RequestedOutputs,
         priority: int,
     ) -> None:
         """Keep the template of a body where nothing but numbers can differ next time.

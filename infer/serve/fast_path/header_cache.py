@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from starlette.routing import Match
 
 from ...errors import InputError
-from ..api.kserve_response import SPLIT
+from ..api.kserve_response import HEADER_LENGTH
 from ..api.kserve_types import InferRequest
 from ..http.app import App, Endpoint, Scope
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import requested_timeout
 from ..http.routing import Route
-from ..llm.tenants import sharer_of
+from ..llm.tenants import queue_tenant_of
 
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
 # Heads with one of these differ each time, or ask for what only the ordinary path does.
@@ -25,7 +25,7 @@ MAX_STUDIES = 8
 @dataclass(slots=True, eq=False)
 class KnownHead:
     """`head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
-    header says it; `timeout`: seconds; `tenant`: see `tenants.sharer_of`; `studies`: how many more bodies are looked at
+    header says it; `timeout`: seconds; `tenant`: see `queue_tenant_of`; `studies`: how many more bodies are looked at
     for a template."""
 
     head: bytes
@@ -51,7 +51,7 @@ class HeaderCache:
     def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
         """Keep a head whose requests may be coalesced: right key, inference route, short body."""
         service, headers = self._app.service, dict(connection.headers)
-        limits, split = service.limits, headers.get(SPLIT)
+        limits, split = service.limits, headers.get(HEADER_LENGTH)
         if split is None and length > limits.max_json_bytes:
             return
         if len(head) > MAX_HEAD_BYTES or length > min(MAX_BODY_BYTES, limits.max_body_bytes):
@@ -67,7 +67,7 @@ class HeaderCache:
             return
         if len(self._known) >= MAX_HEADS:
             self._known.clear()
-        tenant = sharer_of(service, headers)
+        tenant = queue_tenant_of(service, headers)
         self._known[head] = KnownHead(head, *found, headers, length, split, timeout, tenant)
 
     def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
-from ..api.kserve_response import write, write_each
+from ..api.kserve_response import encode_response, encode_responses
 from ..batching.queue_items import QueueItem
 from ..batching.results import InferResult, ItemOwner
 from ..batching.tensor_engine import TensorEngine
@@ -89,7 +89,7 @@ class RequestGroup(ItemOwner):
     def response(self, call: RequestContext, answer: InferResult) -> Response:
         """The reply to one of them. Raises `InferError` for outputs that can't be sent."""
         call.measure = answer.timings
-        return write(self._timer.engine, None, answer, self._timer.template.outputs)
+        return encode_response(self._timer.engine, None, answer, self._timer.template.outputs)
 
     def resolve(self, outcome: InferResult | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -116,7 +116,7 @@ class RequestGroup(ItemOwner):
         service = first.known.endpoint.service
         if service.traces or service.state != "ready":
             return None
-        written = write_each(timer.engine, answer, timer.template.outputs, len(self.requests))
+        written = encode_responses(timer.engine, answer, timer.template.outputs, len(self.requests))
         if written is None:
             return None
         media, headers, bodies = written

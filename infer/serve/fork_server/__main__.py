@@ -1,6 +1,6 @@
-"""`python -m infer.serve.fork_server FD`: the fork server. It opens a tokenizer, then forks; one thread.
+"""Fork server entry point: `python -m infer.serve.fork_server FD`; opens a tokenizer, then forks. One thread.
 
-It ends when the front does: its socket closes, and its children are killed with it.
+It ends with the server process: its socket closes, and its children are killed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from ...llm.text.grammar_compiler import GrammarCompiler
 from ...llm.text.grammar_trial import confine, run_trial
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.channel import Channel, ClosedError
-from ..workers.messages import Failed, failed
-from .messages import Ended, Fork, Kill, Prepare, Prepared, ToServer, Try
+from ..workers.messages import ErrorMessage, encode_error
+from .messages import (
+    ChildExited,
+    CompileTrial,
+    ForkChild,
+    ForkServerConfig,
+    ForkServerReady,
+    KillChild,
+    ToServer,
+)
 from .text_job import TextJob
 
 OPEN_SECONDS = 60  # to open the tokenizer, or the process is killed
@@ -35,17 +43,17 @@ PR_SET_PDEATHSIG = 1
 
 
 class Children:
-    """Of one fork server; `text` and `compiler` are what they inherit."""
+    """Child processes of one fork server; they inherit `text` and `compiler`."""
 
     def __init__(self, control: socket.socket, text: TextJob, compiler: GrammarCompiler | None) -> None:
         self._control, self._text, self._compiler = control, text, compiler
         self._pids: dict[int, int] = {}  # by the number that the front gave
         self._encoder = msgspec.msgpack.Encoder()
 
-    def take(self, message: Any, descriptor: int | None) -> None:
-        if isinstance(message, Fork) and descriptor is not None:
+    def handle(self, message: Any, descriptor: int | None) -> None:
+        if isinstance(message, ForkChild) and descriptor is not None:
             self._fork(message, descriptor)
-        elif isinstance(message, Kill) and (pid := self._pids.get(message.number)) is not None:
+        elif isinstance(message, KillChild) and (pid := self._pids.get(message.number)) is not None:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
 
     def reap(self) -> None:
@@ -53,7 +61,7 @@ class Children:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._pids[number]
-                self.send(Ended(number, os.waitstatus_to_exitcode(status)))
+                self.send(ChildExited(number, os.waitstatus_to_exitcode(status)))
 
     def kill(self) -> None:
         for pid in self._pids.values():
@@ -62,7 +70,7 @@ class Children:
     def send(self, message: Any) -> None:
         self._control.send(self._encoder.encode(message))
 
-    def _fork(self, asked: Fork, descriptor: int) -> None:
+    def _fork(self, asked: ForkChild, descriptor: int) -> None:
         server = os.getpid()
         if pid := os.fork():
             os.close(descriptor)
@@ -83,7 +91,7 @@ class Children:
 
 
 def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
-    channel: Channel[Any] = Channel(sock, Try)
+    channel: Channel[Any] = Channel(sock, CompileTrial)
     asked: Any = channel.receive()
     try:
         if asked.politely:
@@ -91,7 +99,7 @@ def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
         confine(compiler.limits.compiled_bytes, asked.seconds)
         answer: Any = run_trial(compiler, asked.kind, asked.value)
     except BaseException as error:  # noqa: BLE001 - a panic of the library too; the front tells it
-        answer = failed(error)
+        answer = encode_error(error)
     channel.send(answer)
 
 
@@ -110,11 +118,11 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     signal.alarm(OPEN_SECONDS)
-    asked = msgspec.msgpack.decode(control.recv(MESSAGE), type=Prepare)
+    asked = msgspec.msgpack.decode(control.recv(MESSAGE), type=ForkServerConfig)
     try:
         children, prepared = _prepare(asked, control)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
-        control.send(msgspec.msgpack.encode(failed(error)))
+        control.send(msgspec.msgpack.encode(encode_error(error)))
         return 3
     gc.collect()
     gc.freeze()
@@ -126,22 +134,22 @@ def main(descriptor: int) -> int:
     return 0
 
 
-def _prepare(asked: Prepare, control: socket.socket) -> tuple[Children, Prepared]:
+def _prepare(asked: ForkServerConfig, control: socket.socket) -> tuple[Children, ForkServerReady]:
     path = Path(asked.folder) / "tokenizer.json"
     text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else LLMTokenizer(path)
-    unusable: Failed | None = None
+    unusable: ErrorMessage | None = None
     compiler = None
     if asked.vocab_size and isinstance(text, LLMTokenizer) and find_spec("llguidance") is not None:
         compiler = GrammarCompiler(text.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
         try:
             compiler.load()
         except InferError as error:
-            unusable = failed(error)
-    return Children(control, TextJob(text, Path(asked.folder)), compiler), Prepared(unusable)
+            unusable = encode_error(error)
+    return Children(control, TextJob(text, Path(asked.folder)), compiler), ForkServerReady(unusable)
 
 
 def _loop(control: socket.socket, children: Children) -> None:
-    """Until the front hangs up."""
+    """Handle messages and child exits until the server closes the socket."""
     decoder = msgspec.msgpack.Decoder(ToServer)
     wake, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
@@ -158,7 +166,7 @@ def _loop(control: socket.socket, children: Children) -> None:
             data, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
             if not data:
                 return
-            children.take(decoder.decode(data), descriptors[0] if descriptors else None)
+            children.handle(decoder.decode(data), descriptors[0] if descriptors else None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The front's side of a fork server: started, asked for children, started again when it dies. On the event loop."""
+"""Server side of a fork server: start it, request children, restart it when it dies. Event loop only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from ...errors import InferError, NotReadyError
-from ..workers.messages import Failed, raised
-from .messages import Ended, Fork, FromServer, Job, Kill, Prepare, Prepared
+from ..workers.messages import ErrorMessage, decode_error
+from .messages import ChildExited, ForkChild, ForkServerConfig, ForkServerReady, FromServer, Job, KillChild
 
 log = logging.getLogger("infer.serve")
 START_SECONDS = 70.0  # until a fork server has opened its tokenizer
@@ -27,7 +27,10 @@ LONGEST = 1 << 28  # bytes of one answer
 
 
 class ChildDiedError(InferError):
-    """A child ended without an answer; `status` as `os.waitstatus_to_exitcode` gives it, None where nobody knows."""
+    """End of a child without a reply.
+
+    `ended_with`: as `os.waitstatus_to_exitcode` returns it, None where unknown.
+    """
 
     def __init__(self, status: int | None) -> None:
         super().__init__(f"the process ended with status {status}")
@@ -35,19 +38,19 @@ class ChildDiedError(InferError):
 
 
 class Child:
-    """A forked process and the socket to it. One question at a time; whoever has it must `close` it."""
+    """A forked process and its socket; one request at a time; the owner must `close` it."""
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
         self._decoder = msgspec.msgpack.Decoder(answers)
-        self._in, self._over = bytearray(), False
+        self._in, self._at_end = bytearray(), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
         self._loop.add_reader(sock, self._read)
 
     async def send(self, message: Any) -> None:
-        """Raises `ChildDiedError`."""
+        """Send one message; raise `ChildDiedError` when the child is gone."""
         data = msgspec.msgpack.encode(message)
         try:
             await asyncio.get_running_loop().sock_sendall(
@@ -57,9 +60,9 @@ class Child:
             raise await self._death() from error
 
     async def receive(self) -> Any:
-        """The next message; may be cancelled and called again. Raises `ChildDiedError`."""
+        """Return the next message; may be cancelled and called again. Raise `ChildDiedError`."""
         while (message := self._parse()) is None:
-            if self._over:
+            if self._at_end:
                 raise await self._death()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -69,17 +72,17 @@ class Child:
         return message
 
     def close(self) -> None:
-        """Kill it, whatever it does; may be called twice, and by another thread."""
+        """Kill the process; may be called twice, and from another thread."""
         if not self.ended.done():
-            self._server.tell(Kill(self.number))
-        on_loop(self._loop, self._let_go)
+            self._server.send(KillChild(self.number))
+        run_on_loop(self._loop, self._close_socket)
 
-    def _let_go(self) -> None:
+    def _close_socket(self) -> None:
         self._stop_reading()
         self._socket.close()
 
     def _read(self) -> None:
-        """What `receive` waits for; kept also when nobody waits any more."""
+        """Buffer received bytes, also while no `receive` is waiting."""
         try:
             piece = self._socket.recv(PIECE)
         except BlockingIOError:
@@ -93,8 +96,8 @@ class Child:
             self._waiter.set_result(None)
 
     def _stop_reading(self) -> None:
-        if not self._over:
-            self._over = True
+        if not self._at_end:
+            self._at_end = True
             stop_reading(self._loop, self._socket)
 
     def _parse(self) -> Any:
@@ -118,36 +121,38 @@ class Child:
 
 
 class ForkServer:
-    """Starts with the first child that is asked for, or with `start`."""
+    """Fork server of one tokenizer, started by `start` or with the first child."""
 
-    def __init__(self, prepare: Prepare, name: str) -> None:
-        self.prepare, self._name = prepare, name
+    def __init__(self, prepare: ForkServerConfig, name: str) -> None:
+        self.config, self._name = prepare, name
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._prepared: asyncio.Future[Prepared] | None = None
+        self._prepared: asyncio.Future[ForkServerReady] | None = None
         self._started = -PAUSE_SECONDS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._decoder = msgspec.msgpack.Decoder(FromServer)
         self._closed = False
 
     async def child(self, job: Job, answers: Any) -> Child:
-        """A new child, whose messages are of the union `answers`. Raises `NotReadyError` while there is no server, or
-        what opening the tokenizer raised."""
+        """Fork a child that sends messages of the union `answers`.
+
+        Raises `NotReadyError` while there is no fork server, or what opening the tokenizer raised.
+        """
         prepared = await self.prepared()
         if job == "trial" and prepared.unusable is not None:
-            raise raised(prepared.unusable)
+            raise decode_error(prepared.unusable)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             child = Child(self, next(self._numbers), ours, answers)
             self._children[child.number] = child
-            self.tell(Fork(child.number, job), theirs.fileno())
+            self.send(ForkChild(child.number, job), theirs.fileno())
         return child
 
-    async def prepared(self) -> Prepared:
-        """Once it can fork."""
+    async def prepared(self) -> ForkServerReady:
+        """Wait until the fork server can fork; return its report."""
         self.start()
         waiting = self._prepared
         if waiting is None:
@@ -159,7 +164,7 @@ class ForkServer:
             raise NotReadyError(f"the tokenizer of {self._name} is being opened") from error
 
     def start(self) -> None:
-        """Unless it runs; not at once after it died."""
+        """Start the process unless it runs; refuse for `PAUSE_SECONDS` after a start."""
         if self._process is not None or self._closed:
             return
         if time.monotonic() - self._started < PAUSE_SECONDS:
@@ -181,10 +186,10 @@ class ForkServer:
             )
         self._control, self._prepared = ours, loop.create_future()
         loop.add_reader(ours, self._read, ours)
-        self.tell(self.prepare)
+        self.send(self.config)
 
-    def tell(self, message: Any, descriptor: int | None = None) -> None:
-        """Lost where the server has died; whoever waits for its child is told."""
+    def send(self, message: Any, descriptor: int | None = None) -> None:
+        """Send a message, which is lost where the process died; the owner of the child is notified."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 socket.send_fds(
@@ -194,10 +199,10 @@ class ForkServer:
                 )
 
     def close(self) -> None:
-        """End it and its children; may be called twice, and by another thread."""
+        """End the process and its children; may be called twice, and from another thread."""
         self._closed = True
         if self._loop is not None:
-            on_loop(self._loop, self._end, NotReadyError("the server is stopping"))
+            run_on_loop(self._loop, self._end, NotReadyError("the server is stopping"))
 
     def _read(self, control: socket.socket) -> None:
         try:
@@ -207,14 +212,14 @@ class ForkServer:
             return
         except (OSError, msgspec.DecodeError):
             message = None
-        if isinstance(message, Ended):
+        if isinstance(message, ChildExited):
             if (child := self._children.pop(message.number, None)) is not None and not child.ended.done():
                 child.ended.set_result(message.status)
-        elif isinstance(message, Prepared) and self._prepared is not None:
+        elif isinstance(message, ForkServerReady) and self._prepared is not None:
             if not self._prepared.done():
                 self._prepared.set_result(message)
         else:
-            error = raised(message) if isinstance(message, Failed) else None
+            error = decode_error(message) if isinstance(message, ErrorMessage) else None
             log.error("the process for text of %s ended: %s", self._name, error or "no reason known")
             self._end(error or NotReadyError(f"the tokenizer of {self._name} is being opened again"))
 
@@ -237,8 +242,8 @@ class ForkServer:
         self._children.clear()
 
 
-def on_loop(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
-    """Call it, on the loop's thread as long as the loop runs."""
+def run_on_loop(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
+    """Call the function on the loop's thread, or here when the loop does not run."""
     try:
         here = asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -254,18 +259,20 @@ def stop_reading(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-def forks_of_encoder(predictor: Any) -> ForkServer | None:
-    """For a model of tensors that takes text too, whose texts are cut to its longest input."""
+def encoder_fork_server(predictor: Any) -> ForkServer | None:
+    """Return a fork server for a tensor model with a tokenizer, which truncates texts; else None."""
     longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
     if not longest or path is None or not (path / "tokenizer.json").is_file():
         return None
-    return ForkServer(Prepare(folder=str(path), max_length=longest), predictor.name)
+    return ForkServer(ForkServerConfig(folder=str(path), max_length=longest), predictor.name)
 
 
-def forks_of(language: Any, name: str) -> ForkServer | None:
-    """For a language model in a folder with a tokenizer."""
+def fork_server_of(language: Any, name: str) -> ForkServer | None:
+    """Return a fork server for a language model with a tokenizer, else None."""
     folder = getattr(language, "folder", None)
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    prepare = Prepare(folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids))
+    prepare = ForkServerConfig(
+        folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids)
+    )
     return ForkServer(prepare, name)

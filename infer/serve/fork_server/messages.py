@@ -1,4 +1,4 @@
-"""Messages between the front, the fork server and its children: plain structs, msgpack, no pickle."""
+"""Messages between the server, a fork server and its children: plain structs, msgpack, no pickle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import msgspec
 
 from ...llm.text.grammar_request import GrammarLimits
 from ...llm.text.grammar_trial import GrammarCost
-from ..workers.messages import Failed
+from ..workers.messages import ErrorMessage
 
 Job = Literal["trial", "text"]
 
 
-class Prepare(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
-    """To the fork server, first: open the tokenizer of this folder. Grammars need `vocab_size`; 0: there are none.
-    `max_length`: of an encoder, whose texts are cut to it; 0: a language model, whose texts are not."""
+class ForkServerConfig(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
+    """Server to fork server, first message: open the tokenizer of this folder.
+
+    `vocab_size`: for grammars; 0 disables them. `max_length`: truncation length of an encoder's texts; 0 for
+    a language model.
+    """
 
     folder: str
     vocab_size: int = 0
@@ -24,35 +27,37 @@ class Prepare(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_on
     limits: GrammarLimits = GrammarLimits()
 
 
-class Prepared(msgspec.Struct, tag="prepared", frozen=True, array_like=True):
-    """From the fork server: it can fork. `unusable`: why grammars can't be compiled, or None."""
+class ForkServerReady(msgspec.Struct, tag="prepared", frozen=True, array_like=True):
+    """Fork server to server: it can fork. `unusable`: why grammars can't be compiled, or None."""
 
-    unusable: Failed | None = None
+    unusable: ErrorMessage | None = None
 
 
-class Fork(msgspec.Struct, tag="fork", frozen=True, array_like=True):
-    """To the fork server, with a socket: a child that does this job for whoever has the socket's other end."""
+class ForkChild(msgspec.Struct, tag="fork", frozen=True, array_like=True):
+    """Fork server request, sent with a socket: fork a child for this job on that socket."""
 
     number: int
     job: Job
 
 
-class Kill(msgspec.Struct, tag="kill", frozen=True, array_like=True):
-    """To the fork server: end this child, if it runs."""
+class KillChild(msgspec.Struct, tag="kill", frozen=True, array_like=True):
+    """Server to fork server: kill this child if it runs."""
 
     number: int
 
 
-class Ended(msgspec.Struct, tag="ended", frozen=True, array_like=True):
-    """From the fork server: this child is no more. `status` as `os.waitstatus_to_exitcode` gives it."""
+class ChildExited(msgspec.Struct, tag="ended", frozen=True, array_like=True):
+    """Fork server to server: this child ended, with `os.waitstatus_to_exitcode`'s status."""
 
     number: int
     status: int
 
 
-class Try(msgspec.Struct, tag="try", frozen=True, array_like=True):
-    """To a child: compile this grammar and walk through it within `seconds` of CPU time, `politely` letting others go
-    first; `GrammarCost` or `Failed` follows, or its end by SIGPROF."""
+class CompileTrial(msgspec.Struct, tag="try", frozen=True, array_like=True):
+    """Server to child: compile this grammar and walk through it within `seconds` of CPU time.
+
+    `politely`: at lower priority. `GrammarCost` or `ErrorMessage` follows, or its end by SIGPROF.
+    """
 
     kind: str
     value: Any
@@ -60,44 +65,49 @@ class Try(msgspec.Struct, tag="try", frozen=True, array_like=True):
     politely: bool = False
 
 
-ToServer = Prepare | Fork | Kill
-FromServer = Prepared | Ended | Failed
-FromTrial = GrammarCost | Failed
+ToServer = ForkServerConfig | ForkChild | KillChild
+FromServer = ForkServerReady | ChildExited | ErrorMessage
+FromTrial = GrammarCost | ErrorMessage
 
 
-class Encode(msgspec.Struct, tag="encode", frozen=True, array_like=True):
-    """To a child: token ids of these texts; `Rows` or `Failed` follows. SIGVTALRM ends a child whose tokenizer takes
-    more than `seconds` of CPU time."""
+class EncodeTexts(msgspec.Struct, tag="encode", frozen=True, array_like=True):
+    """Server to child: tokenize these texts; `TokenRows` or `ErrorMessage` follows.
+
+    SIGVTALRM ends a child whose tokenizer takes more than `seconds` of CPU time.
+    """
 
     texts: list[str]
     special: bool
     seconds: float
 
 
-class Chat(msgspec.Struct, tag="chat", frozen=True, array_like=True):
-    """To a child: render `chat`, the arguments of `ChatTemplate.render` as JSON, and encode it; `Rows` or `Failed`
-    follows. SIGPROF ends a child whose template takes more than `template_seconds` of CPU time."""
+class EncodeChat(msgspec.Struct, tag="chat", frozen=True, array_like=True):
+    """Server to child: render `chat` and tokenize it; `TokenRows` or `ErrorMessage` follows.
+
+    `chat`: arguments of `ChatTemplate.render` as JSON. SIGPROF ends a child whose template takes more than
+    `template_seconds` of CPU time.
+    """
 
     chat: str
     template_seconds: float
     seconds: float
 
 
-class Decode(msgspec.Struct, tag="decode", frozen=True, array_like=True):
-    """To a child: the text of these token ids; `Said` or `Failed` follows."""
+class DecodeTokens(msgspec.Struct, tag="decode", frozen=True, array_like=True):
+    """Server to child: decode these token ids; `DecodedText` or `ErrorMessage` follows."""
 
     ids: list[int]
     skip_special: bool
     seconds: float
 
 
-class Rows(msgspec.Struct, tag="rows", frozen=True, array_like=True):
+class TokenRows(msgspec.Struct, tag="rows", frozen=True, array_like=True):
     rows: list[list[int]]
 
 
-class Said(msgspec.Struct, tag="said", frozen=True, array_like=True):
+class DecodedText(msgspec.Struct, tag="said", frozen=True, array_like=True):
     text: str
 
 
-ToText = Encode | Chat | Decode
-FromText = Rows | Said | Failed
+ToText = EncodeTexts | EncodeChat | DecodeTokens
+FromText = TokenRows | DecodedText | ErrorMessage

@@ -1,4 +1,4 @@
-"""Chat templates and tokenizers of an artifact, run in a child of the fork server: nobody else waits for them."""
+"""Tokenizer and chat template of an artifact, run in a child of the fork server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ...errors import ArtifactError, InferError, NotUsableError
 from ...llm.text.chat_template import ChatTemplate, no_template
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.channel import Channel, ClosedError
-from ..workers.messages import failed
-from .messages import Chat, Decode, Encode, Rows, Said, ToText
+from ..workers.messages import encode_error
+from .messages import DecodedText, DecodeTokens, EncodeChat, EncodeTexts, TokenRows, ToText
 
 
 class TextJob:
-    """Answers one question after the other. A signal ends the process when that takes too much CPU time, which
-    tells the front whether it was the chat template (SIGPROF) or the tokenizer (SIGVTALRM)."""
+    """Requests for text, answered one after another under CPU-time limits.
+
+    A signal ends the process at the limit, and tells the server whether it was the chat template (SIGPROF) or
+    the tokenizer (SIGVTALRM).
+    """
 
     def __init__(self, text: LLMTokenizer | Tokenizer, folder: Path) -> None:
         self._text, self._folder = text, folder
@@ -31,7 +34,7 @@ class TextJob:
                 self._template.load()
 
     def run(self, sock: socket.socket) -> None:
-        """Until the other side hangs up."""
+        """Answer requests until the other side closes the socket."""
         channel: Channel[Any] = Channel(sock, ToText)
         for number in (signal.SIGPROF, signal.SIGVTALRM):
             signal.signal(number, signal.SIG_DFL)
@@ -43,27 +46,29 @@ class TextJob:
             try:
                 answer = self._answer(asked)
             except (InferError, MemoryError) as error:
-                answer = failed(error)
+                answer = encode_error(error)
             except BaseException as error:  # noqa: BLE001 - a panic of the library too
                 said = f"{type(error).__name__}: {str(error)[:200]}"
-                answer = failed(ArtifactError(f"the tokenizer of this model fails on this text: {said}"))
+                answer = encode_error(
+                    ArtifactError(f"the tokenizer of this model fails on this text: {said}")
+                )
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             channel.send(answer)
 
     def _answer(self, asked: Any) -> Any:
-        if isinstance(asked, Chat):
+        if isinstance(asked, EncodeChat):
             signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
             text = self._render(json.loads(asked.chat))
             signal.setitimer(signal.ITIMER_PROF, 0)
-            asked = Encode([text], False, asked.seconds)
+            asked = EncodeTexts([text], False, asked.seconds)
         signal.setitimer(signal.ITIMER_VIRTUAL, asked.seconds)
-        if isinstance(asked, Encode):
+        if isinstance(asked, EncodeTexts):
             if isinstance(self._text, LLMTokenizer):
-                return Rows([self._text.encode(text, asked.special) for text in asked.texts])
-            return Rows(self._text.encode(asked.texts))
-        if isinstance(asked, Decode) and isinstance(self._text, LLMTokenizer):
-            return Said(self._text.decode(asked.ids, asked.skip_special))
+                return TokenRows([self._text.encode(text, asked.special) for text in asked.texts])
+            return TokenRows(self._text.encode(asked.texts))
+        if isinstance(asked, DecodeTokens) and isinstance(self._text, LLMTokenizer):
+            return DecodedText(self._text.decode(asked.ids, asked.skip_special))
         raise InferError("a tokenizer of an encoder was asked for text")
 
     def _render(self, chat: dict[str, Any]) -> str:

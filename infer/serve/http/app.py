@@ -16,7 +16,7 @@ from starlette.routing import Router
 
 from ... import plugins
 from ...errors import InferError, NotFoundError
-from ..observability.tracing import begin
+from ..observability.tracing import start_trace
 from ..service import Service
 from .body import BodyMemory, BodyReservation, ClientGoneError, discard, read_body
 from .error_text import exception_summary
@@ -53,7 +53,7 @@ def build(service: Service) -> App:
     routes = route_table(service)
     service.routes = routes
     bodies = BodyMemory(service.limits.max_bodies_bytes)
-    service.metrics.held(lambda: bodies.held)
+    service.metrics.add_process_gauges(lambda: bodies.held)
     paths = dict.fromkeys(route.path for route in sorted(routes, key=lambda r: not r.work))
     addresses = [
         Address(path, Endpoint(service, bodies, {r.method: r for r in routes if r.path == path}))
@@ -108,7 +108,7 @@ class Endpoint:
             method=scope["method"],
             client=(scope.get("client") or ("",))[0],
             known=route is not None,
-            trace=begin(scope["headers"], always=service.traces)
+            trace=start_trace(scope["headers"], always=service.traces)
             if b"traceparent" in headers or service.traces
             else None,
         )

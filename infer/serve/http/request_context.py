@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import InferError, InputError, TooLargeError
-from ..observability.tracing import Trace
+from ..observability.tracing import TraceContext
 from ..service import Service
 from . import json_parse
 from .routing import Response, Route, UnauthorizedError
@@ -34,7 +34,7 @@ class RequestContext:
     method: str = ""
     client: str = ""
     known: bool = True
-    trace: Trace | None = None
+    trace: TraceContext | None = None
     error: InferError | None = None
     measure: Callable[[], dict[str, Any]] | None = None
 

@@ -1,8 +1,8 @@
-"""Grammars of clients, tried out in killable processes before the model's process compiles them.
+"""Trial compilation of clients' grammars in killable processes, before the model's process compiles them.
 
-Every new grammar gets a short time at once, in one of few processes. One that needs longer waits for its turn with
-the other long ones, of which a client has one at a time and so many seconds a minute; one that exceeds its time or
-memory is killed and refused. Results are kept, so that a grammar is tried once.
+Every new grammar first gets `QUICK_SECONDS` of CPU time in one of a few processes. One that needs longer
+waits in a second queue, where each client runs one at a time and has a budget of seconds per minute; one that
+exceeds its time or memory is killed and refused. Results are cached, so that each grammar is tried once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...errors import GrammarError, InferError, InputError, NotReadyError, Overl
 from ...llm.text.grammar_request import GrammarLimits, read
 from ...llm.text.grammar_trial import GrammarCost
 from ..fork_server.client import ChildDiedError, ForkServer
-from ..fork_server.messages import FromTrial, Try
+from ..fork_server.messages import CompileTrial, FromTrial
 from ..http.client_slots import ClientSlots
-from ..workers.messages import Failed, raised
+from ..workers.messages import ErrorMessage, decode_error
 
 QUICK, EACH = 3, 2  # processes at a time for the first try, and of one client
 SLOW = 2  # for long ones, of one client one
@@ -41,10 +41,10 @@ BURST_SECONDS, REFILL = (
 
 
 class GrammarTrials:
-    """For one language model; on the event loop only."""
+    """Trial compilations of one language model; used on the event loop only."""
 
     def __init__(self, forks: ForkServer, limits: GrammarLimits | None = None) -> None:
-        self._forks, self._limits = forks, limits or GrammarLimits()
+        self._fork_server, self._limits = forks, limits or GrammarLimits()
         self._known: OrderedDict[str, GrammarCost | InferError] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[GrammarCost | InferError]] = {}
         what = "grammars that are being compiled"
@@ -53,8 +53,11 @@ class GrammarTrials:
         self._spent: dict[str, tuple[float, float]] = {}  # seconds of a client, and when they were counted
 
     async def check(self, client: str, constraint: Mapping[str, Any]) -> GrammarCost:
-        """Raises `InputError` for a grammar that can't be read or enforced, or takes too much, `OverloadedError` when
-        the client has too many that take long."""
+        """Return the result of compiling `constraint`, from the cache where it is known.
+
+        Raises `InputError` for a grammar that can't be read or enforced or takes too much time or memory, and
+        `OverloadedError` when the client has too many slow ones.
+        """
         kind, text = read(constraint, self._limits)
         key = hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()
         result = self._known.get(key)
@@ -65,7 +68,7 @@ class GrammarTrials:
                 result = await asyncio.shield(theirs)
                 result = None if isinstance(result, OverloadedError) else result  # of another client
             else:
-                task = asyncio.create_task(self._settle(client, key, Try(kind, constraint[kind])))
+                task = asyncio.create_task(self._settle(client, key, CompileTrial(kind, constraint[kind])))
                 self._under_way[key] = task
                 result = await asyncio.shield(task)
         if isinstance(result, OverloadedError):
@@ -78,7 +81,7 @@ class GrammarTrials:
         for task in self._under_way.values():
             task.cancel()
 
-    async def _settle(self, client: str, key: str, asked: Try) -> GrammarCost | InferError:
+    async def _settle(self, client: str, key: str, asked: CompileTrial) -> GrammarCost | InferError:
         try:
             result: GrammarCost | InferError = await self._try(client, asked)
         except InferError as error:
@@ -91,7 +94,7 @@ class GrammarTrials:
                 self._known.popitem(last=False)
         return result
 
-    async def _try(self, client: str, asked: Try) -> GrammarCost:
+    async def _try(self, client: str, asked: CompileTrial) -> GrammarCost:
         async with self._quick.turn(client, WAIT_SECONDS):
             with contextlib.suppress(TimeoutError):
                 return await self._run(structs.replace(asked, seconds=QUICK_SECONDS))
@@ -107,9 +110,9 @@ class GrammarTrials:
             finally:
                 self._spend(client, time.monotonic() - began)
 
-    async def _run(self, asked: Try) -> GrammarCost:
-        """In a process of its own. Raises `TimeoutError` when it took longer than `asked.seconds`."""
-        child = await self._forks.child("trial", FromTrial)
+    async def _run(self, asked: CompileTrial) -> GrammarCost:
+        """Compile in a process of its own; raise `TimeoutError` after `asked.seconds` of CPU time."""
+        child = await self._fork_server.child("trial", FromTrial)
         try:
             async with asyncio.timeout(WALL * asked.seconds + 1):
                 await child.send(asked)
@@ -126,8 +129,8 @@ class GrammarTrials:
             ) from error
         finally:
             child.close()
-        if isinstance(message, Failed):
-            found = raised(message)
+        if isinstance(message, ErrorMessage):
+            found = decode_error(message)
             if isinstance(found, InferError):
                 raise found
             raise GrammarError(f"this {asked.kind} can't be compiled", where=asked.kind) from found
@@ -151,8 +154,8 @@ class GrammarTrials:
             del self._spent[next(iter(self._spent))]
 
 
-def trials_of(forks: ForkServer | None) -> GrammarTrials | None:
-    """None for a model without a tokenizer of its own, or without the package that compiles."""
-    if forks is None or not forks.prepare.vocab_size or find_spec("llguidance") is None:
+def grammar_trials_of(forks: ForkServer | None) -> GrammarTrials | None:
+    """Return the trials of a model, or None without its tokenizer or the compiler package."""
+    if forks is None or not forks.config.vocab_size or find_spec("llguidance") is None:
         return None
-    return GrammarTrials(forks, forks.prepare.limits)
+    return GrammarTrials(forks, forks.config.limits)

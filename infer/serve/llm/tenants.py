@@ -1,6 +1,6 @@
-"""The client on whose account a request runs: by its API key, or by its address where the server has no keys.
+"""Tenants: the API key a request came with, or the client's address where the server has no keys.
 
-Tenants share the engine fairly, and pages of the prefix cache only where the operator says so.
+Tenants share the engine fairly; they share prefix-cache pages only where the operator allows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IPV6_BITS = 64  # of an address that its owner does not choose
 
 
 def tenant_of(call: RequestContext) -> str:
-    """The name of its key, or its address; an IPv6 address up to the part that its owner chooses."""
+    """Return the name of the request's API key, or its address (IPv6: the /64 network)."""
     if call.service.keys is not None:
         return call.service.keys.tenant(call.headers)
     try:
@@ -31,14 +31,14 @@ def tenant_of(call: RequestContext) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def sharer_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
-    """Whose share of a queue of tensors a request takes that was let in: its key's, "" for all with less than two."""
+def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
+    """Return the tenant whose share of a tensor queue a request takes; "" with fewer than two keys."""
     keys = service.keys
     return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
 
 
-def owned(call: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
-    """The same requests, marked with their tenant; with keys, each tenant has a prefix cache of its own."""
+def assign_tenant(call: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
+    """Set the tenant of each request; with keys, also a prefix-cache salt per tenant."""
     service, tenant = call.service, tenant_of(call)
     salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
     for request in requests:

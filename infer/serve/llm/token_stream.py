@@ -1,29 +1,42 @@
-"""What the engine makes for one HTTP request, on its way from the fan-out to whoever reads it."""
+"""Outputs of one HTTP request, buffered between the engine's fan-out and the response writer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ...errors import DeadlineError, InferError, NotReadyError
 from ...llm.completion import error_of
 from ...llm.engine.requests import Output, Request
-from ..workers.crash_retry import Again, Refusal
-
-if TYPE_CHECKING:
-    from .llm_engine import Generator
+from ..observability.llm_metrics import LLMMetrics
+from ..workers.crash_retry import FailedOutput, RestartedOutput
 
 
-class Stream:
-    """What the engine makes for one HTTP request. `async for outputs in stream`: those of one or more steps.
+class StreamOwner(Protocol):
+    """Interface of the `LLMEngine` that a stream reports to."""
 
-    Raises, once what came before is read, the error that ended it: `DeadlineError` after `timeout` seconds, or
-    what `fail` was given. `close` is always to be called; it cancels what still runs.
+    metrics: LLMMetrics
+    driver: Any
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    def on_first_token(self, request_id: str, when: float | None, began: float = 0.0) -> None: ...
+
+    def release(self, request_id: str, *, running: bool) -> None: ...
+
+
+class TokenStream:
+    """Outputs of all prompts of one HTTP request.
+
+    `next_outputs` returns those of one or more steps and raises, once everything before is read, the error
+    that ended the stream: `DeadlineError` after `timeout` seconds, or what `fail` was given. Always call
+    `close`; it cancels what still runs.
     """
 
     def __init__(
-        self, owner: Generator, requests: Sequence[Request], *, timeout: float, stepwise: bool
+        self, owner: StreamOwner, requests: Sequence[Request], *, timeout: float, stepwise: bool
     ) -> None:
         self._owner, self._stepwise = owner, stepwise
         self.began = owner.clock()
@@ -48,23 +61,23 @@ class Stream:
         return not self._unfinished
 
     @property
-    def drained(self) -> bool:
-        """Done, and all of it read."""
+    def exhausted(self) -> bool:
+        """True when all completions ended and every output was read."""
         return self.done and not self._ready
 
     @property
     def started(self) -> bool:
-        """Any of its prompts has its first token."""
+        """True when any of its prompts has its first token."""
         return len(self._waiting) < len(self.requests)
 
-    def put(self, output: Output, when: float) -> None:
-        """One completion of one request went on."""
+    def on_output(self, output: Output, when: float) -> None:
+        """Store one output of one completion and update the metrics."""
         owner, key = self._owner, output.id
-        if isinstance(output, Refusal):
+        if isinstance(output, FailedOutput):
             self.fail(output.error)
             return
-        if isinstance(output, Again):
-            self._begin_again(key)
+        if isinstance(output, RestartedOutput):
+            self._restart(key)
             return
         if output.finish in ("error", "cancelled"):
             stopping = output.finish == "cancelled"
@@ -72,7 +85,7 @@ class Stream:
             return
         if key in self._waiting:
             self._waiting.remove(key)
-            owner.started(key, when, self.began)
+            owner.on_first_token(key, when, self.began)
             owner.metrics.first_token(when - self.began, output.queued_seconds)
             if not self._first:
                 self._first, self._queued = when, output.queued_seconds
@@ -87,14 +100,14 @@ class Stream:
             self._unfinished[key] -= 1
             if not self._unfinished[key]:
                 del self._unfinished[key]
-                owner.forget(key, running=False)
+                owner.release(key, running=False)
                 if self.done:
                     self._alarm.cancel()
         if self._stepwise or self.done:
             self._wake()
 
     def timings(self) -> dict[str, Any]:
-        """For logs and traces; a stream that was cut says what it had."""
+        """Return token counts and milliseconds for logs and traces, also of a stream cut short."""
         prompt = sum(len(request.prompt) for request in self.requests.values())
         found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
         if (pid := getattr(self._owner.driver, "pid", None)) is not None:
@@ -105,17 +118,19 @@ class Stream:
             found["stream_ms"] = round(1000 * (max(self._last) - self._first), 3)
         return found
 
-    def _begin_again(self, key: str) -> None:
-        """Whoever made it died; nobody has read of it yet."""
+    def _restart(self, key: str) -> None:
+        """Drop the unread outputs of a request that starts again after its worker died."""
         if key in self._unfinished:
             first, count = self.offset[key], self.requests[key].sampling.n
             self._ready = [output for output in self._ready if output.id != key]
             self._unfinished[key] = count
             self._last[first : first + count] = [0.0] * count
 
-    async def take(self, patience: float | None = None) -> list[Output]:
-        """What came since the last call, or all of it unless `stepwise`; nothing when all is read, or after `patience`
-        seconds."""
+    async def next_outputs(self, patience: float | None = None) -> list[Output]:
+        """Return the outputs since the last call, or all of them unless `stepwise`.
+
+        Returns an empty list when everything was read, or after `patience` seconds.
+        """
         if not (self._ready and self._stepwise) and not self.done and self._error is None:
             home = asyncio.get_running_loop()
             self._waiter = home.create_future()
@@ -131,22 +146,22 @@ class Stream:
             raise self._error
         return ready
 
-    async def rest(self) -> list[Output]:
-        """Everything, once it is complete."""
+    async def read_all(self) -> list[Output]:
+        """Return all outputs once the stream is complete."""
         outputs: list[Output] = []
-        while got := await self.take():
+        while got := await self.next_outputs():
             outputs += got
         return outputs
 
     def fail(self, error: InferError) -> None:
-        """End it with this error; what still runs is cancelled."""
+        """End the stream with `error`; cancel what still runs."""
         if self._error is None and not self.done:
             self._error = error
             self._release()
             self._wake()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Release the stream: its reader is gone."""
         if not self.done and self._error is None:
             self._owner.metrics.cancelled("running" if self.started else "queued")
             self._release()
@@ -160,9 +175,9 @@ class Stream:
     def _release(self) -> None:
         self._alarm.cancel()
         for key in self._unfinished:
-            self._owner.forget(key, running=True)
+            self._owner.release(key, running=True)
         for key in self._waiting:
-            self._owner.started(key, None)
+            self._owner.on_first_token(key, None)
         self._waiting.clear()
 
     def _wake(self) -> None:

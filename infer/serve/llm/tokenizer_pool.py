@@ -1,4 +1,4 @@
-"""Text to token ids and back for the routes: in this process, or in processes that are killed when they take long."""
+"""Tokenizer and chat template for the routes: in this process, or in processes with CPU limits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
-from ..fork_server.client import Child, ChildDiedError, ForkServer, forks_of_encoder
-from ..fork_server.messages import Chat, Decode, Encode, FromText
-from ..workers.messages import Failed, raised
-from ..workers.remote_engine import RemoteDriver
+from ..fork_server.client import Child, ChildDiedError, ForkServer, encoder_fork_server
+from ..fork_server.messages import DecodeTokens, EncodeChat, EncodeTexts, FromText
+from ..workers.messages import ErrorMessage, decode_error
+from ..workers.remote_engine import RemoteEngine
 
 INLINE_CHARACTERS = (
     2000  # less is tokenised sooner than a thread is woken; longer texts have a lane of their own
@@ -24,15 +24,15 @@ WALL = 3  # seconds on the clock, for each of CPU time, until a process is kille
 LONG_CHARACTERS = 100_000  # a text beyond that is itself the reason
 
 
-class Texts(Protocol):
-    """What the routes need; `where`: the field of the request that holds the text."""
+class TokenizerPool(Protocol):
+    """Interface of both; `where` is the request field that holds the text."""
 
-    async def prove(self, *, chat: bool) -> None:
-        """Try tokenizer and chat template once. Raises `ArtifactError` when they fail or take too long."""
+    async def self_test(self, *, chat: bool) -> None:
+        """Run tokenizer and chat template once; raise `ArtifactError` when they fail or time out."""
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]: ...
 
-    async def chat_ids(
+    async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -44,20 +44,20 @@ class Texts(Protocol):
     def close(self) -> None: ...
 
 
-class LocalTexts:
-    """In this process; long texts in the threads of `pool`."""
+class LocalTokenizer:
+    """Tokenizer in this process; long texts run in the threads of `pool`."""
 
     def __init__(self, language: Any, pool: Any = None) -> None:
         self._language, self._pool = language, pool
 
-    async def prove(self, *, chat: bool) -> None:
+    async def self_test(self, *, chat: bool) -> None:
         pass
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
         encode = self._language.text.encode
         return await self._off_loop(sum(map(len, texts)), lambda: [encode(text, special) for text in texts])
 
-    async def chat_ids(
+    async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -80,33 +80,35 @@ class LocalTexts:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
 
-class ForkedTexts:
-    """In two processes, one for short texts and one for long ones."""
+class ForkedTokenizer:
+    """Tokenizer in two processes, one for short texts and one for long ones."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self._forks = forks
-        self._short, self._long = Lane(forks), Lane(forks)
+        self._fork_server = forks
+        self._short, self._long = TokenizerProcess(forks), TokenizerProcess(forks)
 
     def start(self) -> None:
-        """So that the first text waits for no process to start."""
+        """Start the fork server now, so that the first text need not wait for it."""
         with contextlib.suppress(InferError):
-            self._forks.start()
+            self._fork_server.start()
 
-    async def prove(self, *, chat: bool) -> None:
+    async def self_test(self, *, chat: bool) -> None:
         try:
             await self.encode(["Hello"], True, "")
             if chat:
-                await self.chat_ids([{"role": "user", "content": "Hello"}], None, {})
+                await self.encode_chat([{"role": "user", "content": "Hello"}], None, {})
         except InputError:  # of a template that wants another conversation
             return
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
         size = sum(map(len, texts))
-        answer = await self._lane(size).ask(Encode(list(texts), special, seconds_for(size)), size, where)
+        answer = await self._lane(size).request(
+            EncodeTexts(list(texts), special, cpu_seconds_for(size)), size, where
+        )
         rows: list[list[int]] = answer.rows
         return rows
 
-    async def chat_ids(
+    async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -114,37 +116,40 @@ class ForkedTexts:
     ) -> list[int]:
         chat = json.dumps({**options, "messages": messages, "tools": tools})
         size = len(chat)
-        asked = Chat(chat, TEMPLATE_SECONDS, seconds_for(16 * size))
-        answer = await self._lane(size).ask(asked, size, "messages")
+        asked = EncodeChat(chat, TEMPLATE_SECONDS, cpu_seconds_for(16 * size))
+        answer = await self._lane(size).request(asked, size, "messages")
         row: list[int] = answer.rows[0]
         return row
 
     async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         size = 4 * len(ids)
-        asked = Decode(list(ids), skip_special, seconds_for(size))
-        return str((await self._lane(size).ask(asked, size, "tokens")).text)
+        asked = DecodeTokens(list(ids), skip_special, cpu_seconds_for(size))
+        return str((await self._lane(size).request(asked, size, "tokens")).text)
 
     def close(self) -> None:
         self._short.close()
         self._long.close()
-        self._forks.close()
+        self._fork_server.close()
 
-    def _lane(self, size: int) -> Lane:
+    def _lane(self, size: int) -> TokenizerProcess:
         return self._short if size < INLINE_CHARACTERS else self._long
 
 
-class Lane:
-    """One process, forked anew after it was killed; requests wait for each other."""
+class TokenizerProcess:
+    """One process, forked anew after it was killed; requests to it run one after another."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self._forks, self._turn = forks, asyncio.Lock()
+        self._fork_server, self._lock = forks, asyncio.Lock()
         self._child: Child | None = None
 
-    async def ask(self, asked: Encode | Chat | Decode, size: int, where: str) -> Any:
-        """The answer. Raises what the tokenizer or the template raised, `InputError` where a text this long took too
-        much time, `ArtifactError` where a short one did."""
-        async with self._turn:
-            child = self._child or await self._forks.child("text", FromText)
+    async def request(self, asked: EncodeTexts | EncodeChat | DecodeTokens, size: int, where: str) -> Any:
+        """Return the process's reply.
+
+        Raises what the tokenizer or template raised, `InputError` where a text this long took too much time,
+        and `ArtifactError` where a short one did.
+        """
+        async with self._lock:
+            child = self._child or await self._fork_server.child("text", FromText)
             self._child = (
                 None  # until the answer has come: a request that is cancelled leaves no process half read
             )
@@ -158,12 +163,12 @@ class Lane:
                 raise InputError("expected valid Unicode, got a lone surrogate", where=where) from error
             except (TimeoutError, ChildDiedError) as error:
                 status = error.ended_with if isinstance(error, ChildDiedError) else 0
-                raise too_long(asked, status, size, where) from error
+                raise timeout_error(asked, status, size, where) from error
             finally:
                 if self._child is None:
                     child.close()
-        if isinstance(message, Failed):
-            found = raised(message)
+        if isinstance(message, ErrorMessage):
+            found = decode_error(message)
             raise found if isinstance(found, InferError | MemoryError) else InferError("the tokenizer failed")
         return message
 
@@ -172,13 +177,17 @@ class Lane:
             self._child.close()
 
 
-def too_long(asked: Encode | Chat | Decode, status: int | None, size: int, where: str) -> InferError:
-    """The error for a child that was killed, by itself or (0) by the clock: the client's where the text is long, else
-    the artifact's."""
+def timeout_error(
+    asked: EncodeTexts | EncodeChat | DecodeTokens, status: int | None, size: int, where: str
+) -> InferError:
+    """Return the error for a process killed by its CPU limit or (`status` 0) by the wall-clock limit.
+
+    A long text is the client's fault, a short one the artifact's.
+    """
     if status is None:
         return NotReadyError("the process for text ended", hint="Ask again")
     part = "chat template" if status == -signal.SIGPROF else "tokenizer"
-    if status == 0 and isinstance(asked, Chat):
+    if status == 0 and isinstance(asked, EncodeChat):
         part = "chat template or the tokenizer"
     seconds = TEMPLATE_SECONDS if status == -signal.SIGPROF else asked.seconds
     limits = (-signal.SIGPROF, -signal.SIGVTALRM, 0)
@@ -188,20 +197,21 @@ def too_long(asked: Encode | Chat | Decode, status: int | None, size: int, where
     return ArtifactError(f"the {part} of this model {how} for {size} characters")
 
 
-def texts_of(language: Any, forks: ForkServer | None) -> Texts:
-    """In processes of their own for a model that runs in one; `--in-process` keeps all in the server's."""
-    if forks is not None and isinstance(language.driver, RemoteDriver):
-        return ForkedTexts(forks)
-    return LocalTexts(language)
+def tokenizer_pool_of(language: Any, forks: ForkServer | None) -> TokenizerPool:
+    """Return the tokenizer of a language model: forked if its engine is, else in this process."""
+    if forks is not None and isinstance(language.driver, RemoteEngine):
+        return ForkedTokenizer(forks)
+    return LocalTokenizer(language)
 
 
-def texts_of_encoder(predictor: Any) -> ForkedTexts | None:
-    """For a model of tensors in workers that takes text too; None where texts are tokenized in this process."""
-    forks = forks_of_encoder(predictor)
-    return None if forks is None else ForkedTexts(forks)
+def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
+    """Return the forked tokenizer of a tensor model in workers, or None where it is in-process."""
+    forks = encoder_fork_server(predictor)
+    return None if forks is None else ForkedTokenizer(forks)
 
 
-def seconds_for(characters: int) -> float:
+def cpu_seconds_for(characters: int) -> float:
+    """Return the CPU-time limit in seconds for a text of so many characters."""
     return TOKENIZER_SECONDS + characters / CHARACTERS_PER_SECOND
 
 

@@ -1,37 +1,40 @@
-"""What is counted of language models: tokens and their times by the event loop, pages and schedule by the engine."""
+"""Metrics of language models: tokens and latencies by the event loop, cache and steps by the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .log_histogram import Times
+from .log_histogram import LogHistogram
 from .metrics import MODEL, SECONDS, Metrics
-from .prometheus_text import Count, Family, Registry, Spread, reading
+from .prometheus_text import Family, Histogram, Registry, Scalar, scraped_family
 
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 
 
-class GenerationMetrics:
-    """The counters of one language model, bound to its labels; written by the event loop's thread only."""
+class LLMMetrics:
+    """Metrics of one language model, bound to its labels; written by the event loop's thread only."""
 
-    def __init__(self, metrics: Metrics, shared: Shared, model: str, version: str) -> None:
+    def __init__(self, metrics: Metrics, shared: LLMMetricFamilies, model: str, version: str) -> None:
         self._metrics, self._shared, self._labels = metrics, shared, (model, version)
-        metrics.begin(model, version)
-        self.first_times, self.between_times = Times(), Times()
+        metrics.create_series(model, version)
+        self.first_token_times, self.inter_token_times = LogHistogram(), LogHistogram()
         self._decode = shared.decode.labels(*self._labels)
         self._first_token = shared.first_token.labels(*self._labels)
         self._queue, self._prefill = (
             family.labels(*self._labels) for family in (metrics.queue_seconds, shared.prefill)
         )
-        self._between, self._made = shared.between.labels(*self._labels), shared.made.labels(*self._labels)
+        self._inter_token, self._generation_tokens = (
+            shared.inter_token.labels(*self._labels),
+            shared.generation_tokens.labels(*self._labels),
+        )
         self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
 
-    def watch(self, stats: Callable[[], Any]) -> None:
-        """The engine's own: how many tokens its steps had."""
+    def add_step_tokens(self, stats: Callable[[], Any]) -> None:
+        """Register the engine's histogram of tokens per step."""
 
         def read() -> tuple[list[int], float]:
             now = stats()
@@ -40,26 +43,26 @@ class GenerationMetrics:
         self._metrics.batch_tokens.labels(*self._labels).set_function(read)
 
     @property
-    def made(self) -> int:
-        """Tokens since the start."""
-        return int(self._made.value)
+    def generation_tokens(self) -> int:
+        """Tokens generated since the start."""
+        return int(self._generation_tokens.value)
 
     def first_token(self, seconds: float, queued: float) -> None:
-        """A prompt got its first token so long after it was admitted; `queued` of them it waited to be read."""
+        """Record a prompt's first token `seconds` after admission, `queued` of them in the queue."""
         self._first_token.observe(seconds)
         self._queue.observe(min(queued, seconds))
         self._prefill.observe(max(seconds - queued, 0.0))
-        self.first_times.observe(seconds)
+        self.first_token_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float | None) -> None:
-        """A completion got `count` tokens, `seconds` after its last; None: they are its first."""
-        self._made.inc(count)
+        """Record `count` tokens of a completion, `seconds` after its last; None for its first."""
+        self._generation_tokens.inc(count)
         if seconds is not None:
-            self._between.observe(seconds / count)
-            self.between_times.observe(seconds / count)
+            self._inter_token.observe(seconds / count)
+            self.inter_token_times.observe(seconds / count)
 
     def finished(self, reason: str, seconds: float) -> None:
-        """A completion ended, so long after the first token of its request."""
+        """Record the end of a completion, `seconds` after the first token of its request."""
         self._decode.observe(seconds)
         self._shared.finished.labels(*self._labels, reason).inc()
 
@@ -70,11 +73,11 @@ class GenerationMetrics:
         self._metrics.cancelled.labels(*self._labels, stage).inc()
 
 
-class Shared:
-    """The families that all language models have in common."""
+class LLMMetricFamilies:
+    """Metric families that all language models share."""
 
     def __init__(self, registry: Registry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Histogram]:
             return registry.histogram(f"infer_{name}", text, MODEL, buckets)
 
         self.first_token = histogram(
@@ -83,18 +86,18 @@ class Shared:
         text = "From the step that began to read a prompt to its first token"
         self.prefill = histogram("prefill_seconds", text, SECONDS)
         text = "Between two tokens of one completion; tokens that come together share"
-        self.between = histogram("inter_token_seconds", text, BETWEEN)
+        self.inter_token = histogram("inter_token_seconds", text, BETWEEN)
         self.decode = histogram(
             "decode_seconds", "From a request's first token to the end of a completion", SECONDS
         )
-        self.made = registry.counter("infer_generation_tokens", "Tokens made", MODEL)
+        self.generation_tokens = registry.counter("infer_generation_tokens", "Tokens made", MODEL)
         self.finished = registry.counter("infer_completions", "Completions that ended", (*MODEL, "reason"))
         text = "Fields of requests that mean nothing here"
         self.unknown_fields = registry.counter("infer_unknown_fields", text, MODEL)
 
 
 class EngineCollector:
-    """The engines' own numbers, read when somebody scrapes. `stats`: of each model, its `EngineStats`."""
+    """Counters of the engines, read at each scrape; `stats` maps labels to an `EngineStats` getter."""
 
     COUNTERS = {
         "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
@@ -114,18 +117,18 @@ class EngineCollector:
     def __init__(self) -> None:
         self.stats: dict[tuple[str, str], Callable[[], Any]] = {}
 
-    def collect(self) -> Iterable[Family[Count]]:
+    def collect(self) -> Iterable[Family[Scalar]]:
         read = {labels: stats() for labels, stats in self.stats.items()}
-        usage = reading("gauge", "infer_kv_cache_usage_ratio", "Share of the pages in use", MODEL)
+        usage = scraped_family("gauge", "infer_kv_cache_usage_ratio", "Share of the pages in use", MODEL)
         text = "Of the engine's thread; `step` is the model"
-        spent = reading("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
+        spent = scraped_family("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
         for labels, stats in read.items():
             usage.labels(*labels).set(stats.pages_used / max(stats.pages_total, 1))
             for phase in self.PHASES:
                 spent.labels(*labels, phase).set(getattr(stats, f"{phase}_seconds"))
         yield from (usage, spent)
         for name, (text, field) in self.COUNTERS.items():
-            family = reading("counter", f"infer_{name}_total", text, MODEL)
+            family = scraped_family("counter", f"infer_{name}_total", text, MODEL)
             for labels, stats in read.items():
                 family.labels(*labels).set(getattr(stats, field))
             yield family

@@ -1,4 +1,7 @@
-"""Times in buckets so fine that percentiles of the last seconds can be read from two readings' difference."""
+"""Histogram of times with logarithmic buckets, fine enough for percentiles.
+
+Percentiles of an interval are computed from the difference of two snapshots.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ PER_OCTAVE = 8  # a bucket is 9 % wide, so a percentile read from it is within 4
 UNIT = 1e-6  # seconds at which bucket 0 begins
 
 
-class Times:
-    """Counts since the start, by bucket: bucket i holds UNIT·2^(i/8) to UNIT·2^((i+1)/8) seconds."""
+class LogHistogram:
+    """Counts since the start: bucket i holds UNIT·2^(i/8) to UNIT·2^((i+1)/8) seconds."""
 
     __slots__ = ("counts",)
 
@@ -23,7 +26,7 @@ class Times:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """Seconds below which `share` of them lie, to half a bucket; None of nothing."""
+    """Return the seconds below which `share` of the counts lie, to half a bucket; None without counts."""
     left = share * sum(counts.values())
     for index in sorted(counts):
         left -= counts[index]

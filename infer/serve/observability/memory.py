@@ -1,4 +1,4 @@
-"""How much memory the server and its models take: read from the kernel and from what was measured of them."""
+"""Memory of the server and its models, from the kernel and from the artifacts' reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from ...artifact.manifest import MANIFEST, MAX_BYTES
 from ...errors import SourceError
 from ...regular_files import read_regular
-from .prometheus_text import Count, Family, reading
+from .prometheus_text import Family, Scalar, scraped_family
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
@@ -23,14 +23,14 @@ KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory
 
 
 class Processes:
-    """This process and its children."""
+    """Server process and its children."""
 
     def __init__(self) -> None:
         self._all = [psutil.Process()]
         self._looked = time.monotonic()
 
     def resident_bytes(self) -> int:
-        """Of all of them; pages that they share count for each."""
+        """Return the sum of their resident sets; shared pages count for each."""
         if (now := time.monotonic()) - self._looked > LOOK_SECONDS:
             self._all, self._looked = [self._all[0], *self._all[0].children()], now
         total = 0
@@ -41,7 +41,7 @@ class Processes:
 
 
 def page_bytes(predictor: Any) -> int:
-    """Of one page of a language model's KV cache, all layers together; 0 where it has none."""
+    """Return the bytes of one KV-cache page, all layers together; 0 without a KV cache."""
     if not (getattr(predictor.manifest, "meta", None) or {}).get("generation"):
         return 0
     if (card := getattr(predictor, "card", None)) is not None:
@@ -53,9 +53,11 @@ def page_bytes(predictor: Any) -> int:
 
 
 def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
-    """Of the KV cache in RAM that the model in `folder` will take: what is `asked`, else what its engine takes by
-    itself of the bytes that are `left`: a quarter, or what 65,536 tokens or one context need. 0 of other models and on
-    GPUs."""
+    """Return the bytes of RAM that the KV cache of the model in `folder` will take.
+
+    That is `asked`, else the engine's default: a quarter of the `left` bytes, at most what 65,536 tokens or
+    one context need. 0 for other models and on GPUs.
+    """
     try:
         manifest = json.loads(read_regular(folder / MANIFEST, MAX_BYTES))
         shape = (manifest.get("meta") or {}).get("generation")
@@ -72,7 +74,7 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
 
 
 def measured_bytes(predictor: Any) -> dict[str, int]:
-    """By kind, as the artifact's report has it."""
+    """Return the bytes by kind from the artifact's report."""
     memory = (getattr(predictor, "report", None) or {}).get("memory")
     known = memory if isinstance(memory, dict) else {}
     return {
@@ -81,7 +83,7 @@ def measured_bytes(predictor: Any) -> dict[str, int]:
 
 
 class MemoryCollector:
-    """`infer_memory_bytes`, by kind; the peak is the highest that was seen at a scrape, of all processes together."""
+    """Collector of `infer_memory_bytes` by kind; the peak is the highest sum seen at a scrape."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes, self.peak = processes, 0
@@ -89,7 +91,7 @@ class MemoryCollector:
         self.pages: dict[tuple[str, str], tuple[int, Callable[[], Any]]] = {}
 
     def add(self, predictor: Any, stats: Callable[[], Any] | None) -> None:
-        """`stats`: of a language model, its engine's."""
+        """Add a model; `stats` returns the engine's counters of a language model."""
         labels = predictor.name, predictor.version
         self.fixed[labels] = measured_bytes(predictor)
         if stats is not None and (size := page_bytes(predictor)):
@@ -99,9 +101,9 @@ class MemoryCollector:
         self.fixed.pop(labels, None)
         self.pages.pop(labels, None)
 
-    def collect(self) -> Iterable[Family[Count]]:
+    def collect(self) -> Iterable[Family[Scalar]]:
         text = "Memory of the models as measured when they were made, of KV caches, and of the server's processes"
-        family = reading("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))
+        family = scraped_family("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))
         for labels, kinds in self.fixed.items():
             for kind, value in kinds.items():
                 family.labels(*labels, kind).set(value)

@@ -1,4 +1,4 @@
-"""What the server counts: one Prometheus registry, and the same events as KServe statistics."""
+"""Metrics of the server in one Prometheus registry, and the same events as KServe statistics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from .log_histogram import Times
-from .prometheus_text import Count, Family, Registry, Spread, Watched
+from .log_histogram import LogHistogram
+from .prometheus_text import CallbackGauge, Family, Histogram, Registry, Scalar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,7 +21,7 @@ MODEL = ("model", "version")
 
 
 class Duration(msgspec.Struct):
-    """KServe's pair: how often, and how long in all."""
+    """KServe's pair of event count and total nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -50,11 +50,11 @@ class BatchStats(msgspec.Struct):
 
 
 class ModelMetrics:
-    """The counters of one model, bound to its labels; written by the event loop's thread only."""
+    """Metrics of one tensor model, bound to its labels; written by the event loop's thread only."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self._metrics, self._labels = metrics, (model, version)
-        metrics.begin(model, version)
+        metrics.create_series(model, version)
         self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
         self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
         self.batch_size = metrics.batch_size.labels(*self._labels)
@@ -80,7 +80,7 @@ class ModelMetrics:
         self._metrics.cancelled.labels(*self._labels, stage).inc()
 
     def executed(self, rows: int, assemble: float, compute: float, cut: float, padding: float) -> None:
-        """One batch that ran: its rows, the seconds of its three phases, and the share that was padding."""
+        """Record one batch: its rows, the seconds of its three phases, and its share of padding."""
         self.batch_size.observe(rows)
         self.compute_seconds.observe(compute)
         self.padding_ratio.observe(padding)
@@ -100,7 +100,7 @@ class ModelMetrics:
     def answered(
         self, rows: int, waits: Sequence[tuple[float, int]], assemble: float, compute: float, cut: float
     ) -> None:
-        """The parts of requests that one batch answered with success: their rows, and how long how many had waited."""
+        """Record the requests of a successful batch: rows, and (wait seconds, count) pairs."""
         for seconds, requests in waits:
             self.queue_seconds.observe(seconds, requests)
         self.inferences += rows
@@ -115,15 +115,15 @@ class ModelMetrics:
 
 
 class Metrics:
-    """All of it. Names and labels are listed in the documentation; a registry of its own, nothing global."""
+    """All metrics of one server, in a registry of its own; names and labels are documented."""
 
     def __init__(self, version: str) -> None:
         self.registry = own = Registry()
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Count]:
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Scalar]:
             return own.counter(f"infer_{name}", text, (*MODEL, *labels))
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Spread]:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Histogram]:
             return own.histogram(f"infer_{name}", text, MODEL, buckets)
 
         self.requests = counter("requests", "Requests answered", ("code", "api"))
@@ -144,13 +144,13 @@ class Metrics:
         self.batch_tokens = histogram("batch_tokens", text, TOKENS)
         self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
         self._load = own.gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"))
-        self._gauges: dict[str, Family[Watched]] = {}
-        self._children: dict[tuple[str, str, str, str], tuple[Count, Spread]] = {}
-        self.times: dict[str, Times] = {}  # of a model's requests that were answered with success
+        self._gauges: dict[str, Family[CallbackGauge]] = {}
+        self._children: dict[tuple[str, str, str, str], tuple[Scalar, Histogram]] = {}
+        self.times: dict[str, LogHistogram] = {}  # of a model's requests that were answered with success
         own.gauge("infer_build_info", "Always 1", ("infer",)).labels(version).set(1)
 
-    def begin(self, model: str, version: str) -> None:
-        """Counters at 0 before anything happens, so that the first event is a rate."""
+    def create_series(self, model: str, version: str) -> None:
+        """Create the counters at 0, so that the first event is visible as a rate."""
         self.rejected.labels(model, version, "overloaded")
         for stage in ("queued", "running"):
             self.cancelled.labels(model, version, stage)
@@ -158,35 +158,35 @@ class Metrics:
     def model(self, name: str, version: str) -> ModelMetrics:
         return ModelMetrics(self, name, version)
 
-    def watch(self, what: str, text: str, model: str, version: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when somebody scrapes."""
+    def add_gauge(self, what: str, text: str, model: str, version: str, value: Callable[[], float]) -> None:
+        """Register a gauge whose value is computed at each scrape."""
         if what not in self._gauges:
-            self._gauges[what] = self.registry.watched(f"infer_{what}", text, MODEL)
+            self._gauges[what] = self.registry.callback(f"infer_{what}", text, MODEL)
         self._gauges[what].labels(model, version).set_function(value)
 
-    def unwatch(self, model: str, version: str) -> None:
-        """The model is gone; its counters stay."""
+    def remove_gauges(self, model: str, version: str) -> None:
+        """Remove the gauges of an unloaded model; its counters stay."""
         for family in self._gauges.values():
             family.children.pop((model, version), None)
 
-    def held(self, body_bytes: Callable[[], float]) -> None:
-        """Gauges of what requests hold, and of the tasks of the event loop, on which scrapes are answered."""
+    def add_process_gauges(self, body_bytes: Callable[[], float]) -> None:
+        """Register gauges of request body memory and event-loop tasks."""
         text = "Bytes of request bodies in memory"
-        self.registry.watched("infer_body_bytes", text).labels().set_function(body_bytes)
+        self.registry.callback("infer_body_bytes", text).labels().set_function(body_bytes)
         text = "Tasks of the event loop"
-        tasks = self.registry.watched("infer_event_loop_tasks", text).labels()
+        tasks = self.registry.callback("infer_event_loop_tasks", text).labels()
         tasks.set_function(lambda: len(asyncio.all_tasks()))
 
-    def dropped_lines(self, value: Callable[[], float]) -> None:
-        """A counter of lines that the request log lost."""
+    def add_dropped_lines(self, value: Callable[[], float]) -> None:
+        """Register the counter of lines that the request log lost."""
         text = "Lines of the request log that were lost"
-        self.registry.watched("infer_log_dropped_total", text, kind="counter").labels().set_function(value)
+        self.registry.callback("infer_log_dropped_total", text, kind="counter").labels().set_function(value)
 
-    def loaded(self, model: str, version: str, phase: str, seconds: float) -> None:
+    def record_load_seconds(self, model: str, version: str, phase: str, seconds: float) -> None:
         self._load.labels(model, version, phase).set(seconds)
 
     def request(self, model: str, version: str, status: int, api: str, *seconds: float) -> None:
-        """Answers with one status, each with its own seconds."""
+        """Record responses with one status, each with its own seconds."""
         key = (model, version, str(status), api)
         children = self._children.get(key)
         if children is None:
@@ -195,14 +195,14 @@ class Metrics:
         children[0].inc(len(seconds))
         times = None
         if status == 200 and model:
-            times = self.times.get(model) or self.times.setdefault(model, Times())
+            times = self.times.get(model) or self.times.setdefault(model, LogHistogram())
         for one in seconds:
             children[1].observe(one)
             if times is not None:
                 times.observe(one)
 
-    def counted(self, family: Family[Count], model: str, label: str = "") -> dict[str, int]:
-        """What a counter says of one model, by the values of one of its labels."""
+    def values_by_label(self, family: Family[Scalar], model: str, label: str = "") -> dict[str, int]:
+        """Return a counter's values for one model, by one of its labels."""
         at = family.names.index(label) if label else None
         found: dict[str, int] = {}
         for values, child in family.children.items():
@@ -212,12 +212,12 @@ class Metrics:
         return found
 
     def text(self) -> bytes:
-        """The exposition."""
+        """Return the metrics in Prometheus' text format."""
         return self.registry.text()
 
 
 def stats_dict(model: ModelMetrics) -> dict[str, Any]:
-    """The inference half of a KServe statistics answer."""
+    """Return the inference fields of a KServe statistics response."""
     return {
         "last_inference": model.last_ms,
         "inference_count": model.inferences,

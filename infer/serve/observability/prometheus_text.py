@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms in Prometheus' text format 0.0.4, written by one thread and cheap to scrape.
+"""Counters, gauges and histograms in Prometheus' text format 0.0.4; one writer thread, cheap to scrape.
 
-The format: https://prometheus.io/docs/instrumenting/exposition_formats/. prometheus-client takes 20 times as long over
-the same numbers, on the thread that answers requests.
+The format: https://prometheus.io/docs/instrumenting/exposition_formats/. prometheus-client takes 20 times as
+long over the same numbers, on the thread that answers requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Labels = tuple[str, ...]
 
 
 class Child(Protocol):
-    """One metric with its labels' values; `lines` are its samples."""
+    """One time series: a metric with its label values; `lines` returns its samples."""
 
     def lines(self) -> Iterator[str]: ...
 
@@ -23,7 +23,7 @@ C = TypeVar("C", bound=Child)
 
 
 class Family(Generic[C]):
-    """All of one name; `labels(*values)` is the child of those values, made when it is first asked for."""
+    """All series of one metric name; `labels(*values)` returns one, created on first use."""
 
     def __init__(
         self, kind: str, name: str, text: str, names: Sequence[str], make: Callable[[str, str], C]
@@ -47,8 +47,8 @@ class Family(Generic[C]):
                 yield from child.lines()
 
 
-class Count:
-    """A number that grows, or, of a gauge, that is set."""
+class Scalar:
+    """Value of a counter or gauge."""
 
     __slots__ = ("_start", "value")
 
@@ -63,11 +63,11 @@ class Count:
         self.value = value
 
     def lines(self) -> Iterator[str]:
-        yield f"{self._start}{number(self.value)}\n"
+        yield f"{self._start}{format_number(self.value)}\n"
 
 
-class Watched(Count):
-    """A gauge whose value is asked for at each scrape."""
+class CallbackGauge(Scalar):
+    """Gauge whose value is computed at each scrape."""
 
     __slots__ = ("_value",)
 
@@ -75,11 +75,11 @@ class Watched(Count):
         self._value = value
 
     def lines(self) -> Iterator[str]:
-        yield f"{self._start}{number(self._value())}\n"
+        yield f"{self._start}{format_number(self._value())}\n"
 
 
-class Spread:
-    """A histogram's child: how many values were at most each bound, and their sum."""
+class Histogram:
+    """Histogram with cumulative buckets: counts per upper bound, and the sum of values."""
 
     __slots__ = ("_bounds", "_read", "_starts", "_tail", "counts", "total")
 
@@ -97,7 +97,7 @@ class Spread:
         self.total += value * times
 
     def set_function(self, read: Callable[[], tuple[Sequence[int], float]]) -> None:
-        """Ask at each scrape: counts by bucket, as many as there are yet, and the sum of the values."""
+        """Read the histogram at each scrape: counts by bucket and the sum of the values."""
         self._read = read
 
     def lines(self) -> Iterator[str]:
@@ -109,41 +109,41 @@ class Spread:
         for start, count in zip(self._starts, self.counts, strict=True):
             so_far += count
             yield f"{start}{so_far}.0\n"
-        yield f"{self._tail[0]}{number(self.total)}\n{self._tail[1]}{so_far}.0\n"
+        yield f"{self._tail[0]}{format_number(self.total)}\n{self._tail[1]}{so_far}.0\n"
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     def lines(self) -> Iterator[str]: ...
 
 
 class Registry:
-    """Everything that one scrape shows, in the order in which it was made."""
+    """All metric families of one scrape, in registration order."""
 
     def __init__(self) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[MetricSource] = []
 
-    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Family[Count]:
-        """`name` without `_total`."""
-        return self._keep(Family("counter", f"{name}_total", text, labels, Count))
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Family[Scalar]:
+        """Register a counter; `name` without `_total`."""
+        return self._keep(Family("counter", f"{name}_total", text, labels, Scalar))
 
-    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Family[Count]:
-        return self._keep(Family("gauge", name, text, labels, Count))
+    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Family[Scalar]:
+        return self._keep(Family("gauge", name, text, labels, Scalar))
 
-    def watched(
+    def callback(
         self, name: str, text: str, labels: Sequence[str] = (), kind: str = "gauge"
-    ) -> Family[Watched]:
-        return self._keep(Family(kind, name, text, labels, Watched))
+    ) -> Family[CallbackGauge]:
+        return self._keep(Family(kind, name, text, labels, CallbackGauge))
 
     def histogram(
         self, name: str, text: str, labels: Sequence[str], bounds: tuple[float, ...]
-    ) -> Family[Spread]:
+    ) -> Family[Histogram]:
         return self._keep(
-            Family("histogram", name, text, labels, lambda own, inside: Spread(own, inside, bounds))
+            Family("histogram", name, text, labels, lambda own, inside: Histogram(own, inside, bounds))
         )
 
-    def read(self, collect: Callable[[], Iterable[Family[Count]]]) -> None:
-        """Families that are made anew at each scrape."""
-        self.sources.append(Collected(collect))
+    def read(self, collect: Callable[[], Iterable[Family[Scalar]]]) -> None:
+        """Register families that are rebuilt at each scrape."""
+        self.sources.append(Collector(collect))
 
     def _keep(self, family: Family[C]) -> Family[C]:
         self.sources.append(family)
@@ -153,8 +153,8 @@ class Registry:
         return "".join(line for source in self.sources for line in source.lines()).encode()
 
 
-class Collected:
-    def __init__(self, collect: Callable[[], Iterable[Family[Count]]]) -> None:
+class Collector:
+    def __init__(self, collect: Callable[[], Iterable[Family[Scalar]]]) -> None:
         self._collect = collect
 
     def lines(self) -> Iterator[str]:
@@ -162,13 +162,13 @@ class Collected:
             yield from family.lines()
 
 
-def reading(kind: str, name: str, text: str, labels: Sequence[str]) -> Family[Count]:
-    """A family for `Registry.read`."""
-    return Family(kind, name, text, labels, Count)
+def scraped_family(kind: str, name: str, text: str, labels: Sequence[str]) -> Family[Scalar]:
+    """Return a family for `Registry.read`."""
+    return Family(kind, name, text, labels, Scalar)
 
 
-def number(value: float) -> str:
-    """As the format has it: what is not finite is NaN, +Inf, -Inf."""
+def format_number(value: float) -> str:
+    """Format a value as the text format has it: NaN, +Inf and -Inf for non-finite ones."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -1,4 +1,4 @@
-"""One line of JSON per request, written by a thread: a slow or full place to write to never stops an answer."""
+"""Request log: one JSON line per request, written by a thread, so that a slow sink blocks no response."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ encode = msgspec.json.Encoder().encode
 
 
 class RequestLog:
-    """`bodies`: also what was asked, cut at 4 KiB: for debugging, since it holds what people wrote."""
+    """Observer that logs requests.
 
-    def __init__(self, lines: Lines, *, bodies: bool = False) -> None:
+    `bodies`: log request bodies too, cut at 4 KiB: for debugging only, since they hold users' data.
+    """
+
+    def __init__(self, lines: LineWriter, *, bodies: bool = False) -> None:
         self.lines, self.bodies = lines, bodies
 
     def close(self) -> None:
-        """Write what waits."""
+        """Flush waiting lines."""
         self.lines.close()
 
     def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
-        """Looks at /health, /metrics, the page and such that went well are no news."""
+        """Log one request; successful health checks, scrapes and page views are left out."""
         if status < 400 and not call.route.work:
             return
         line: dict[str, Any] = {
-            "time": stamp(time.time()),
+            "time": rfc3339(time.time()),
             "level": _level(status),
             "event": "request",
             "id": call.request_id,
@@ -64,20 +67,23 @@ class RequestLog:
 
 
 def _level(status: int) -> str:
-    """Refusals and clients' mistakes are warnings; a client that left is neither."""
+    """Return the log level: refusals and client errors are warnings, a disconnected client is neither."""
     if status < 400 or status == CLIENT_GONE:
         return "info"
     return "warning" if status < 500 or status == 503 else "error"
 
 
-def stamp(when: float) -> str:
-    """RFC 3339, UTC, milliseconds."""
+def rfc3339(when: float) -> str:
+    """Format a Unix time as RFC 3339 in UTC with milliseconds."""
     whole, rest = divmod(when, 1)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int(1000 * rest):03d}Z"
 
 
-class Lines:
-    """Lines on their way to a file descriptor. `dropped`: how many were too many, or could not be written."""
+class LineWriter:
+    """Queue of lines for a file descriptor.
+
+    `dropped` counts lines beyond `most` waiting ones, and those that could not be written.
+    """
 
     def __init__(self, descriptor: int, *, most: int = MOST_LINES) -> None:
         self.descriptor, self.most, self.dropped = descriptor, most, 0
@@ -92,7 +98,7 @@ class Lines:
             self._queue.put(line)
 
     def close(self, seconds: float = 1.0) -> None:
-        """Write what waits, for so long at most."""
+        """Write waiting lines, for at most so many seconds."""
         self._queue.put(None)
         self._thread.join(seconds)
 

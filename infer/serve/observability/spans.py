@@ -1,9 +1,8 @@
-"""Spans for OpenTelemetry (extra `otel`): one per request, and inside it the queue, the model and the stream.
+"""OpenTelemetry spans (extra `otel`): one per request, with children for queue, model and stream.
 
-Workers measure by a clock that all processes of a machine share, and send that with what they made: their spans are
-told from here, with their process id, so that one sampler decides and nothing is lost with a worker that dies.
-
-Where they go is told in OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
+Workers report times by a clock that all processes of a machine share: their spans are created here, with
+their process id, so that one sampler decides and nothing is lost with a worker that dies. The exporter is
+configured by OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
 """
 
 from __future__ import annotations
@@ -15,25 +14,28 @@ from typing import Any
 
 from ...errors import NotUsableError
 from ..http.request_context import RequestContext
-from .tracing import Trace
+from .tracing import TraceContext
 
 PER_MILLISECOND, PER_SECOND = 1_000_000, 1_000_000_000  # OpenTelemetry counts nanoseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Of a request: milliseconds, those from the end of the part before it (of its parent's begin) until its own, and
-    whether it was in the worker's process."""
+class SpanPart:
+    """A phase of a request, in milliseconds.
+
+    `takes`: its duration; `after`: the gap before it, from the end of the previous part or the start of its
+    parent; `there`: it ran in the worker process; `inside`: its children.
+    """
 
     name: str
     takes: float
     after: float = 0.0
     there: bool = False
-    inside: tuple[Part, ...] = ()
+    inside: tuple[SpanPart, ...] = ()
 
 
-class Spans:
-    """`processor`: an SDK's span processor, such as one that exports; it is shut down by `close`."""
+class SpanRecorder:
+    """Observer that records spans; `processor` is an SDK span processor, shut down by `close`."""
 
     def __init__(self, processor: Any) -> None:
         from opentelemetry import context, trace
@@ -41,7 +43,7 @@ class Spans:
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
 
         class Ids(RandomIdGenerator):
-            """Those that the answer told its caller, then random ones."""
+            """Id generator that returns the ids sent in the response headers, then random ones."""
 
             def __init__(self) -> None:
                 self.span, self.trace = 0, 0
@@ -60,7 +62,7 @@ class Spans:
         self._tracer = self._provider.get_tracer("infer.serve")
 
     def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
-        """A request that ended now, after so many seconds; what was measured of it lies at its end."""
+        """Record the spans of a request that ended now; its measured phases are at its end."""
         if not call.route.work or call.trace is None:
             return
         api, end = self._api, time.time_ns()
@@ -75,13 +77,13 @@ class Spans:
         )
         if status >= 500:
             span.set_status(api.StatusCode.ERROR)
-        parts, pid = parts_of(measured), measured.get("worker")
+        parts, pid = span_parts(measured), measured.get("worker")
         began = end - int(sum(p.after + p.takes for p in parts) * PER_MILLISECOND)
         self._inside(span, parts, began, end, pid)
         span.end(end)
 
-    def _inside(self, parent: Any, parts: Sequence[Part], at: int, end: int, pid: int | None) -> None:
-        """Its parts one after the other, from `at`; roundings of milliseconds don't reach beyond `end`."""
+    def _inside(self, parent: Any, parts: Sequence[SpanPart], at: int, end: int, pid: int | None) -> None:
+        """Record parts one after another from `at`; clip rounding errors at `end`."""
         context = self._api.set_span_in_context(parent)
         for part in parts:
             begin = min(at + int(part.after * PER_MILLISECOND), end)
@@ -91,8 +93,8 @@ class Spans:
             self._inside(span, part.inside, begin, at, pid)
             span.end(at)
 
-    def _parent(self, trace: Trace) -> Any:
-        """The caller's span, as it said; the SDK's sampler decides about a request without one."""
+    def _parent(self, trace: TraceContext) -> Any:
+        """Return the context of the caller's span; without one the SDK's sampler decides."""
         api = self._api
         if not trace.parent:
             return self._nowhere
@@ -106,26 +108,26 @@ class Spans:
         return api.set_span_in_context(api.NonRecordingSpan(parent), self._nowhere)
 
     def close(self) -> None:
-        """Send what waits."""
+        """Flush waiting spans."""
         self._provider.shutdown()
 
 
-def parts_of(measured: dict[str, Any]) -> list[Part]:
-    """One after another, as `Answer.timings` and `Stream.timings` have them."""
-    found, queue = list[Part](), measured.get("queue_ms", 0.0)
+def span_parts(measured: dict[str, Any]) -> list[SpanPart]:
+    """Return the phases of a request in order, from the milliseconds that were measured."""
+    found, queue = list[SpanPart](), measured.get("queue_ms", 0.0)
     if (compute := measured.get("compute_ms")) is not None:
         there, back = measured.get("there_ms", 0.0), measured.get("back_ms", 0.0)
-        model = Part("compute", compute, there, there=True)
-        found.append(Part("queue", queue))
+        model = SpanPart("compute", compute, there, there=True)
+        found.append(SpanPart("queue", queue))
         found.append(
-            Part("batch", there + compute + back, inside=(model,)) if "there_ms" in measured else model
+            SpanPart("batch", there + compute + back, inside=(model,)) if "there_ms" in measured else model
         )
     if (first := measured.get("first_token_ms")) is not None:
         waits = min(queue, first)
-        inside = Part("queue", waits, there=True), Part("prefill", first - waits, there=True)
+        inside = SpanPart("queue", waits, there=True), SpanPart("prefill", first - waits, there=True)
         found += [
-            Part("first token", first, inside=inside),
-            Part("stream", measured["stream_ms"], there=True),
+            SpanPart("first token", first, inside=inside),
+            SpanPart("stream", measured["stream_ms"], there=True),
         ]
     return found
 
@@ -147,11 +149,11 @@ def _attributes(
     return found
 
 
-def exported() -> Spans:
-    """Spans that are sent over OTLP and HTTP; raises `NotUsableError` without the packages."""
+def otlp_spans() -> SpanRecorder:
+    """Return spans exported over OTLP/HTTP; raise `NotUsableError` without the packages."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise NotUsableError(f"traces need {error.name}", hint="pip install 'infer[otel]'") from error
-    return Spans(BatchSpanProcessor(OTLPSpanExporter()))
+    return SpanRecorder(BatchSpanProcessor(OTLPSpanExporter()))

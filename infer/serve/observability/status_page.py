@@ -1,4 +1,4 @@
-"""What the page at / shows: what is served, once, and what it is doing, now and again."""
+"""Data of the status page: the served models, and a snapshot of current activity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...spec import TensorSpec
 from ..api.kserve_tensors import datatype
 from ..batching.tensor_engine import TensorEngine
 from ..batching.text_inputs import takes_text
-from ..llm.llm_engine import Generator
+from ..llm.llm_engine import LLMEngine
 from ..service import Service
 
 REPORTED = (
@@ -22,7 +22,7 @@ REPORTED = (
 
 
 class Tensor(msgspec.Struct):
-    """A size that may vary is its name."""
+    """Name, datatype and shape of an input or output; a dynamic size is given by its name."""
 
     name: str
     datatype: str
@@ -30,8 +30,11 @@ class Tensor(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """`kind`: what can be asked of it. `sizes`: the least and the most of every size that may vary. `context`: tokens
-    of prompt and completion. `report`: of report.json, what was measured when the artifact was made."""
+    """A model on the status page.
+
+    `kind`: its interface; `sizes`: least and most of every dynamic size; `context`: tokens of prompt and
+    completion; `report`: the parts of report.json that were measured when the artifact was made.
+    """
 
     name: str
     version: str
@@ -54,9 +57,12 @@ class Overview(msgspec.Struct):
 
 
 class ModelNow(msgspec.Struct):
-    """`running`: rows of the batch, or requests between first and last token. The rest are counts since the start:
-    `requests` by status, `rejected` by reason, `cancelled` by stage, `batches` by rows, times by bucket as in
-    `infer.serve.observability.log_histogram`."""
+    """Snapshot of one model.
+
+    `running`: rows of the batch, or requests between first and last token. The rest are counts since the
+    start: `requests` by status, `rejected` by reason, `cancelled` by stage, `batches` by rows, times by
+    bucket of a `LogHistogram`.
+    """
 
     running: int
     waiting: int
@@ -77,8 +83,11 @@ class ModelNow(msgspec.Struct):
 
 
 class Now(msgspec.Struct):
-    """`instance`: which server says so, where a balancer has several behind one address. `time`: seconds of a clock
-    that never jumps; `memory`: bytes resident in the server's processes."""
+    """Snapshot of the server.
+
+    `instance`: which server, where a balancer has several behind one address; `time`: seconds of a monotonic
+    clock; `memory`: bytes resident in the server's processes.
+    """
 
     instance: str
     time: float
@@ -92,11 +101,11 @@ def overview(service: Service) -> Overview:
     return Overview(service.version, service.state, [_served(m) for m in service.models.values()])
 
 
-def _served(model: TensorEngine | Generator) -> ServedModel:
+def _served(model: TensorEngine | LLMEngine) -> ServedModel:
     predictor = model.predictor
-    text = isinstance(model, Generator)
+    text = isinstance(model, LLMEngine)
     kind: Literal["tensors", "text", "chat"] = "tensors"
-    if isinstance(model, Generator):
+    if isinstance(model, LLMEngine):
         kind = "chat" if model.template is not None else "text"
     return ServedModel(
         name=predictor.name,
@@ -106,10 +115,10 @@ def _served(model: TensorEngine | Generator) -> ServedModel:
         inputs=[] if text else [_tensor(spec) for spec in predictor.inputs],
         outputs=[] if text else [_tensor(spec) for spec in predictor.outputs],
         sizes={} if text else dict(predictor.sizes),
-        max_batch=1 if isinstance(model, Generator) else model.collator.max_batch,
+        max_batch=1 if isinstance(model, LLMEngine) else model.collator.max_batch,
         tokenizes=isinstance(model, TensorEngine) and takes_text(model),
         example=example_file(predictor) is not None and not text,
-        context=model.context if isinstance(model, Generator) else None,
+        context=model.context if isinstance(model, LLMEngine) else None,
         report=_report(predictor),
     )
 
@@ -119,13 +128,13 @@ def _tensor(spec: TensorSpec) -> Tensor:
 
 
 def _report(predictor: Any) -> dict[str, Any]:
-    """What people look at; nothing where a predictor has no artifact behind it."""
+    """Return the displayed parts of the report; empty for a predictor without an artifact."""
     whole: Mapping[str, Any] = getattr(predictor, "report", None) or {}
     return {name: whole[name] for name in REPORTED if name in whole}
 
 
 def example_file(predictor: Any) -> Any:
-    """The golden inputs of its artifact, or None."""
+    """Return the path of the artifact's golden inputs, or None."""
     folder = getattr(predictor, "path", None)
     found = folder / "golden/inputs.safetensors" if folder is not None else None
     return found if found is not None and found.is_file() else None
@@ -142,26 +151,29 @@ def now(service: Service) -> Now:
     )
 
 
-def _now(service: Service, name: str, model: TensorEngine | Generator) -> ModelNow:
+def _now(service: Service, name: str, model: TensorEngine | LLMEngine) -> ModelNow:
     metrics = service.metrics
     times = metrics.times.get(name)
     found = ModelNow(
         running=model.running,
         waiting=model.waiting,
-        requests=metrics.counted(metrics.requests, name, "code"),
-        rejected=metrics.counted(metrics.rejected, name, "reason"),
-        cancelled=metrics.counted(metrics.cancelled, name, "stage"),
-        late=metrics.counted(metrics.deadline_exceeded, name).get("", 0),
+        requests=metrics.values_by_label(metrics.requests, name, "code"),
+        rejected=metrics.values_by_label(metrics.rejected, name, "reason"),
+        cancelled=metrics.values_by_label(metrics.cancelled, name, "stage"),
+        late=metrics.values_by_label(metrics.deadline_exceeded, name).get("", 0),
         request_times=times.counts if times else {},
-        prompt_tokens=metrics.counted(metrics.prompt_tokens, name).get("", 0),
+        prompt_tokens=metrics.values_by_label(metrics.prompt_tokens, name).get("", 0),
     )
     if isinstance(model, TensorEngine):
         found.rows = model.metrics.inferences
         found.batches = {rows: batch.compute_infer.count for rows, batch in model.metrics.batches.items()}
         return found
     stats, own = service.collector.stats[name, model.predictor.version](), model.metrics
-    found.tokens, found.steps = own.made, stats.steps
-    found.first_token_times, found.inter_token_times = own.first_times.counts, own.between_times.counts
+    found.tokens, found.steps = own.generation_tokens, stats.steps
+    found.first_token_times, found.inter_token_times = (
+        own.first_token_times.counts,
+        own.inter_token_times.counts,
+    )
     found.kv_pages = stats.pages_used, stats.pages_total
     found.prefix = stats.prefix_queries, stats.prefix_hits
     return found

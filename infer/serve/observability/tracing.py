@@ -1,6 +1,7 @@
-"""W3C Trace Context: which trace a request belongs to, read strictly and passed on.
+"""W3C Trace Context: parse `traceparent` and `tracestate` strictly and pass them on.
 
-https://www.w3.org/TR/trace-context/: what does not fit is as if nothing came; `traceresponse` answers with our span.
+https://www.w3.org/TR/trace-context/: malformed headers are ignored; `traceresponse` returns the server's
+span.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ SAMPLED = 1
 
 
 @dataclass(slots=True)
-class Trace:
-    """`parent`: the caller's span, "" at the root; `span`: this server's; `state`: the vendors' own header."""
+class TraceContext:
+    """Trace of one request.
+
+    `parent`: the caller's span, "" at the root; `span`: this server's; `state`: the vendors' header.
+    """
 
     id: str
     parent: str
@@ -30,16 +34,16 @@ class Trace:
         return f"00-{self.id}-{self.span}-{int(self.sampled):02x}".encode()
 
 
-def begin(headers: Iterable[tuple[bytes, bytes]], *, always: bool = False) -> Trace | None:
-    """The trace of a request: its caller's, else a new one with `always`, else None."""
-    found = read(headers)
+def start_trace(headers: Iterable[tuple[bytes, bytes]], *, always: bool = False) -> TraceContext | None:
+    """Return the caller's trace, else with `always` a new one, else None."""
+    found = parse_trace(headers)
     if found is None and always:
-        return Trace(os.urandom(16).hex(), "", os.urandom(8).hex(), True)
+        return TraceContext(os.urandom(16).hex(), "", os.urandom(8).hex(), True)
     return found
 
 
-def read(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """The caller's trace with a new span of ours; None where none came, several, or one that is malformed."""
+def parse_trace(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+    """Return the caller's trace with a new server span; None for absent, multiple or malformed headers."""
     parents, states = list[bytes](), list[bytes]()
     for name, value in headers:
         if name == b"traceparent":
@@ -53,7 +57,7 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
     if version == b"ff" or (version == b"00" and more) or trace == NO_TRACE or parent == NO_SPAN:
         return None
     state = b",".join(states)
-    return Trace(
+    return TraceContext(
         trace.decode(),
         parent.decode(),
         os.urandom(8).hex(),

@@ -1,4 +1,4 @@
-"""The page at /: plain files that come with the package. Nothing is built, nothing is fetched from elsewhere."""
+"""The page at /: static files of the package; no build step, no external resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADERS = [
 
 @cache
 def files() -> dict[str, bytes]:
-    """By name; read once."""
+    """Return the files by name; read once."""
     folder = resources.files(__name__)
     return {
         file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in MEDIA
@@ -35,12 +35,12 @@ def files() -> dict[str, bytes]:
 
 
 def index() -> Response:
-    """The page itself, for browsers; it holds nothing of this server."""
+    """Return the page for browsers; it holds no data of this server."""
     return Response(files()["index.html"], media=MEDIA["html"], headers=[*HEADERS, (b"vary", b"accept")])
 
 
 def asset(name: str) -> Response | None:
-    """One of its files."""
+    """Return one of its files, or None."""
     if name not in files():
         return None
     return Response(files()[name], media=MEDIA[name.rpartition(".")[2]], headers=list(HEADERS))

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions: a conversation goes on, whole or as events."""
+"""OpenAI's /v1/chat/completions: the next message of a conversation, in full or streamed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from ...errors import InputError
 from ..api import openai_request, openai_response
-from ..api.chat_response import Reply
-from ..api.openai_errors import DIALECT, generator
+from ..api.chat_response import ChatResponse
+from ..api.openai_errors import DIALECT, find_llm
 from ..api.openai_tools import Tools
 from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest
 from ..http.request_context import RequestContext
 from ..http.routing import Route
-from ..llm.tenants import owned, tenant_of
+from ..llm.tenants import assign_tenant, tenant_of
 from ..service import Service
 
 
@@ -34,8 +34,8 @@ def routes(service: Service) -> list[Route]:
 
 
 async def chat(call: RequestContext) -> Any:
-    request, unknown = openai_request.read(call, ChatRequest)
-    model = generator(call, request.model)
+    request, unknown = openai_request.read_request(call, ChatRequest)
+    model = find_llm(call, request.model)
     _refuse(request)
     timeout = openai_request.timeout(call, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
@@ -44,16 +44,18 @@ async def chat(call: RequestContext) -> Any:
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
     prompt = await openai_request.chat_prompt(call, model, request.messages, shown, options)
-    reply = Reply(model, request, prompt, tools, grammar, call.adapter)
-    await openai_request.compiled(call, model, grammar, "tools" if tools.grammar else "response_format")
+    reply = ChatResponse(model, request, prompt, tools, grammar, call.adapter)
+    await openai_request.compile_grammar(
+        call, model, grammar, "tools" if tools.grammar else "response_format"
+    )
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(owned(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
-    reply.read(stream)
+    stream = model.open(assign_tenant(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
+    reply.attach(stream)
     call.measure = stream.timings
     if request.stream:
-        return openai_response.Events(stream, reply.events, reply.end).reply(model.headers())
+        return openai_response.EventStream(stream, reply.events, reply.final_event).reply(model.headers())
     try:
-        return reply.whole(await stream.rest())
+        return reply.full(await stream.read_all())
     finally:
         stream.close()
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions: text that follows texts or token ids, whole or as events."""
+"""OpenAI's /v1/completions: continuations of texts or token ids, in full or streamed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from ...errors import InputError
 from ...llm.engine.requests import Output, Request, TokenLogprob
 from ..api import openai_logprobs, openai_request, openai_response
-from ..api.openai_errors import DIALECT, generator
-from ..api.openai_response import Ledger, Piece
+from ..api.openai_errors import DIALECT, find_llm
+from ..api.openai_response import CompletionBuffer, UsageCounter
 from ..api.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from ..api.server_sent_events import Chunks, encode
+from ..api.server_sent_events import ChunkWriter, encode
 from ..http.request_context import RequestContext
 from ..http.routing import Route
-from ..llm.llm_engine import Generator
-from ..llm.tenants import owned, tenant_of
-from ..llm.token_stream import Stream
+from ..llm.llm_engine import LLMEngine
+from ..llm.tenants import assign_tenant, tenant_of
+from ..llm.token_stream import TokenStream
 from ..service import Service
 
 
@@ -40,26 +40,26 @@ def routes(service: Service) -> list[Route]:
 
 
 async def completions(call: RequestContext) -> Any:
-    request, unknown = openai_request.read(call, CompletionRequest)
-    model = generator(call, request.model)
+    request, unknown = openai_request.read_request(call, CompletionRequest)
+    model = find_llm(call, request.model)
     _refuse(request)
     timeout = openai_request.timeout(call, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     special = request.add_special_tokens is not False
-    prompts = await openai_request.prompts(call, model, request.prompt, special)
+    prompts = await openai_request.encode_prompts(call, model, request.prompt, special)
     grammar = openai_request.grammar(request)
-    answer = Answer(model, request, prompts, grammar, call.adapter)
-    await openai_request.compiled(call, model, grammar, "response_format")
+    answer = CompletionResponse(model, request, prompts, grammar, call.adapter)
+    await openai_request.compile_grammar(call, model, grammar, "response_format")
     if request.echo:
-        answer.prompt_texts = {r.id: await model.texts.decode(r.prompt, True) for r in answer.requests}
+        answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(owned(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
-    answer.read(stream)
+    stream = model.open(assign_tenant(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
+    answer.attach(stream)
     call.measure = stream.timings
     if request.stream:
-        return openai_response.Events(stream, answer.events, answer.end).reply(model.headers())
+        return openai_response.EventStream(stream, answer.events, answer.final_event).reply(model.headers())
     try:
-        return answer.whole(await stream.rest())
+        return answer.full(await stream.read_all())
     finally:
         stream.close()
 
@@ -71,19 +71,19 @@ def _refuse(request: CompletionRequest) -> None:
         raise InputError("best_of is not offered beyond n", where="best_of")
 
 
-class Answer:
-    """One request and what is said to it; an echo puts the prompt, and what is known of it, in front."""
+class CompletionResponse:
+    """Builder of the response; with `echo` the prompt and its log-probabilities come first."""
 
     def __init__(
         self,
-        model: Generator,
+        model: LLMEngine,
         request: CompletionRequest,
         prompts: Sequence[list[int]],
         grammar: dict[str, Any] | None,
         adapter: str | None,
     ) -> None:
         self.model, self.request, self.echo = model, request, bool(request.echo)
-        self.head = openai_response.head(model, request, "cmpl", "text_completion")
+        self.head = openai_response.response_head(model, request, "cmpl", "text_completion")
         wanted = request.logprobs
         self.requests = [
             Request(
@@ -92,7 +92,9 @@ class Answer:
                 sampling=openai_request.sampling(
                     request,
                     model,
-                    openai_request.room(model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS),
+                    openai_request.max_new_tokens(
+                        model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS
+                    ),
                     wanted,
                     wanted if self.echo else None,
                 ),
@@ -102,18 +104,20 @@ class Answer:
             )
             for index, prompt in enumerate(prompts)
         ]
-        usage, self.always = openai_response.options(request)
-        self.chunks, self.final = Chunks(self.head, usage=usage or self.always), usage
+        usage, self.always = openai_response.usage_options(request)
+        self.chunks, self.final = ChunkWriter(self.head, usage=usage or self.always), usage
         self.prompt_texts: dict[str, str] = {}
         self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
-    def read(self, stream: Stream) -> None:
-        self.stream, self.ledger = stream, Ledger(stream)
-        self.lists = [openai_logprobs.Lists(self.model.text) for _ in range(stream.choices)]
-        self.begun = [False] * stream.choices
+    def attach(self, stream: TokenStream) -> None:
+        self.stream, self.ledger = stream, UsageCounter(stream)
+        self.lists = [
+            openai_logprobs.CompletionLogprobsBuilder(self.model.text) for _ in range(stream.choices)
+        ]
+        self.started = [False] * stream.choices
 
-    def whole(self, outputs: Sequence[Output]) -> Completion:
-        pieces = [Piece() for _ in range(self.stream.choices)]
+    def full(self, outputs: Sequence[Output]) -> Completion:
+        pieces = [CompletionBuffer() for _ in range(self.stream.choices)]
         owner = {
             i: key for key, first in self.stream.offset.items() for i in range(first, self.stream.choices)
         }
@@ -134,7 +138,7 @@ class Answer:
         for output in outputs:
             self._note(output)
             index = self.stream.offset[output.id] + output.index
-            first, self.begun[index] = not self.begun[index], True
+            first, self.started[index] = not self.started[index], True
             text = self._prompt_text(output.id) + output.text if first else output.text
             lists = self._logprobs(index, output.id, output.logprobs, first=first)
             if not text and output.finish is None and lists is None:
@@ -146,7 +150,7 @@ class Answer:
             made.append(self.chunks.choice(index, delta, encode(lists), encode(output.finish), usage))
         return b"".join(made)
 
-    def end(self) -> bytes:
+    def final_event(self) -> bytes:
         return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
 
     def _note(self, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""KServe's Open Inference Protocol v2 over REST: the models, their state, and inference on tensors."""
+"""KServe's Open Inference Protocol v2 over REST: models, health, statistics and inference on tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parame
 
 
 class ErrorText(msgspec.Struct):
-    """What went wrong; always a text."""
+    """Error body: one text."""
 
     error: str
 
@@ -56,7 +56,7 @@ class ModelIndex(msgspec.Struct):
 
 
 class TensorMetadata(msgspec.Struct):
-    """A size of -1 may vary."""
+    """Metadata of an input or output; a dynamic size is -1."""
 
     name: str
     datatype: str
@@ -72,7 +72,7 @@ class ModelMetadata(msgspec.Struct):
 
 
 class ConfigTensor(msgspec.Struct):
-    """Without the batch dimension where the model has one."""
+    """Triton's configuration of a tensor, without the batch dimension where the model has one."""
 
     name: str
     data_type: str
@@ -99,7 +99,7 @@ class ModelConfig(msgspec.Struct, omit_defaults=True):
 
 
 class ModelStats(msgspec.Struct):
-    """As Triton's: counts and nanoseconds; `last_inference` in milliseconds since 1970."""
+    """Triton's statistics: counts and nanoseconds; `last_inference` in milliseconds since 1970."""
 
     name: str
     version: str
@@ -214,7 +214,7 @@ async def all_stats(call: RequestContext) -> Statistics:
 
 
 def early(call: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
-    """Raises `NotFoundError`, and `OverloadedError` where no request of its time and usual priority would be taken."""
+    """Raise `NotFoundError` or `OverloadedError` before the body is read, where it would be refused anyway."""
     kserve_request.check_admission(call, _engine(call), piece, whole)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1: the served models, and embeddings of those that make them."""
+"""OpenAI's /v1: the served models, and embeddings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from msgspec.structs import replace
 from ...errors import InputError
 from ..api.kserve_response import check_finite
 from ..api.kserve_tensors import to_json
-from ..api.openai_errors import DIALECT, find, require_json
+from ..api.openai_errors import DIALECT, find_model, require_json
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Route
-from ..llm.llm_engine import Generator
-from ..llm.tenants import sharer_of
+from ..llm.llm_engine import LLMEngine
+from ..llm.tenants import queue_tenant_of
 from ..service import Service
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 class Model(msgspec.Struct):
-    """`max_model_len`: tokens that prompt and completion may have together; null where nothing is generated. `parent`:
-    the model that an adapter belongs to."""
+    """A served model.
+
+    `max_model_len`: limit of prompt and completion tokens, null for a model that generates nothing; `parent`:
+    the model that an adapter belongs to.
+    """
 
     id: str
     task: str
@@ -43,7 +46,10 @@ class ModelList(msgspec.Struct):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """Unknown fields are accepted and ignored. `input`: a text, texts, token ids, or lists of token ids."""
+    """Body of /v1/embeddings; `input`: a text, texts, token ids, or lists of token ids.
+
+    Unknown fields are accepted and ignored.
+    """
 
     model: str
     input: str | list[str | int | Ids]
@@ -53,7 +59,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct):
-    """`embedding`: numbers, or base64 of little-endian float32. Values that are not finite are strings."""
+    """One embedding: numbers, or base64 of little-endian float32; non-finite values are strings."""
 
     index: int
     embedding: list[float | str] | str
@@ -97,24 +103,24 @@ async def models(call: RequestContext) -> ModelList:
 
 
 async def model(call: RequestContext) -> Model:
-    served = find(call, call.path["model"])
+    served = find_model(call, call.path["model"])
     return _described(call.path["model"], served, call.model if call.adapter else None)
 
 
-def _described(name: str, served: TensorEngine | Generator, parent: str | None = None) -> Model:
-    context = served.context if isinstance(served, Generator) else None
+def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None = None) -> Model:
+    context = served.context if isinstance(served, LLMEngine) else None
     return Model(name, served.predictor.task, max_model_len=context, parent=parent)
 
 
 async def embeddings(call: RequestContext) -> Embeddings:
     require_json(call)
     request = call.json(EmbeddingsRequest)
-    engine = find(call, request.model)
+    engine = find_model(call, request.model)
     if not isinstance(engine, TensorEngine) or engine.predictor.task != "embedding":
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
-    tenant = sharer_of(call.service, call.headers)
+    tenant = queue_tenant_of(call.service, call.headers)
     engine.check_admission(timeout=call.timeout(), tenant=tenant)
     spec = engine.predictor.outputs[0]
     width = spec.shape[-1]

@@ -1,4 +1,4 @@
-"""For those who run the server: what it is, whether it lives, what it counts, and its own description."""
+"""Operator routes: name and version, health, metrics and API description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..service import Service
 
 
 class Error(msgspec.Struct):
-    """What went wrong, for people."""
+    """Error body: one text."""
 
     error: str
 
@@ -72,7 +72,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def home(call: RequestContext) -> Home | Response:
-    """The page holds nothing of the server, so browsers get it without a key, and ask their user for one."""
+    """Return the page to browsers, also without a key: it holds no data of the server."""
     if b"text/html" in call.headers.get(b"accept", b""):
         return page.index()
     call.require_key()

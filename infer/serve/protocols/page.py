@@ -1,4 +1,4 @@
-"""The page at / and what it is made of: its files, the served models, and what they are doing now."""
+"""The page at /: its files, the served models, and their current activity."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def now(call: RequestContext) -> Now:
 
 
 async def example(call: RequestContext) -> InferRequest:
-    """The first row of the golden inputs, as a request."""
+    """Return the first row of the golden inputs as a request."""
     engine = call.service.engine(call.path["model"])
     found = status_page.example_file(engine.predictor)
     if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:

@@ -1,4 +1,4 @@
-"""The model repository extension of KServe v2: list, load, unload. Only where the server was started with it."""
+"""The model repository extension of KServe v2: list, load, unload; only with --allow-reload."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 from ...errors import InputError
 from ..http.request_context import RequestContext
 from ..http.routing import Response, Route
-from ..model_admin import Admin, Listed
+from ..model_admin import ModelAdmin, RepositoryModel
 from ..service import Service
 from .kserve import DIALECT
 
 
 class IndexRequest(msgspec.Struct):
-    """`ready`: only those that are."""
+    """Body of the index route; `ready`: list ready models only."""
 
     ready: bool = False
 
 
 class ChangeRequest(msgspec.Struct):
-    """Nothing about a model can be set here: it is what its artifact says."""
+    """Body of load and unload; a model has no parameters that can be set."""
 
     parameters: dict[str, Any] = {}
 
@@ -35,13 +35,13 @@ def routes(service: Service) -> list[Route]:
 
     change = (404, 409, 503)
     return [
-        post("index", IndexRequest, list[Listed], index, "All models in the server's folders"),
+        post("index", IndexRequest, list[RepositoryModel], index, "All models in the server's folders"),
         post("models/{model}/load", ChangeRequest, "text/plain", load, "Serve the latest version", *change),
         post("models/{model}/unload", ChangeRequest, "text/plain", unload, "Serve a model no more", *change),
     ]
 
 
-async def index(call: RequestContext) -> list[Listed]:
+async def index(call: RequestContext) -> list[RepositoryModel]:
     wanted = call.json(IndexRequest) if call.body.strip() else IndexRequest()
     return [one for one in _admin(call).index() if one.state == "READY" or not wanted.ready]
 
@@ -58,7 +58,7 @@ async def unload(call: RequestContext) -> Response:
     return Response(media="text/plain")
 
 
-def _admin(call: RequestContext) -> Admin:
+def _admin(call: RequestContext) -> ModelAdmin:
     return call.service.admin
 
 

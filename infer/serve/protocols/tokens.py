@@ -1,4 +1,4 @@
-"""Text to token ids and back, for clients that count or score: /tokenize, /detokenize, /tokenizer_info."""
+"""Tokenization for clients that count or score: /tokenize, /detokenize, /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import msgspec
 from ...errors import InputError, NotFoundError
 from ...llm.text.chat_template import special_tokens
 from ..api import openai_request
-from ..api.openai_errors import DIALECT, generator
+from ..api.openai_errors import DIALECT, find_llm
 from ..api.openai_types import Message, Token, Tool
 from ..http.request_context import RequestContext
 from ..http.routing import Route
-from ..llm.llm_engine import Generator
+from ..llm.llm_engine import LLMEngine
 from ..service import Service
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """`prompt`, or `messages` as a chat would have them. `model` may be left out where one alone is served."""
+    """Body of /tokenize: `prompt`, or `messages` as in a chat.
+
+    `model` may be absent where one language model is served.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -47,7 +50,7 @@ class Prompt(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct):
-    """Special tokens by their names as text, null where the model has none."""
+    """Special tokens by name, null where the model has none."""
 
     model: str
     vocab_size: int
@@ -80,7 +83,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def tokenize(call: RequestContext) -> Tokens:
-    request, _ = openai_request.read(call, TokenizeRequest)
+    request, _ = openai_request.read_request(call, TokenizeRequest)
     model = _model(call, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InputError("expected either prompt or messages", where="prompt")
@@ -91,17 +94,17 @@ async def tokenize(call: RequestContext) -> Tokens:
         row = await openai_request.chat_prompt(call, model, request.messages, request.tools, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
-        (row,) = await model.texts.encode([text], special, "prompt")
+        (row,) = await model.tokenizers.encode([text], special, "prompt")
     words = [model.text.piece(token) or "" for token in row] if request.return_token_strs else None
     return Tokens(row, len(row), model.context, words)
 
 
 async def detokenize(call: RequestContext) -> Prompt:
-    request, _ = openai_request.read(call, DetokenizeRequest)
+    request, _ = openai_request.read_request(call, DetokenizeRequest)
     model = _model(call, request.model)
     if request.tokens:
         openai_request.check_ids(model, request.tokens, "tokens")
-    return Prompt(await model.texts.decode(request.tokens, False))
+    return Prompt(await model.tokenizers.decode(request.tokens, False))
 
 
 async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
@@ -119,12 +122,12 @@ async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
     )
 
 
-def _model(call: RequestContext, name: str | None) -> Generator:
+def _model(call: RequestContext, name: str | None) -> LLMEngine:
     if name is not None:
-        return generator(call, name)
+        return find_llm(call, name)
     names = list(call.service.generators)
     if not names:
         raise NotFoundError("no language model is served")
     if len(names) > 1:
         raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
-    return generator(call, names[0])
+    return find_llm(call, names[0])

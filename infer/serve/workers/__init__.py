@@ -1,7 +1,8 @@
-"""A process per model replica: what runs in it, how it is started and watched, and what crosses over.
+"""Model worker processes: their entry point, supervision, and messages.
 
-The front process (HTTP, queue, deadlines, metrics) starts `python -m infer.serve.workers` with one end of a socket pair
-and some shared memory, all as inherited descriptors: nothing has a name, and nothing is left when both have ended.
-`messages` cross the pair as length-prefixed msgpack, tensors cross in `slab`s. The front's side of a model is a
-`Replica` (tensors) or a `RemoteDriver` (text); the worker's are `tensors` and `language`.
+The server process (HTTP, queue, deadlines, metrics) starts `python -m infer.serve.workers` with one end of a
+socket pair and some shared memory, all as inherited descriptors: nothing has a name in the file system, and
+nothing is left when both have ended. `messages` cross the socket as length-prefixed msgpack; tensors are
+placed in `shared_memory`. The server's side of a model is a `Replica` (tensors) or a `RemoteEngine` (language
+model); the worker's side is `tensor_loop` or `llm_loop`.
 """

@@ -1,4 +1,7 @@
-"""`python -m infer.serve.workers PARENT CHANNEL SLAB…`: a process id, inherited descriptors; see `process`."""
+"""Worker process entry point: `python -m infer.serve.workers PARENT CHANNEL BUFFER…`.
+
+PARENT is the server's process id; the others are inherited descriptors (see `process`).
+"""
 
 from __future__ import annotations
 
@@ -18,43 +21,53 @@ from typing import Any
 
 from ..observability.memory import page_bytes
 from .channel import Channel, ClosedError
-from .messages import Beat, Card, Manifest, Open, Ready, ToWorker, failed, rename
-from .process import age
-from .shared_memory import Slab
-from .warmup import generates, warm
+from .messages import (
+    Heartbeat,
+    LoadModel,
+    Manifest,
+    ModelInfo,
+    ToWorker,
+    WorkerReady,
+    apply_names,
+    encode_error,
+)
+from .process import process_age
+from .shared_memory import SharedBuffer
+from .warmup import generates_text, warm_up
 
 BEAT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 when told to end, 3 when the model could not be opened."""
+    """Return the exit code: 0 when told to end, 3 when the model could not be opened."""
     parent, descriptor, *slabs = map(int, arguments)
-    phases = {"python": age()}
+    phases = {"python": process_age()}
     _die_with(parent)
     channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
     threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
     try:
-        return _serve(channel, [Slab(number, index) for index, number in enumerate(slabs)], phases)
+        return _serve(channel, [SharedBuffer(number, index) for index, number in enumerate(slabs)], phases)
     except ClosedError:
         return 0
     finally:
         gc.unfreeze()  # else the interpreter leaves it where it is, and libraries of torch complain of leaks
 
 
-def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -> int:
+def _serve(channel: Channel[Any], slabs: list[SharedBuffer], phases: dict[str, float]) -> int:
+    """Open the model, report readiness, and run the loop for its kind; return the exit code."""
     asked = channel.receive()
-    if not isinstance(asked, Open):
+    if not isinstance(asked, LoadModel):
         return 3
     try:
         with _beating(channel):
             predictor, speeds = _open(asked, phases)
-        card = card_of(predictor)
+        card = model_info_of(predictor)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
-        channel.send(failed(error))
+        channel.send(encode_error(error))
         return 3
-    text = generates(predictor.manifest)
-    channel.send(Ready(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
+    text = generates_text(predictor.manifest)
+    channel.send(WorkerReady(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
     if text:
         from . import llm_loop as language
 
@@ -64,8 +77,8 @@ def _serve(channel: Channel[Any], slabs: list[Slab], phases: dict[str, float]) -
     return tensor_loop.loop(predictor, channel, slabs)
 
 
-def _open(asked: Open, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
-    """The predictor, warm, and (work, seconds) of what it ran for that."""
+def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
+    """Return the warmed-up predictor and the (work, seconds) pairs measured during warm-up."""
     began, source = time.perf_counter(), asked.source
     module, _, name = source.opener.partition(":")
     gc.disable()  # modules are no garbage, and torch has so many objects that looking takes a quarter of a second
@@ -76,13 +89,13 @@ def _open(asked: Open, phases: dict[str, float]) -> tuple[Any, list[tuple[int, f
     for part in name.split("."):
         opener = getattr(opener, part)
     imported = time.perf_counter()
-    predictor = rename(opener(source.path, **source.options), source)
+    predictor = apply_names(opener(source.path, **source.options), source)
     opened = time.perf_counter()
     speeds: list[tuple[int, float]] = []
     if not (asked.again and hasattr(predictor, "self_test")):
         speeds += predictor.warmup() or ()
-    if generates(predictor.manifest):
-        speeds = warm(predictor.language.driver, predictor.language.context)
+    if generates_text(predictor.manifest):
+        speeds = warm_up(predictor.language.driver, predictor.language.context)
     _settle()
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
@@ -91,16 +104,20 @@ def _open(asked: Open, phases: dict[str, float]) -> tuple[Any, list[tuple[int, f
 
 
 def _settle() -> None:
-    """What is there now stays: a full collection that looked at all of torch would hold up a step by 0.4 s."""
+    """Freeze the objects that exist after loading.
+
+    A full garbage collection that walked all of torch's objects would stall a step by 0.4 s.
+    """
     gc.collect()
     gc.freeze()
     gc.collect()  # so that the next one comes by what was made since
 
 
-def card_of(predictor: Any) -> Card:
+def model_info_of(predictor: Any) -> ModelInfo:
+    """Describe an opened predictor for the server process."""
     manifest, path = predictor.manifest, getattr(predictor, "path", None)
-    language = predictor.language if generates(manifest) else None
-    return Card(
+    language = predictor.language if generates_text(manifest) else None
+    return ModelInfo(
         name=predictor.name,
         version=predictor.version,
         task=predictor.task,
@@ -122,13 +139,13 @@ def card_of(predictor: Any) -> Card:
 
 @contextlib.contextmanager
 def _beating(channel: Channel[Any]) -> Iterator[None]:
-    """Signs of life from a thread of their own while the model is opened, which may take minutes."""
+    """Send heartbeats from a thread while the model is opened, which may take minutes."""
     over = threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(ClosedError):
             while not over.wait(BEAT_SECONDS):
-                channel.send(Beat())
+                channel.send(Heartbeat())
 
     thread = threading.Thread(target=beat, name="beat", daemon=True)
     thread.start()
@@ -140,7 +157,7 @@ def _beating(channel: Channel[Any]) -> Iterator[None]:
 
 
 def _die_with(parent: int) -> None:
-    """Signals that ask the server to stop are the front's to answer; when it dies, so does this process."""
+    """Ignore stop signals, which the server handles, and end this process when the server dies."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -150,7 +167,7 @@ def _die_with(parent: int) -> None:
 
 
 def _watch(descriptor: int) -> None:
-    """Ends the process when the front hangs up, whatever the main thread is busy with."""
+    """End the process when the server closes the channel, whatever the main thread is doing."""
     poll = select.poll()
     poll.register(descriptor, 0)  # the end of the other side is told in any case
     poll.poll()

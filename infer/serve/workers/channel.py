@@ -17,11 +17,14 @@ LONGEST = 1 << 30  # bytes of one message
 
 
 class ClosedError(Exception):
-    """The other side ended."""
+    """End of the channel: the process at the other side ended."""
 
 
 class Channel(Generic[M]):
-    """One end. Any thread may `send`; one thread at a time may `receive`, which gives what `kinds` (a union) names."""
+    """One end of the channel; any thread may `send`, one thread at a time may `receive`.
+
+    `kinds` is the union of message types that `receive` decodes.
+    """
 
     def __init__(self, sock: socket.socket, kinds: Any) -> None:
         self._socket = sock
@@ -37,7 +40,7 @@ class Channel(Generic[M]):
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Raises `ClosedError`."""
+        """Send one message; raise `ClosedError` when the other side ended."""
         with self._sending:
             out = self._out
             self._encoder.encode_into(message, out, 4)
@@ -55,7 +58,7 @@ class Channel(Generic[M]):
                 view.release()
 
     def receive(self, timeout: float | None = None) -> M | None:
-        """The next message; None after `timeout` seconds without one. Raises `ClosedError`."""
+        """Return the next message, or None after `timeout` seconds; raise `ClosedError` at the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self._parse()) is None:
             try:

@@ -1,4 +1,4 @@
-"""Requests for text that a worker has, or is about to get; and who is tried alone after a worker died."""
+"""Requests of a language-model worker, and their retries after the worker dies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from .quarantine import Quarantine
 log = logging.getLogger("infer.serve")
 
 
-class Refusal(Output, frozen=True, kw_only=True):
-    """The end of all completions of a request, for a reason with a class of its own."""
+class FailedOutput(Output, frozen=True, kw_only=True):
+    """Final output of all completions of a request that failed with `error`."""
 
     error: Any
 
 
-class Again(Output, frozen=True, kw_only=True):
-    """What came of this request is void: it begins anew."""
+class RestartedOutput(Output, frozen=True, kw_only=True):
+    """Notice that a request starts again: its earlier outputs are void."""
 
 
-class _Ticket:
+class _TrackedRequest:
+    """A request with its receiver and the number of worker deaths it was present at."""
+
     def __init__(self, request: Request, deliver: Deliver, replay: bool) -> None:
         self.request, self.deliver, self.replay = request, deliver, replay
         self.deaths = 0
@@ -39,84 +41,91 @@ class _Ticket:
         self.written = False  # the process may have read it
 
 
-class Table:
-    """Any thread. After a death, those of whom nobody has seen a token are tried again one at a time, each until it has
-    one, while others wait. Who is there at a second death, with others, is tried until its end. Guilty is who was there
-    at two deaths, alone at the last.
+class RequestTable:
+    """Requests of one worker; used from any thread.
+
+    Requests in flight at a crash that have delivered no token are retried one at a time, each until its first
+    token, while the others wait. One that is in flight at a second crash together with others is then run
+    alone to its end. A request is quarantined when it was in flight at two crashes and alone at the last:
+    only then is it certain that this request, not another one of its batch, kills the process.
     """
 
     def __init__(self) -> None:
         self.quarantine = Quarantine()
-        self._cut = Quarantine()  # streams that were alone at one death, and can't be tried again
+        self._broken_streams = Quarantine()  # streams that were alone at one death, and can't be tried again
         self._lock = threading.RLock()
-        self._sent: dict[str, _Ticket] = {}
-        self._waiting: dict[str, _Ticket] = {}
-        self._suspects: deque[_Ticket] = deque()
-        self._tried: str | None = None
+        self._sent: dict[str, _TrackedRequest] = {}
+        self._waiting: dict[str, _TrackedRequest] = {}
+        self._suspects: deque[_TrackedRequest] = deque()
+        self._on_trial: str | None = None
         self.epoch = 0  # of the process that the requests sent now are for
         self._open = True  # that process can be sent requests
-        self._over: InferError | None = None
+        self._closed_with: InferError | None = None
 
     @property
     def busy(self) -> bool:
-        """The worker has something to do."""
+        """True while the worker has requests to run."""
         return bool(self._sent)
 
     def add(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
-        """`replay`: nobody looks at its outputs before the last, so that it may begin `Again`.
+        """Queue a request for the worker.
 
-        Raises `PoisonError`, or `InputError` for an id that is there.
+        `replay`: nothing is read of its outputs before the last one, so that it may be restarted after it
+        began. Raises `PoisonError` for a quarantined request and `InputError` for an id that is in use.
         """
         if len(self.quarantine):
             self.quarantine.refuse(digest_of(request))
         with self._lock:
-            if self._over is not None:
-                raise self._over
+            if self._closed_with is not None:
+                raise self._closed_with
             if request.id in self._sent or request.id in self._waiting:
                 raise InputError(f"a request named {request.id!r} is running", where="id")
-            self._waiting[request.id] = _Ticket(request, deliver, replay)
+            self._waiting[request.id] = _TrackedRequest(request, deliver, replay)
 
-    def next(self) -> list[Request]:
-        """What the worker may get now; it counts as written."""
-        epoch, requests = self.take()
+    def take_sent(self) -> list[Request]:
+        """Return the requests that the worker may get now, marked as written."""
+        epoch, requests = self.take_pending()
         for request in requests:
-            self.wrote(request.id, epoch)
+            self.mark_written(request.id, epoch)
         return requests
 
-    def take(self) -> tuple[int, list[Request]]:
-        """What the worker may get now, and the epoch that this is for: at its end all that is left begins anew."""
-        with self._lock:
-            return self.epoch, self._take() if self._open else []
+    def take_pending(self) -> tuple[int, list[Request]]:
+        """Return the worker's epoch and the requests that it may get now.
 
-    def wrote(self, id: str, epoch: int) -> None:
-        """The process of this epoch was sent the request: from now on it may be what ends it."""
+        When that worker dies, its epoch ends and its unfinished requests are queued again.
+        """
+        with self._lock:
+            return self.epoch, self._take_pending() if self._open else []
+
+    def mark_written(self, id: str, epoch: int) -> None:
+        """Record that the worker of this epoch was sent the request and may die of it."""
         with self._lock:
             if epoch == self.epoch and (ticket := self._sent.get(id)) is not None:
                 ticket.written = True
 
-    def _take(self) -> list[Request]:
+    def _take_pending(self) -> list[Request]:
         with self._lock:
-            if self._tried is not None:
+            if self._on_trial is not None:
                 return []
             if self._suspects:
                 chosen = [self._suspects.popleft()]
-                self._tried = chosen[0].request.id
+                self._on_trial = chosen[0].request.id
             else:
                 chosen = list(self._waiting.values())
                 self._waiting.clear()
             self._sent |= {ticket.request.id: ticket for ticket in chosen}
             return [ticket.request for ticket in chosen]
 
-    def drop(self, id: str) -> bool:
-        """Whether the worker has it. It is forgotten."""
+    def remove(self, id: str) -> bool:
+        """Forget a request; return True when the worker has it."""
         with self._lock:
             self._waiting.pop(id, None)
             self._suspects = deque(ticket for ticket in self._suspects if ticket.request.id != id)
-            self._tried = None if self._tried == id else self._tried
+            self._on_trial = None if self._on_trial == id else self._on_trial
             return self._sent.pop(id, None) is not None
 
     def deliver(self, outputs: list[Output]) -> bool:
-        """Hand them on, one call for each receiver; whether `next` may have more now."""
+        """Pass outputs on, one call per receiver; return True when more requests may be sent."""
         letters: dict[Deliver, list[Output]] = {}
         with self._lock:
             for output in outputs:
@@ -129,28 +138,32 @@ class Table:
                     ticket.unfinished.discard(output.index)
                     if not ticket.unfinished:
                         del self._sent[output.id]
-                if self._tried == output.id and (ticket.deaths < 2 or not ticket.unfinished):
-                    self._tried = None
-            more = self._tried is None and bool(self._suspects or self._waiting)
+                if self._on_trial == output.id and (ticket.deaths < 2 or not ticket.unfinished):
+                    self._on_trial = None
+            more = self._on_trial is None and bool(self._suspects or self._waiting)
         for deliver, own in letters.items():
             _hand(deliver, own)
         return more
 
-    def refuse(self, id: str, error: InferError) -> None:
+    def reject(self, id: str, error: InferError) -> None:
+        """Fail one request that the worker did not accept."""
         with self._lock:
             ticket = self._sent.pop(id, None)
-            self._tried = None if self._tried == id else self._tried
+            self._on_trial = None if self._on_trial == id else self._on_trial
         if ticket is not None:
             _tell(ticket, error)
 
-    def died(self) -> int:
-        """The worker did: those it had are tried again, refused, or, once they had a token, failed. If one of them was
-        found guilty, the number of deaths it is guilty of, else 0."""
+    def on_worker_death(self) -> int:
+        """Retry, reject or fail the requests that a dead worker had.
+
+        Requests that had delivered a token fail. Returns the number of deaths attributed to a request that
+        was quarantined now, else 0.
+        """
         with self._lock:
             self.epoch += 1
             self._open = False
             sent, self._sent = list(self._sent.values()), {}
-            tried, self._tried = self._tried, None
+            tried, self._on_trial = self._on_trial, None
             unread = [ticket for ticket in sent if not ticket.written]
             sent = [ticket for ticket in sent if ticket.written]
             self._suspects.extendleft(ticket for ticket in unread if ticket.deaths)
@@ -160,7 +173,7 @@ class Table:
         for ticket in sent:
             ticket.deaths += 1
             if ticket.started and not ticket.replay:
-                guilty = 2 * (len(sent) == 1 and self._again(digest_of(ticket.request)))
+                guilty = 2 * (len(sent) == 1 and self._second_lone_death(digest_of(ticket.request)))
                 _tell(ticket, WorkerDiedError("the model's process died"))
             elif ticket.deaths > 1 and (len(sent) == 1 or ticket.request.id == tried):
                 guilty = ticket.deaths
@@ -168,30 +181,30 @@ class Table:
                 _tell(ticket, PoisonError("the model's process died of this request, twice"))
             else:
                 if ticket.started:
-                    _hand(ticket.deliver, [Again(id=ticket.request.id, index=0)])
+                    _hand(ticket.deliver, [RestartedOutput(id=ticket.request.id, index=0)])
                 ticket.reset()
                 with self._lock:
                     self._suspects.append(ticket)
         return guilty
 
-    def reopen(self) -> None:
-        """Another process is there."""
+    def on_worker_restart(self) -> None:
+        """Allow requests to be sent: a new worker process is ready."""
         with self._lock:
             self._open = True
 
-    def _again(self, digest: bytes) -> bool:
-        """Whether a stream like this was alone at a death for the second time; it is refused from now on."""
-        if digest not in self._cut:
-            self._cut.add(digest)
+    def _second_lone_death(self, digest: bytes) -> bool:
+        """Quarantine a stream that was alone at a second death; return True if so."""
+        if digest not in self._broken_streams:
+            self._broken_streams.add(digest)
             return False
         self.quarantine.add(digest)
         return True
 
-    def end(self, error: InferError) -> None:
-        """Fail all of them, and who comes later."""
+    def fail_all(self, error: InferError) -> None:
+        """Fail all requests, and every later one, with `error`."""
         with self._lock:
             self.epoch += 1
-            self._open, self._over = False, error
+            self._open, self._closed_with = False, error
             tickets = [*self._sent.values(), *self._suspects, *self._waiting.values()]
             self._sent, self._waiting = {}, {}
             self._suspects.clear()
@@ -200,13 +213,13 @@ class Table:
 
 
 def digest_of(request: Request) -> bytes:
-    """Of everything but its id and whose it is."""
+    """Return a digest of everything in the request except its id and tenant."""
     content = msgspec.structs.replace(request, id="", tenant="", salt="")
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
 
-def _tell(ticket: _Ticket, error: InferError) -> None:
-    _hand(ticket.deliver, [Refusal(id=ticket.request.id, index=0, finish="error", error=error)])
+def _tell(ticket: _TrackedRequest, error: InferError) -> None:
+    _hand(ticket.deliver, [FailedOutput(id=ticket.request.id, index=0, finish="error", error=error)])
 
 
 def _hand(deliver: Deliver, outputs: list[Output]) -> None:

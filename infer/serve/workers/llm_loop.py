@@ -1,4 +1,4 @@
-"""The worker's loop over requests for text: the driver's thread runs the engine, this one reads what comes.
+"""Worker loop of a language model: one thread runs the engine, this one reads messages.
 
 Grammars are compiled in threads of their own, never in the engine's.
 """
@@ -17,8 +17,19 @@ import msgspec
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
 from .channel import Channel, ClosedError
-from .messages import Cancel, Check, Checked, Close, Failed, Outputs, Pulse, Refused, Submit, failed
-from .self_test import GoldenPrompt
+from .messages import (
+    CancelRequest,
+    CompileGrammar,
+    EngineOutputs,
+    EngineStatus,
+    ErrorMessage,
+    GrammarCompiled,
+    RequestRejected,
+    ShutDown,
+    SubmitRequest,
+    encode_error,
+)
+from .self_test import GoldenPromptTest
 
 log = logging.getLogger("infer.serve.workers")
 PULSE_SECONDS = 0.5
@@ -27,37 +38,39 @@ LONG_SECONDS = 0.25  # grammars that took longer in their trial wait for each ot
 
 
 def loop(predictor: Any, channel: Channel[Any]) -> int:
-    """Until told to end, the engine died or its answers are wrong; the exit code.
+    """Serve until told to end, the engine dies or its self-test fails; return the exit code.
 
-    Raises `ClosedError` when the front is gone.
+    Raises `ClosedError` when the server process is gone.
     """
-    worker = Worker(predictor.language, channel)
-    due, golden = 0.0, GoldenPrompt(worker.driver)
+    worker = LLMWorker(predictor.language, channel)
+    due, golden = 0.0, GoldenPromptTest(worker.driver)
     while worker.driver.failure is None:
         if (now := time.monotonic()) >= due:
             due = now + PULSE_SECONDS
             try:
-                golden.look()
+                golden.run_if_due()
             except InferError as error:
                 log.critical("%s", error)
                 return 4
-            channel.send(Pulse(worker.beat, worker.stats(), golden.answering))
+            channel.send(EngineStatus(worker.beat, worker.stats(), golden.answering))
         message = channel.receive(due - now)
-        if isinstance(message, Close):
+        if isinstance(message, ShutDown):
             predictor.close()
             return 0
-        worker.take(message)
+        worker.handle(message)
     return 1
 
 
-class Worker:
+class LLMWorker:
+    """Message handling around the engine thread of one language model."""
+
     def __init__(self, language: Any, channel: Channel[Any]) -> None:
         self._language, self._channel = language, channel
         self.driver = language.driver
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-grammar")
         self._compiling: dict[str, Request] = {}
-        self._held: dict[str, Any] = {}  # grammars of requests that the engine has not begun
+        self._held_grammars: dict[str, Any] = {}  # grammars of requests that the engine has not begun
         self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
 
     @property
@@ -69,19 +82,19 @@ class Worker:
         values = msgspec.structs.asdict(found) if isinstance(found, msgspec.Struct) else vars(found)
         return {name: value for name, value in values.items() if isinstance(value, int | float | list)}
 
-    def take(self, message: Any) -> None:
-        """What the front sent, or None."""
-        if isinstance(message, Submit):
+    def handle(self, message: Any) -> None:
+        """Handle one message of the server; None is ignored."""
+        if isinstance(message, SubmitRequest):
             request = message.request
             if request.grammar is None:
                 self._submit(request)
             else:
                 self._compiling[request.id] = request
                 self._compilers.submit(self._compile, request)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, CancelRequest):
             self._compiling.pop(message.id, None)
             self.driver.cancel(message.id)
-        elif isinstance(message, Check):
+        elif isinstance(message, CompileGrammar):
             long = message.tried[1] > LONG_SECONDS
             (self._long if long else self._compilers).submit(self._check, message)
 
@@ -89,13 +102,13 @@ class Worker:
         self._or_refuse(request.id, lambda: self.driver.submit(request, self._deliver_to))
 
     def _compile(self, request: Request) -> None:
-        """Into the cache of the engine's grammars, then as any other request; in a thread of its own."""
+        """Compile the request's grammar into the engine's cache, then submit it; runs in a pool thread."""
 
         def go() -> None:
             self._language.check_grammar(request.grammar)
             if self._compiling.pop(request.id, None) is not None:
                 if (grammars := getattr(self._language, "grammars", None)) is not None:
-                    self._held[request.id] = grammars.open(request.grammar)
+                    self._held_grammars[request.id] = grammars.open(request.grammar)
                 self.driver.submit(request, self._deliver_to)
 
         self._or_refuse(request.id, go)
@@ -104,29 +117,32 @@ class Worker:
         try:
             function()
         except Exception as error:  # noqa: BLE001 - the front tells whoever asked
-            self._held.pop(id, None)
+            self._held_grammars.pop(id, None)
             if self.driver.failure is None:
-                self._send(Refused(id, failed(error)))
+                self._send(RequestRejected(id, encode_error(error)))
 
-    def _check(self, asked: Check) -> None:
-        self._send(Checked(asked.number, _reason(self._language.check_grammar, asked)))
+    def _check(self, asked: CompileGrammar) -> None:
+        self._send(GrammarCompiled(asked.number, _reason(self._language.check_grammar, asked)))
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """On the driver's thread, once per step; what a dead engine says of its requests is for the front to decide."""
-        if self._held:
+        """Send the outputs of one step; called on the engine's thread.
+
+        Outputs of a dead engine are dropped: the server decides about its requests.
+        """
+        if self._held_grammars:
             for output in outputs:
-                self._held.pop(output.id, None)
+                self._held_grammars.pop(output.id, None)
         if self.driver.failure is None:
-            self._send(Outputs(outputs))
+            self._send(EngineOutputs(outputs))
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(ClosedError):  # the front is gone, and this process about to be
             self._channel.send(message)
 
 
-def _reason(check: Callable[[Any, tuple[int, float]], None], asked: Check) -> Failed | None:
+def _reason(check: Callable[[Any, tuple[int, float]], None], asked: CompileGrammar) -> ErrorMessage | None:
     try:
         check(asked.constraint, asked.tried)
     except Exception as error:  # noqa: BLE001 - of the library that compiles
-        return failed(error)
+        return encode_error(error)
     return None

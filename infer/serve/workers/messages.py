@@ -1,4 +1,4 @@
-"""What front and worker say to each other: plain structs, msgpack, no pickle."""
+"""Messages between the server process and a worker: plain structs, msgpack, no pickle."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ...errors import InferError
 from ...llm.engine.requests import Output, Request
 from ...spec import TensorSpec
 
-Placed = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, numpy dtype, shape, offset
+TensorLocation = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, numpy dtype, shape, offset
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker serves: `opener` is `module:attribute`, called with `path` and `options`. `name` and `version`
-    replace those that the artifact gives itself."""
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Location of a model: `opener` (`module:attribute`) is called with `path` and `options`.
+
+    `name` and `version` replace those that the artifact gives itself.
+    """
 
     path: str
     name: str | None = None
@@ -25,23 +27,23 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
-def rename(predictor: Any, source: Source) -> Any:
-    """The predictor under the names of `source`."""
+def apply_names(predictor: Any, source: ModelSource) -> Any:
+    """Set the predictor's name and version from `source` and return the predictor."""
     predictor.name = source.name or predictor.name
     predictor.version = source.version or predictor.version
     return predictor
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The parts of an artifact's manifest that serving reads."""
+    """Parts of an artifact's manifest that serving reads."""
 
     backend: str | None = None
     meta: dict[str, Any] | None = None
     files: dict[str, str] = {}
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is. A worker that is started again must show the same card."""
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Description of an opened model; a restarted worker must report the same one."""
 
     name: str
     version: str
@@ -59,47 +61,58 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
 
 
-class Open(msgspec.Struct, tag="open", array_like=True):
-    """To the worker, first: load this, run it once, say `Ready`. `again`: its speed is known of an earlier worker, and
-    somebody waits, so that a model which gave its golden answers is not run for its speed."""
+class LoadModel(msgspec.Struct, tag="open", array_like=True):
+    """Server to worker, first message: load the model, warm it up, send `WorkerReady`.
 
-    source: Source
+    `again`: a restart of a worker whose speed is known, so that a model that passed its self-test skips the
+    timed warm-up.
+    """
+
+    source: ModelSource
     again: bool = False
 
 
-class Run(msgspec.Struct, tag="run", array_like=True):
-    """To the worker: inputs lie in this slab, outputs go behind byte `used` of it."""
+class RunBatch(msgspec.Struct, tag="run", array_like=True):
+    """Server to worker: run the inputs in this shared buffer, write outputs from byte `used` on."""
 
     slab: int
     used: int
-    inputs: list[Placed]
+    inputs: list[TensorLocation]
 
 
-class Close(msgspec.Struct, tag="close", array_like=True):
-    """To the worker: end."""
+class ShutDown(msgspec.Struct, tag="close", array_like=True):
+    """Server to worker: end."""
 
 
-class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """From the worker: the model is open and warm. `phases`: seconds of each part of the start; `speeds`: elements of
-    a batch, or tokens of a prompt, and the seconds they took; `tested`: it gave the right answers to its golden inputs,
-    or wrote two tokens."""
+class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
+    """Worker to server: the model is open and warm.
 
-    card: Card
+    `phases`: seconds of each part of the start; `speeds`: elements of a batch, or tokens of a prompt, and the
+    seconds they took; `tested`: the self-test passed, or two tokens were generated.
+    """
+
+    card: ModelInfo
     phases: dict[str, float]
     speeds: list[tuple[int, float]] = []
     tested: bool = False
 
 
-class Done(msgspec.Struct, tag="done", array_like=True):
-    """From the worker: a batch ran. `began`: by the system's monotonic clock; `seconds`: of the model alone."""
+class BatchDone(msgspec.Struct, tag="done", array_like=True):
+    """Worker to server: a batch ran.
 
-    outputs: list[Placed]
+    `began`: start by the system's monotonic clock; `seconds`: compute time of the model alone.
+    """
+
+    outputs: list[TensorLocation]
     seconds: float
     began: float
 
 
-class Failed(msgspec.Struct, tag="failed", array_like=True):
-    """From the worker: what was asked raised. `kind`: a class of `infer.errors`, or empty."""
+class ErrorMessage(msgspec.Struct, tag="failed", array_like=True):
+    """Worker to server: an operation raised.
+
+    `kind` is the name of a class of `infer.errors`, or empty.
+    """
 
     kind: str
     text: str
@@ -107,80 +120,94 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     hint: str = ""
 
 
-class Beat(msgspec.Struct, tag="beat", array_like=True):
-    """From a worker that loads, or that has nothing to do and can answer, about once a second."""
+class Heartbeat(msgspec.Struct, tag="beat", array_like=True):
+    """Worker to server, about once a second while it loads or is idle and can answer."""
 
     steps: int = 0
 
 
-class Submit(msgspec.Struct, tag="submit", array_like=True):
-    """To the worker: begin this request; `Outputs` or `Refused` follow."""
+class SubmitRequest(msgspec.Struct, tag="submit", array_like=True):
+    """Server to worker: start this request; `EngineOutputs` or `RequestRejected` follow."""
 
     request: Request
 
 
-class Cancel(msgspec.Struct, tag="cancel", array_like=True):
-    """To the worker: nobody wants more of this request."""
+class CancelRequest(msgspec.Struct, tag="cancel", array_like=True):
+    """Server to worker: cancel this request."""
 
     id: str
 
 
-class Check(msgspec.Struct, tag="check", array_like=True):
-    """To the worker: compile this grammar; `Checked` of the same number follows. `tried`: bytes and seconds that it
-    took in a trial, 0 where there was none."""
+class CompileGrammar(msgspec.Struct, tag="check", array_like=True):
+    """Server to worker: compile this grammar; `GrammarCompiled` with the same number follows.
+
+    `tried`: bytes and seconds that its trial compilation took, 0 without one.
+    """
 
     number: int
     constraint: dict[str, Any]
     tried: tuple[int, float] = (0, 0.0)
 
 
-class Outputs(msgspec.Struct, tag="outputs", array_like=True):
-    """From the worker: what one step of the engine made."""
+class EngineOutputs(msgspec.Struct, tag="outputs", array_like=True):
+    """Worker to server: outputs of one engine step."""
 
     outputs: list[Output]
 
 
-class Refused(msgspec.Struct, tag="refused", array_like=True):
-    """From the worker: the request was not begun, for this reason."""
+class RequestRejected(msgspec.Struct, tag="refused", array_like=True):
+    """Worker to server: the request was not started, for this reason."""
 
     id: str
-    error: Failed
+    error: ErrorMessage
 
 
-class Checked(msgspec.Struct, tag="checked", array_like=True):
-    """From the worker: the grammar is compiled and cached, or can't be."""
+class GrammarCompiled(msgspec.Struct, tag="checked", array_like=True):
+    """Worker to server: the grammar is compiled and cached, or failed with `error`."""
 
     number: int
-    error: Failed | None
+    error: ErrorMessage | None
 
 
-class Pulse(msgspec.Struct, tag="pulse", array_like=True):
-    """From a worker of a language model, twice a second. `beat`: the system's monotonic clock when the engine last
-    turned; `stats`: its counters; `answering`: the question that it asks itself while idle is not overdue."""
+class EngineStatus(msgspec.Struct, tag="pulse", array_like=True):
+    """Worker to server, twice a second: state of a language model's engine.
+
+    `beat`: the system's monotonic clock at the engine's last step; `stats`: its counters; `answering`: its
+    idle self-test is not overdue.
+    """
 
     beat: float
     stats: dict[str, float | list[int]]
     answering: bool = True
 
 
-ToWorker = Open | Run | Submit | Cancel | Check | Close
-FromWorker = Ready | Done | Failed | Beat | Outputs | Refused | Checked | Pulse
+ToWorker = LoadModel | RunBatch | SubmitRequest | CancelRequest | CompileGrammar | ShutDown
+FromWorker = (
+    WorkerReady
+    | BatchDone
+    | ErrorMessage
+    | Heartbeat
+    | EngineOutputs
+    | RequestRejected
+    | GrammarCompiled
+    | EngineStatus
+)
 
 
 class ModelError(Exception):
-    """The model raised something that is no `InferError`; its traceback stands in the worker's log."""
+    """Exception of the model that is not an `InferError`; its traceback is in the worker's log."""
 
 
-def failed(error: BaseException) -> Failed:
-    """The error as it crosses over."""
+def encode_error(error: BaseException) -> ErrorMessage:
+    """Convert an exception to a message."""
     if isinstance(error, InferError):
-        return Failed(type(error).__name__, error.message, error.where, error.hint)
+        return ErrorMessage(type(error).__name__, error.message, error.where, error.hint)
     kind = "MemoryError" if isinstance(error, MemoryError) else ""
-    return Failed(kind, f"{type(error).__name__}: {error}")
+    return ErrorMessage(kind, f"{type(error).__name__}: {error}")
 
 
-def raised(message: Failed) -> Exception:
-    """The error on the other side: of the same class where it is one of `infer.errors`."""
+def decode_error(message: ErrorMessage) -> Exception:
+    """Convert a message back to an exception, of the same class where `infer.errors` has it."""
     if message.kind == "MemoryError":
         return MemoryError(message.text)
     kind = getattr(errors, message.kind, None) if message.kind else None

@@ -1,4 +1,4 @@
-"""Opens what is to be served: in processes of its own, or in this one."""
+"""Open the models to serve, in worker processes or in this one."""
 
 from __future__ import annotations
 
@@ -12,52 +12,98 @@ from typing import Any
 
 from ...artifact.manifest import read_manifest
 from ...errors import ArtifactError, UsageError
-from ..model_repository import Found
-from .messages import Source, rename
-from .remote_predictor import Starting
-from .supervisor import WatchLimits
-from .warmup import generates
+from ..model_repository import ModelLocation
+from .messages import ModelSource, apply_names
+from .remote_llm import RemoteLLM
+from .remote_predictor import RemotePredictor
+from .replica import Replica
+from .restart_policy import RestartLimits
+from .supervisor import SupervisedWorker, WatchdogLimits, WorkerLostError
+from .warmup import generates_text
 
 Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
 
 
+class StartingModel:
+    """Workers of one model that open it in the background; `wait_ready` waits for them."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        replicas: int = 1,
+        *,
+        text: bool = False,
+        watch: WatchdogLimits | None = None,
+        restart: RestartLimits | None = None,
+    ) -> None:
+        self._text, self._path = text, source.path
+        self._workers: list[SupervisedWorker] = []
+        for _ in range(replicas):
+            plain = SupervisedWorker(source, watch=watch, restart=restart) if text else None
+            self._workers.append(plain or Replica(source, watch=watch, restart=restart))
+        for worker in self._workers:
+            worker.start()
+
+    def wait_ready(self) -> Any:
+        """Return a `RemotePredictor` or `RemoteLLM`; on failure stop the workers and raise."""
+        try:
+            cards = [worker.wait() for worker in self._workers]
+        except WorkerLostError as error:
+            self.close()
+            raise ArtifactError(
+                f"the model's process ended while it opened the artifact: {error}",
+                where=self._path,
+                hint="'infer verify' opens it alone; memory may have run out, or the artifact is damaged",
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+        if self._text:
+            return RemoteLLM(self._workers[0], cards[0])
+        return RemotePredictor([worker for worker in self._workers if isinstance(worker, Replica)], cards[0])
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+
 def open_models(
-    sources: Sequence[Source],
+    sources: Sequence[ModelSource],
     stack: contextlib.ExitStack,
     *,
     in_process: bool,
     replicas: int = 1,
     watchdog: float = 30.0,
 ) -> list[Opened]:
-    """All of them, `stack` closes them; workers open theirs side by side. Raises what opening raised."""
+    """Open all models, workers in parallel; `stack` closes them. Raise what opening raised."""
     if replicas < 1 or (in_process and replicas > 1):
         raise UsageError("more replicas need processes of their own", where="--replicas")
     if in_process or sys.platform == "win32":
-        return [_here(source, stack) for source in sources]
+        return [_load_in_process(source, stack) for source in sources]
     starting = []
     for source in sources:
-        starting.append(begin(source, replicas, watchdog=watchdog))
+        starting.append(start_loading(source, replicas, watchdog=watchdog))
         stack.callback(starting[-1].close)
     opened: list[Opened] = []
     for one in starting:
-        remote = one.remote()
+        remote = one.wait_ready()
         stack.callback(remote.close)
         opened.append((remote, remote.phases))
     return opened
 
 
-def begin(source: Source, replicas: int, *, watchdog: float) -> Starting:
-    """Start its workers."""
-    text, watch = is_language_model(Path(source.path)), WatchLimits(batch=watchdog, idle=watchdog)
-    return Starting(source, 1 if text else replicas, text=text, watch=watch)
+def start_loading(source: ModelSource, replicas: int, *, watchdog: float) -> StartingModel:
+    """Start the workers of one model."""
+    text, watch = is_language_model(Path(source.path)), WatchdogLimits(batch=watchdog, idle=watchdog)
+    return StartingModel(source, 1 if text else replicas, text=text, watch=watch)
 
 
 @dataclass(frozen=True)
-class Opener:
-    """How this server opens what it finds: the ones it starts with, and those that are loaded later.
+class ModelLoader:
+    """Options with which this server opens models, at the start and on later load requests.
 
-    `options`: of `Predictor.load`; `caches`: by folder the bytes a KV cache may take, which outrank what `options`
-    say; `watchdog`: seconds.
+    `options`: arguments of `Predictor.load`; `caches`: bytes that a KV cache may take, by folder, which
+    override `options`; `watchdog`: seconds.
     """
 
     options: Mapping[str, Any]
@@ -66,14 +112,14 @@ class Opener:
     watchdog: float = 30.0
     caches: dict[Path, int | None] = field(default_factory=dict)
 
-    def source(self, found: Found) -> Source:
-        """What to open it from."""
+    def source(self, found: ModelLocation) -> ModelSource:
+        """Return the worker's description of one model."""
         cache = self.caches.get(found.path, self.options.get("kv_memory"))
         own = {**self.options, "kv_memory": cache}
-        return Source(path=str(found.path), name=found.name, version=found.version, options=own)
+        return ModelSource(path=str(found.path), name=found.name, version=found.version, options=own)
 
-    def open(self, chosen: Sequence[Found], stack: contextlib.ExitStack) -> list[Opened]:
-        """All of them; see `open_models`."""
+    def open(self, chosen: Sequence[ModelLocation], stack: contextlib.ExitStack) -> list[Opened]:
+        """Open all of `chosen`; see `open_models`."""
         return open_models(
             [self.source(found) for found in chosen],
             stack,
@@ -82,21 +128,21 @@ class Opener:
             watchdog=self.watchdog,
         )
 
-    def begin(self, found: Found) -> Starting | Here:
-        """Start to open one more; `remote()` of it waits until that is done."""
+    def begin(self, found: ModelLocation) -> StartingModel | InProcessModel:
+        """Start to open one model; `wait_ready` of the result blocks until it is open."""
         if self.in_process:
-            return Here(self.source(found))
-        return begin(self.source(found), self.replicas, watchdog=self.watchdog)
+            return InProcessModel(self.source(found))
+        return start_loading(self.source(found), self.replicas, watchdog=self.watchdog)
 
 
-class Here:
-    """As `Starting`, but in this process."""
+class InProcessModel:
+    """Counterpart of `StartingModel` that opens the model in this process."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ModelSource) -> None:
         self._source, self._stack = source, contextlib.ExitStack()
 
-    def remote(self) -> Any:
-        predictor, _ = _here(self._source, self._stack)
+    def wait_ready(self) -> Any:
+        predictor, _ = _load_in_process(self._source, self._stack)
         predictor.warmup()
         return predictor
 
@@ -104,8 +150,11 @@ class Here:
         self._stack.close()
 
 
-def times(opened: Sequence[Opened], *, server: float, opening: float) -> str:
-    """`ready after 2.41 s: server 0.52, models 1.89 (minilm: python 0.10, import 1.02, …)`"""
+def startup_summary(opened: Sequence[Opened], *, server: float, opening: float) -> str:
+    """Return one line with the seconds of each phase of the start.
+
+    `ready after 2.41 s: server 0.52, models 1.89 (minilm: python 0.10, import 1.02, …)`
+    """
     parts = [
         f"{predictor.name}: " + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
         for predictor, phases in opened
@@ -114,17 +163,17 @@ def times(opened: Sequence[Opened], *, server: float, opening: float) -> str:
     return f"ready after {total:.2f} s: server {server:.2f}, models {opening:.2f} ({'; '.join(parts)})"
 
 
-def _here(source: Source, stack: contextlib.ExitStack) -> Opened:
+def _load_in_process(source: ModelSource, stack: contextlib.ExitStack) -> Opened:
     from ...predict import Predictor
 
     began = time.perf_counter()
-    predictor = rename(stack.enter_context(Predictor.load(source.path, **source.options)), source)
+    predictor = apply_names(stack.enter_context(Predictor.load(source.path, **source.options)), source)
     return predictor, {"open": time.perf_counter() - began}
 
 
 def is_language_model(folder: Path) -> bool:
     """Return True for a readable artifact that generates text; opening any other one says what is wrong with it."""
     try:
-        return generates(read_manifest(folder))
+        return generates_text(read_manifest(folder))
     except ArtifactError:
         return False

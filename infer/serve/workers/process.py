@@ -1,4 +1,4 @@
-"""A worker process: started with inherited descriptors only, ended for certain."""
+"""Start and end of a worker process that inherits nothing but the given descriptors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing import Any
 
 from ...errors import NotUsableError
 from .channel import Channel, ClosedError
-from .messages import Close
+from .messages import ShutDown
 
 END_SECONDS = 5.0  # for a worker that was asked to end
 
 
-class Process:
-    """A running worker and the channel to it, which receives what `kinds` names. Ends with its `close` or `kill`.
+class WorkerProcess:
+    """A running worker and its channel, which receives `kinds`; ended by `close` or `kill`.
 
-    To be made on a thread that lives as long as the worker shall: Linux ends a child with the thread that started it.
+    Create it on a thread that lives as long as the worker shall: Linux ends a child with the thread that
+    started it.
     """
 
     def __init__(self, kinds: Any, descriptors: Sequence[int] = ()) -> None:
@@ -44,7 +45,7 @@ class Process:
 
     @property
     def exit(self) -> str:
-        """How it ended, in words; waits for that a moment."""
+        """Description of its exit status, after a short wait for it."""
         try:
             code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -52,22 +53,22 @@ class Process:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """At once, whatever it does; its memory is free when this returns."""
+        """Kill the process; its memory is free on return."""
         self._process.kill()
         self._process.wait()
         self.channel.close()
 
     def close(self) -> None:
-        """Ask it to end, and kill it when it doesn't."""
+        """Tell the process to end, and kill it after a timeout."""
         with contextlib.suppress(ClosedError):
-            self.channel.send(Close())
+            self.channel.send(ShutDown())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         self.kill()
 
 
-def age() -> float:
-    """Seconds since this process was started, to a hundredth; 0 where the system does not tell."""
+def process_age() -> float:
+    """Return the seconds since this process was started, to 0.01 s; 0 where unknown."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

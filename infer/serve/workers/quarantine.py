@@ -1,4 +1,4 @@
-"""Requests that killed the worker twice: known by their content, refused from then on."""
+"""Digests of requests that killed a worker twice; they are refused from then on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 1024  # requests remembered
 
 
 class Quarantine:
-    """Digests of contents, the oldest forgotten first. Any thread."""
+    """Bounded set of content digests, the oldest evicted first; thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self._lock = most, threading.Lock()
@@ -37,13 +37,13 @@ class Quarantine:
                 self._digests.popitem(last=False)
 
     def refuse(self, digest: bytes) -> None:
-        """Raises `PoisonError` for what was added; callers skip the digest while this is empty."""
+        """Raise `PoisonError` for a quarantined digest; callers skip hashing while this is empty."""
         if digest in self:
             raise PoisonError("this request was being run when the model's process died, twice")
 
 
 def digest_of(arrays: Mapping[str, Any]) -> bytes:
-    """Of names, types, shapes and every byte."""
+    """Return a digest of the names, dtypes, shapes and bytes of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -1,4 +1,4 @@
-"""The front's side of a language model's worker, with the surface of `infer.llm.engine.engine_thread.EngineThread`."""
+"""Server side of a language model's worker, with the interface of `EngineThread`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,47 @@ from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedErro
 from ...llm.engine.engine_thread import Deliver
 from ...llm.engine.requests import Request
 from .channel import ClosedError
-from .crash_retry import Table
-from .messages import Cancel, Check, Checked, Failed, Outputs, Pulse, Refused, Submit, raised
-from .supervisor import LostError, Supervised, ended
+from .crash_retry import RequestTable
+from .messages import (
+    CancelRequest,
+    CompileGrammar,
+    EngineOutputs,
+    EngineStatus,
+    ErrorMessage,
+    GrammarCompiled,
+    RequestRejected,
+    SubmitRequest,
+    decode_error,
+)
+from .supervisor import SupervisedWorker, WorkerLostError, error_for_requests
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
 COMPILE_SECONDS = 30.0
 
 
-class RemoteDriver:
-    """`beat`: when the engine last turned; `failure`: why the worker is not started again, else None.
+class RemoteEngine:
+    """Engine in a worker process.
 
-    Two threads: one reads what the worker says, and starts it again when it dies; one writes, so that a worker that
-    does not read holds up nobody.
+    `beat`: monotonic time of its last step; `failure`: why the worker is not restarted, else None. One thread
+    reads the worker's messages and restarts it when it dies; another one writes, so that a worker that does
+    not read blocks no caller.
     """
 
-    def __init__(self, worker: Supervised, *, name: str) -> None:
+    def __init__(self, worker: SupervisedWorker, *, name: str) -> None:
         self.worker, self.name = worker, name
         self.failure: BaseException | None = None
-        self._table = Table()
+        self._table = RequestTable()
         self._outbox: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
-        self._checks: dict[int, tuple[threading.Event, list[Failed | None]]] = {}
+        self._checks: dict[int, tuple[threading.Event, list[ErrorMessage | None]]] = {}
         self._numbers = itertools.count()
         self._stats: dict[str, float | list[int]] = {}
         self._answering = True
         while not self._stats:
-            self._take(worker.hear(None, worker.watch.idle))
+            self._take(worker.receive(None, worker.watch.idle))
         self._threads = [
             threading.Thread(target=self._read, name=f"infer {name} out", daemon=True),
             threading.Thread(target=self._write, name=f"infer {name} in", daemon=True),
@@ -71,44 +82,49 @@ class RemoteDriver:
         return self.worker.restarts.total
 
     def submit(self, request: Request, deliver: Deliver, *, replay: bool = False) -> None:
-        """As `EngineThread.submit`, but what only the engine can know comes as a `Refusal`; for `replay` see
-        `Table.add`. Raises `PoisonError` too."""
+        """Submit a request, like `EngineThread.submit`; engine-side errors come as a `FailedOutput`.
+
+        `replay`: see `RequestTable.add`. Raises `PoisonError` for a quarantined request.
+        """
         if self.failure is not None:
             raise NotReadyError("the model's process died") from self.failure
         self._table.add(request, deliver, replay=replay)
         self._send_next()
 
     def cancel(self, id: str) -> None:
-        if self._table.drop(id):
-            self._send(Cancel(id))
+        if self._table.remove(id):
+            self._send(CancelRequest(id))
         self._send_next()
 
     def stats(self) -> Any:
-        """The engine's, at most half a second old."""
+        """Return the engine's counters, at most half a second old."""
         return SimpleNamespace(**self._stats)
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
-        """Compile it in the worker; blocks. Raises `InputError` for what can't be enforced. `tried`: see `Check`."""
+        """Compile the grammar in the worker; blocks. Raise `InputError` where it can't be enforced.
+
+        `tried`: see `CompileGrammar`.
+        """
         for _ in range(2):  # once more where the process dies meanwhile
             if (found := self._compiled(constraint, tried)) is not None:
                 break
         else:
             raise WorkerDiedError("the model's process died twice while it compiled the grammar")
         if found[0] is not None:
-            raise raised(found[0])
+            raise decode_error(found[0])
 
     def _compiled(
         self, constraint: Mapping[str, Any], tried: tuple[int, float]
-    ) -> list[Failed | None] | None:
-        """The worker's answer; None when it died before it gave one."""
+    ) -> list[ErrorMessage | None] | None:
+        """Return the worker's reply, or None when it died before it gave one."""
         deadline = time.monotonic() + COMPILE_SECONDS
         while not self.ready:
             if self.failure is not None or self.worker.closing or time.monotonic() > deadline:
                 raise NotReadyError("the model's process is being started")
             time.sleep(LOOK_SECONDS)
-        number, done, result = next(self._numbers), threading.Event(), list[Failed | None]()
+        number, done, result = next(self._numbers), threading.Event(), list[ErrorMessage | None]()
         self._checks[number] = done, result
-        self._send(Check(number, dict(constraint), tried))
+        self._send(CompileGrammar(number, dict(constraint), tried))
         told = done.wait(COMPILE_SECONDS)
         self._checks.pop(number, None)
         if not told:
@@ -127,88 +143,95 @@ class RemoteDriver:
         self._outbox.put((self._table.epoch, message))
 
     def _send_next(self) -> None:
-        epoch, requests = self._table.take()
+        epoch, requests = self._table.take_pending()
         for request in requests:
-            self._outbox.put((epoch, Submit(request)))
+            self._outbox.put((epoch, SubmitRequest(request)))
 
     def _write(self) -> None:
         while (item := self._outbox.get()) is not None:
             epoch, message = item
-            with contextlib.suppress(ClosedError, LostError):  # the reader notices
+            with contextlib.suppress(ClosedError, WorkerLostError):  # the reader notices
                 channel = self.worker.channel  # before the epoch is compared: never that of a later process
                 if epoch == self._table.epoch:
                     channel.send(message)
-                    if isinstance(message, Submit):
-                        self._table.wrote(message.request.id, epoch)
+                    if isinstance(message, SubmitRequest):
+                        self._table.mark_written(message.request.id, epoch)
 
     def _read(self) -> None:
         worker = self.worker
         try:
             while not worker.closing:
                 try:
-                    with worker.using:
-                        message = worker.hear(LOOK_SECONDS, worker.watch.idle)
+                    with worker.channel_lock:
+                        message = worker.receive(LOOK_SECONDS, worker.watch.idle)
                     self._take(message)
                     self._watch()
-                except LostError as error:
+                except WorkerLostError as error:
                     self._lost(error)
         except BaseException as error:  # noqa: BLE001 - it must reach health and every caller
             log.critical("the engine of %s died", self.name, exc_info=error)
             self.failure = error
         finally:
-            self._table.end(
-                ended(self.failure) if self.failure else WorkerDiedError("the model's process died")
+            self._table.fail_all(
+                error_for_requests(self.failure)
+                if self.failure
+                else WorkerDiedError("the model's process died")
             )
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Outputs):
+        if isinstance(message, EngineOutputs):
             self._beat = time.monotonic()
-            self.worker.restarts.works()
+            self.worker.restarts.record_success()
             if self._table.deliver(message.outputs):
                 self._send_next()
-        elif isinstance(message, Pulse):
+        elif isinstance(message, EngineStatus):
             self._count(message.beat)
             self._beat, self._stats = max(self._beat, message.beat), message.stats
             self._answering = message.answering
-        elif isinstance(message, Refused):
-            error = raised(message.error)
+        elif isinstance(message, RequestRejected):
+            error = decode_error(message.error)
             refused = error if isinstance(error, InferError) else InferError("the model failed")
-            self._table.refuse(message.id, refused)
+            self._table.reject(message.id, refused)
             self._send_next()
-        elif isinstance(message, Checked) and (waiting := self._checks.get(message.number)) is not None:
+        elif (
+            isinstance(message, GrammarCompiled) and (waiting := self._checks.get(message.number)) is not None
+        ):
             waiting[1].append(message.error)
             waiting[0].set()
 
     def _count(self, beat: float) -> None:
-        """An absence is usual once it has ended: one that never does would lengthen the patience with itself."""
+        """Update the usual time between two steps; only steps that ended count.
+
+        A step that hangs would otherwise raise its own timeout.
+        """
         if beat > self._turned:
             self._slowest.append(self._away)
             self._usual = sorted(self._slowest)[int(0.99 * len(self._slowest))]
         self._away, self._turned = max(time.monotonic() - beat, 0.0), beat
 
     def _watch(self) -> None:
-        """Raises `LostError` when the engine's step takes far longer than its steps do."""
+        """Raise `WorkerLostError` when a step takes far longer than steps usually do."""
         if not self._table.busy:
             self._beat = time.monotonic()
             return
         patience = max(self.worker.watch.batch, 10 * min(self._usual, self.worker.watch.batch))
         if time.monotonic() - self._beat > patience:
-            with self.worker.using:
-                raise self.worker.hung(patience)
+            with self.worker.channel_lock:
+                raise self.worker.kill_hung(patience)
 
-    def _lost(self, error: LostError) -> None:
-        """Raises `HopelessError`."""
+    def _lost(self, error: WorkerLostError) -> None:
+        """Restart the worker and its requests; raise `RestartLimitError` when it died too often."""
         if self.worker.closing:
             return
         log.error("the worker of %s died: %s", self.name, error)
-        guilty = self._table.died()
+        guilty = self._table.on_worker_death()
         for done, _ in list(self._checks.values()):
             done.set()
         if guilty:
-            self.worker.restarts.excuse(guilty)
+            self.worker.restarts.blame_request(guilty)
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()
         self._away = self._turned = 0.0
-        self._table.reopen()
+        self._table.on_worker_restart()
         self._send_next()

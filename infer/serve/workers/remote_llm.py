@@ -1,4 +1,4 @@
-"""A language model in a worker process, with the surface of a Predictor that the server needs."""
+"""A language model in a worker process, with the parts of the Predictor interface that serving uses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...errors import NotUsableError, UsageError
 from ...llm.text.chat_template import ChatTemplate
 from ...llm.text.generation_config import GenerationConfig
 from ...llm.text.tokenizer import LLMTokenizer
-from .messages import Card
-from .remote_engine import RemoteDriver
-from .remote_predictor import Carded
-from .supervisor import Supervised
+from .messages import ModelInfo
+from .remote_engine import RemoteEngine
+from .remote_predictor import RemoteModel
+from .supervisor import SupervisedWorker
 
 
-class RemoteLanguage:
-    """As `infer.llm.llm.Language`: text, template and recommendations are read here, the rest is asked."""
+class RemoteLanguageModel:
+    """Counterpart of `infer.llm.llm.LanguageModel`: text files are read here, the engine is remote."""
 
-    def __init__(self, driver: RemoteDriver, card: Card) -> None:
+    def __init__(self, driver: RemoteEngine, card: ModelInfo) -> None:
         self.driver, self.name = driver, card.name
         self.context, self.vocab_size, self.adapter_names = card.context, card.vocab_size, card.adapters
         self.folder = Path(card.path or ".")
@@ -45,24 +45,27 @@ class RemoteLanguage:
         return tuple(i for i in self.config.eos_ids if i < self.vocab_size)
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
-        """Compile it in the worker; raises `InputError` for what can't be enforced."""
+        """Compile the grammar in the worker; raise `InputError` where it can't be enforced."""
         self.driver.check_grammar(constraint, tried)
 
 
-class RemoteText(Carded):
-    """`language`: what makes its text side of driver and card."""
+class RemoteLLM(RemoteModel):
+    """Predictor of a language model in a worker.
+
+    `language` builds its text side from engine and model information.
+    """
 
     def __init__(
         self,
-        worker: Supervised,
-        card: Card,
-        language: Callable[[RemoteDriver, Card], Any] | None = None,
+        worker: SupervisedWorker,
+        card: ModelInfo,
+        language: Callable[[RemoteEngine, ModelInfo], Any] | None = None,
     ) -> None:
         super().__init__([worker], card)
         if card.context <= 0:
             raise NotUsableError(f"{card.name} can't generate")
-        self.driver = RemoteDriver(worker, name=card.name)
-        self.language = (language or RemoteLanguage)(self.driver, card)
+        self.driver = RemoteEngine(worker, name=card.name)
+        self.language = (language or RemoteLanguageModel)(self.driver, card)
 
     def close(self) -> None:
         self.driver.close()

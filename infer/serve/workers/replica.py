@@ -1,4 +1,4 @@
-"""The front's side of one worker of tensors: it runs batches."""
+"""Server side of one tensor worker: runs batches."""
 
 from __future__ import annotations
 
@@ -10,92 +10,97 @@ import numpy as np
 
 from ..batching.run_arrays import Arrays
 from .channel import ClosedError
-from .messages import Done, Failed, Placed, Run, Source, raised
+from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
 from .restart_policy import RestartLimits
-from .shared_memory import Slab, Slabs
-from .supervisor import LostError, Supervised, WatchLimits
+from .shared_memory import SharedBuffer, SharedBufferPool
+from .supervisor import SupervisedWorker, WatchdogLimits, WorkerLostError
 
 SLABS = 3  # one runs, one is answered, one is filled
 
 
-class SilentError(Exception):
-    """Nothing was heard of the worker for longer than that should take."""
+class WorkerSilentError(Exception):
+    """Silence of a worker for longer than its batch should take."""
 
 
-class Replica(Supervised):
-    """An executor of `lane`: `new` for each input, then `run`; `look` in between.
+class Replica(SupervisedWorker):
+    """An executor in a worker process: `new` for each input, then `run`; `look` in between.
 
-    `began`: when its model was given the batch that it answered last, by its own reading of the monotonic clock.
+    `began`: start of the model on the last batch, by the system's monotonic clock.
     """
 
     watched = True
 
     def __init__(
-        self, source: Source, *, watch: WatchLimits | None = None, restart: RestartLimits | None = None
+        self,
+        source: ModelSource,
+        *,
+        watch: WatchdogLimits | None = None,
+        restart: RestartLimits | None = None,
     ) -> None:
-        self._slabs = Slabs(SLABS)
-        self._slab: Slab | None = None
-        self._running: Slab | None = None
-        self._placed: list[Placed] = []
+        self._slabs = SharedBufferPool(SLABS)
+        self._slab: SharedBuffer | None = None
+        self._running: SharedBuffer | None = None
+        self._placed: list[TensorLocation] = []
         self.began = 0.0
         self._seconds, self._slowest, self._runs = deque[float](maxlen=512), 0.0, 0
         descriptors = [slab.descriptor for slab in self._slabs.all]
         super().__init__(source, descriptors, watch=watch, restart=restart)
 
     def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Where input `name` of the next batch is to be put."""
+        """Return the array in shared memory that input `name` of the next batch is written to."""
         if self._slab is None:
             self._slab = self._slabs.lease()
-        array, offset = self._slab.new(shape, dtype)
+        array, offset = self._slab.allocate(shape, dtype)
         self._placed.append((name, array.dtype.str, shape, offset))
         return array
 
     def run(self, inputs: Arrays) -> tuple[Arrays, float]:
-        """Outputs, in shared memory that they keep alive, and the model's seconds; `inputs` come from `new`.
+        """Return the outputs, views of shared memory that they keep alive, and the compute seconds.
 
-        Raises `LostError`, `NotSentError` where it was dead before, or what the model raised.
+        `inputs` come from `new`. Raises `WorkerLostError`, `MessageNotSentError` where the worker was dead
+        before, or what the model raised.
         """
         try:
             self.begin(inputs)
-        except (ClosedError, LostError) as error:
-            with self.using:
-                raise self.not_sent() from error
+        except (ClosedError, WorkerLostError) as error:
+            with self.channel_lock:
+                raise self.not_sent_error() from error
         return self.finish()
 
     def begin(self, inputs: Arrays) -> None:
-        """The first half of `run`, which waits for nothing; raises `ClosedError` or `LostError` without a worker."""
+        """Send the batch and return at once; raise `ClosedError` or `WorkerLostError` without a worker."""
         slab, placed = self._slab, self._placed
         assert slab is not None and len(placed) == len(inputs)  # noqa: S101, PT018 - of our own making
         self._slab, self._placed, self._running = None, [], slab
-        with self.using:
+        with self.channel_lock:
             try:
-                self.channel.send(Run(slab.number, slab.used, placed))
-            except (ClosedError, LostError):
+                self.channel.send(RunBatch(slab.number, slab.used, placed))
+            except (ClosedError, WorkerLostError):
                 self._over()
                 raise
-        self.heard, self.busy = time.monotonic(), True
+        self.last_message_at, self.busy = time.monotonic(), True
 
     def finish(self) -> tuple[Arrays, float]:
-        """The second half of it."""
-        with self.using:
+        """Wait for the result of the batch that `begin` sent."""
+        with self.channel_lock:
             try:
-                while not isinstance(message := self.hear(None, self._patience), Done | Failed):
+                while not isinstance(message := self.receive(None, self._patience), BatchDone | ErrorMessage):
                     pass
                 return self._answer(message)
             finally:
                 self._over()
 
     def poll(self) -> tuple[Arrays, float] | None:
-        """What `finish` gives, or None while it would wait, or after it; never kills anybody, nor waits for it.
+        """Return the result like `finish`, or None while there is none; never blocks or kills the worker.
 
-        Raises `ClosedError`, `LostError` or `SilentError` where `finish`, or `look` when nothing runs, has to look
-        into it; or what the model raised.
+        Raises `ClosedError`, `WorkerLostError` or `WorkerSilentError` where `finish` (or `look` when nothing
+        runs) has to handle the worker's state, or what the model raised.
         """
-        with self.using:
-            message = self.listen()
-            if message is None and time.monotonic() - self.heard >= self._patience:
-                raise SilentError
-            if not isinstance(message, Done | Failed):
+        with self.channel_lock:
+            message = self.receive_nowait()
+            if message is None and time.monotonic() - self.last_message_at >= self._patience:
+                raise WorkerSilentError
+            if not isinstance(message, BatchDone | ErrorMessage):
                 return None
             try:
                 return self._answer(message)
@@ -106,12 +111,12 @@ class Replica(Supervised):
     def _patience(self) -> float:
         return max(self.watch.batch, 10 * self._slowest) if self.busy else self.watch.idle
 
-    def _answer(self, message: Done | Failed) -> tuple[Arrays, float]:
+    def _answer(self, message: BatchDone | ErrorMessage) -> tuple[Arrays, float]:
         slab = self._running
         assert slab is not None  # noqa: S101 - a batch runs
-        if isinstance(message, Failed):
-            raise raised(message)
-        outputs = {one[0]: slab.at(one) for one in message.outputs}
+        if isinstance(message, ErrorMessage):
+            raise decode_error(message)
+        outputs = {one[0]: slab.view(one) for one in message.outputs}
         slab.used = max([slab.used, *(one[3] + outputs[one[0]].nbytes for one in message.outputs)])
         if self._slabs.free == 0:  # somebody keeps the answers of earlier batches: keep none of this one
             outputs = {name: array.copy() for name, array in outputs.items()}
@@ -120,22 +125,22 @@ class Replica(Supervised):
         return outputs, message.seconds
 
     def _over(self) -> None:
-        """Nothing runs any more; only what was made of the outputs keeps the memory."""
+        """Mark the batch as ended; from now on only its outputs keep the memory alive."""
         self.busy = False
         if self._running is not None:
-            self._running.whole = None
+            self._running.base = None
             self._running = None
 
     def abandon(self) -> None:
-        """The batch for which `new` was called will not run."""
+        """Release the buffers of a batch that will not run."""
         if self._slab is not None:
-            self._slab.whole = None
+            self._slab.base = None
         self._slab, self._placed = None, []
 
     def look(self) -> None:
-        """While there is nothing to do: raises `LostError` when it died or is silent for too long."""
-        with self.using:
-            while self.hear(0, self.watch.idle) is not None:
+        """Check an idle worker; raise `WorkerLostError` when it died or is silent for too long."""
+        with self.channel_lock:
+            while self.receive(0, self.watch.idle) is not None:
                 pass
 
     def close(self) -> None:
@@ -146,6 +151,6 @@ class Replica(Supervised):
     def _count(self, seconds: float) -> None:
         self._seconds.append(seconds)
         self._runs += 1
-        self.restarts.works()
+        self.restarts.record_success()
         if self._runs % 64 == 0:
             self._slowest = sorted(self._seconds)[int(0.99 * len(self._seconds))]

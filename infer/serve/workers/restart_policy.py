@@ -1,4 +1,4 @@
-"""How often a worker may die, and how long to wait before it is started again."""
+"""Exponential backoff and give-up rule for restarting a dying worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. A worker that dies `deaths` times within `window`, and answers nothing in between, is given up."""
+    """Limits in seconds: a worker is given up after `deaths` within `window` without an answer."""
 
     first: float = 0.1
     longest: float = 30.0
@@ -18,41 +18,44 @@ class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
     window: float = 60.0
 
 
-class Restarts:
-    """Counts deaths; not thread-safe.
+class RestartPolicy:
+    """Count of deaths of one worker; not thread-safe.
 
-    Deaths that a request is guilty of are the request's, or clients could end a server with a few of them. But only
-    a worker that is known to answer something else is innocent: a model that dies of whatever it is asked is given up.
-    A worker that answered since it was started is started again, however often something ends it.
+    Deaths that a request caused are attributed to the request, or clients could end a server with a few of
+    them. But only a worker that has answered something else since is excused: a model that dies of every
+    request is given up. A worker that answered since its start is always restarted.
     """
 
     def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._deaths: deque[float] = deque()
         self._in_a_row = 0
-        self._worked = False  # it answered something since it was last started
-        self._proved = False  # it answered something since a request was last found guilty
-        self._excused, self._lately = False, 0  # deaths that counted since
+        self._answered_since_start = False  # it answered something since it was last started
+        self._answered_since_blame = False  # it answered something since a request was last found guilty
+        self._excused, self._counted_since = False, 0  # deaths that counted since
         self.total = 0
 
-    def excuse(self, deaths: int = 2) -> None:
-        """A request is guilty of so many: the one that `died` counts next, and those before."""
-        if not self._proved:
+    def blame_request(self, deaths: int = 2) -> None:
+        """Attribute `deaths` to a request: the one counted next, and those before."""
+        if not self._answered_since_blame:
             return
-        for _ in range(min(deaths - 1, self._lately, len(self._deaths))):
+        for _ in range(min(deaths - 1, self._counted_since, len(self._deaths))):
             self._deaths.pop()
-        self._proved, self._excused, self._lately = False, True, 0
+        self._answered_since_blame, self._excused, self._counted_since = False, True, 0
 
-    def died(self) -> float | None:
-        """Count one: the seconds to wait before the next start, doubled with each death in a row; None: give up."""
+    def record_death(self) -> float | None:
+        """Count one death; return the seconds to wait before the restart, None to give up.
+
+        The wait doubles with each death in a row.
+        """
         now, limits = self._clock(), self._limits
-        if self._worked:
+        if self._answered_since_start:
             self._deaths.clear()
-            self._lately = 0
+            self._counted_since = 0
         elif not self._excused:
             self._deaths.append(now)
-            self._lately += 1
-        self._excused = self._worked = False
+            self._counted_since += 1
+        self._excused = self._answered_since_start = False
         self.total += 1
         while self._deaths and now - self._deaths[0] > limits.window:
             self._deaths.popleft()
@@ -62,10 +65,10 @@ class Restarts:
         self._in_a_row += 1
         return wait
 
-    def works(self) -> None:
-        """It answered: the next death is the first in a row."""
-        self._in_a_row, self._worked, self._proved = 0, True, True
+    def record_success(self) -> None:
+        """Record an answer: the next death is the first in a row."""
+        self._in_a_row, self._answered_since_start, self._answered_since_blame = 0, True, True
 
-    def proved(self) -> None:
-        """It was started, and gave the right answer to a question of its own."""
-        self._proved = True
+    def record_self_test(self) -> None:
+        """Record that the worker passed its self-test after it started."""
+        self._answered_since_blame = True

@@ -1,7 +1,7 @@
-"""What a worker asks itself while nobody else asks: its own question, whose answer it knows.
+"""Idle self-test of a worker on golden inputs.
 
-A worker whose answers have become wrong ends itself, and one that gives none any more is silent or says so: the front
-looks at that, and no probe from outside ever runs a model.
+A worker whose outputs have changed ends itself, and one that gives none any more becomes silent or reports
+it: the server watches for that, so that no external health probe needs to run a model.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ TOLERANCE = 1e-3  # between two answers of one process, relative in norm
 MISSES = 3
 
 
-class Rest:
-    """When to ask: after so long without work, and seldom where it takes long."""
+class IdleTimer:
+    """Schedule of the self-test: after `EVERY` idle seconds, more rarely where the test is slow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self._due = clock, clock() + EVERY
 
     @property
-    def over(self) -> bool:
+    def due(self) -> bool:
         return self.clock() >= self._due
 
-    def begin(self, timings: float = 0.0) -> None:
-        """There was work, or a question that took so many seconds."""
+    def restart(self, timings: float = 0.0) -> None:
+        """Restart the timer after work, or after a test that took so many seconds."""
         self._due = self.clock() + max(EVERY, timings / MOST_SHARE)
 
 
-class GoldenBatch:
-    """The golden inputs of an artifact of tensors; without them it asks nothing."""
+class GoldenInputTest:
+    """Self-test of a tensor model on its artifact's golden inputs; does nothing without them."""
 
     def __init__(self, predictor: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rest, self._predictor = Rest(clock), predictor
+        self.timer, self._predictor = IdleTimer(clock), predictor
         self._inputs = _first_row(predictor)
-        self._known = self._answer()
+        self._expected = self._answer()
 
-    def look(self) -> None:
-        """To be called while there is nothing to do. Raises `ArtifactError` when the answer has changed."""
-        if self._inputs is None or not self.rest.over:
+    def run_if_due(self) -> None:
+        """Run the test when idle; raise `ArtifactError` when the outputs have changed."""
+        if self._inputs is None or not self.timer.due:
             return
-        began = self.rest.clock()
+        began = self.timer.clock()
         found = self._answer()
-        self.rest.begin(self.rest.clock() - began)
-        for name, value in self._known.items():
-            if not near(found[name], value):
+        self.timer.restart(self.timer.clock() - began)
+        for name, value in self._expected.items():
+            if not outputs_match(found[name], value):
                 raise ArtifactError(
                     f"{name} of the golden inputs is not what it was when this process started"
                 )
@@ -68,55 +68,59 @@ class GoldenBatch:
         return {name: np.array(value) for name, value in run_arrays(self._predictor, self._inputs).items()}
 
 
-class GoldenPrompt:
-    """Two tokens of a language model; `look` is to be called about twice a second."""
+class GoldenPromptTest:
+    """Self-test of a language model: two greedy tokens; call `run_if_due` about twice a second."""
 
     def __init__(self, driver: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rest, self._driver = Rest(clock), driver
-        self._asked: float | None = None  # when, if the answer is to come
-        self._known: list[int] = []
-        self._found: list[int] = []
+        self.timer, self._driver = IdleTimer(clock), driver
+        self._asked_at: float | None = None  # when, if the answer is to come
+        self._expected: list[int] = []
+        self._tokens: list[int] = []
         self._number = self._misses = 0
 
     @property
     def answering(self) -> bool:
-        """Whether the last question was answered in time, or may still be."""
-        return self._asked is None or self.rest.clock() - self._asked < PATIENCE
+        """True when the last test ended in time or may still do so."""
+        return self._asked_at is None or self.timer.clock() - self._asked_at < PATIENCE
 
-    def look(self) -> None:
-        """Raises `InferError` when the answer has changed, or does not come."""
-        if self._asked is None and self._found:
+    def run_if_due(self) -> None:
+        """Start or check the test; raise `InferError` for changed or missing tokens."""
+        if self._asked_at is None and self._tokens:
             self._compare()
-        if self._asked is not None:
-            if self.rest.clock() - self._asked > 3 * PATIENCE:
+        if self._asked_at is not None:
+            if self.timer.clock() - self._asked_at > 3 * PATIENCE:
                 raise InferError(f"two tokens did not come within {3 * PATIENCE:.0f} s")
         elif self._driver.running:
-            self.rest.begin()
-        elif self.rest.over:
-            self._asked, self._found, self._number = self.rest.clock(), [], self._number + 1
+            self.timer.restart()
+        elif self.timer.due:
+            self._asked_at, self._tokens, self._number = self.timer.clock(), [], self._number + 1
             sampling = Sampling(max_tokens=2, ignore_eos=True, temperature=0.0)
             self._driver.submit(
                 Request(id=f"golden {self._number}", prompt=[0], sampling=sampling), self._take
             )
 
     def _compare(self) -> None:
-        """Whoever joins its batch may turn a near tie, so it must be another answer three times in a row."""
-        found, self._found = self._found, []
-        self._known = self._known or found
-        self._misses = 0 if found == self._known else self._misses + 1
+        """Compare the tokens with the first run's; raise after `MISSES` mismatches in a row.
+
+        One mismatch proves nothing: another request in the same batch may flip a near tie.
+        """
+        found, self._tokens = self._tokens, []
+        self._expected = self._expected or found
+        self._misses = 0 if found == self._expected else self._misses + 1
         if self._misses >= MISSES:
             raise ArtifactError("the worker's own question gets other tokens than when it started")
 
     def _take(self, outputs: list[Output]) -> None:
-        """On the driver's thread."""
+        """Collect outputs; called on the engine's thread."""
         for output in outputs:
-            self._found += output.token_ids
-            if output.finish is not None and self._asked is not None:
-                self.rest.begin(self.rest.clock() - self._asked)
-                self._asked = None
+            self._tokens += output.token_ids
+            if output.finish is not None and self._asked_at is not None:
+                self.timer.restart(self.timer.clock() - self._asked_at)
+                self._asked_at = None
 
 
-def near(found: np.ndarray, known: np.ndarray) -> bool:
+def outputs_match(found: np.ndarray, known: np.ndarray) -> bool:
+    """Return True for equal integers, or floats within `TOLERANCE` in relative norm."""
     if known.dtype.kind not in "fc":
         return bool(np.array_equal(found, known))
     finite = np.isfinite(known)

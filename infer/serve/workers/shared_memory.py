@@ -1,4 +1,4 @@
-"""Shared memory for the tensors of one batch at a time: inputs first, outputs behind them, written in place."""
+"""Shared memory for the tensors of one batch: inputs first, outputs behind them, written in place."""
 
 from __future__ import annotations
 
@@ -14,72 +14,78 @@ from typing import Any
 import numpy as np
 
 from ...errors import ResourceError
-from .messages import Placed
+from .messages import TensorLocation
 
 ALIGN = 64  # bytes
 LARGEST, SMALLEST = 1 << 34, 1 << 26  # addresses of one slab; memory is taken page by page, as it is written
 KEEP = 64 << 20  # bytes that a free slab holds on to
 
 
-class Slab:
-    """A mapped descriptor. `used`: bytes that hold something."""
+class SharedBuffer:
+    """A mapped descriptor; `used` is the number of bytes that hold tensors."""
 
     def __init__(self, descriptor: int, number: int = 0) -> None:
         self.descriptor, self.number, self.used = descriptor, number, 0
         self.size = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self.size)
-        self.whole: np.ndarray[Any, Any] | None = None  # what every array here is a view of
+        self.base: np.ndarray[Any, Any] | None = None  # what every array here is a view of
 
-    def begin(self, used: int = 0) -> np.ndarray:
-        """Fresh for a batch; the arrays made from now on keep what is returned alive, and nothing else does."""
+    def reset(self, used: int = 0) -> np.ndarray:
+        """Start a new batch; arrays made from now on keep the returned base array alive."""
         self.used = used
-        self.whole = whole = np.frombuffer(self._map, np.uint8)
+        self.base = whole = np.frombuffer(self._map, np.uint8)
         return whole
 
-    def new(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
-        """An array behind what is there, not set to anything, and its offset. Raises `ResourceError`."""
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+        """Return an uninitialized array behind the used bytes, and its offset.
+
+        Raises `ResourceError` where it does not fit.
+        """
         kind = np.dtype(dtype)
         offset = -(-self.used // ALIGN) * ALIGN
         end = offset + math.prod(shape) * kind.itemsize
         if end > self.size:
             raise ResourceError(f"the tensors of a batch take {end} bytes, there is room for {self.size}")
         self.used = end
-        return np.ndarray(shape, kind, self.whole, offset), offset
+        return np.ndarray(shape, kind, self.base, offset), offset
 
-    def at(self, placed: Placed) -> np.ndarray:
-        """The array that the other side wrote; raises `ResourceError` outside of the slab."""
+    def view(self, placed: TensorLocation) -> np.ndarray:
+        """Return the array that the other process wrote; raise `ResourceError` out of bounds."""
         _, dtype, shape, offset = placed
         kind = np.dtype(dtype)
         if min(shape, default=0) < 0 or not 0 <= offset <= self.size - math.prod(shape) * kind.itemsize:
             raise ResourceError(f"a tensor {shape} at {offset} lies outside of the shared memory")
-        return np.ndarray(shape, kind, self.whole, offset)
+        return np.ndarray(shape, kind, self.base, offset)
 
-    def put(self, name: str, array: np.ndarray) -> Placed:
-        """A copy of `array` behind what is there."""
-        target, offset = self.new(array.shape, array.dtype)
+    def write(self, name: str, array: np.ndarray) -> TensorLocation:
+        """Copy `array` behind the used bytes and return its location."""
+        target, offset = self.allocate(array.shape, array.dtype)
         target[...] = array
         return name, array.dtype.str, array.shape, offset
 
-    def end(self) -> None:
-        """Let go of the arrays, and of memory that few batches need."""
-        self.whole = None
+    def release(self) -> None:
+        """Drop the base array, and return memory beyond `KEEP` bytes to the system."""
+        self.base = None
         if self.used > KEEP and hasattr(mmap, "MADV_REMOVE"):
             start = KEEP // mmap.PAGESIZE * mmap.PAGESIZE
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_REMOVE, start, self.size - start)
 
     def close(self) -> None:
-        self.whole = None
+        self.base = None
         with contextlib.suppress(BufferError):  # an answer is still being read: its array keeps the mapping
             self._map.close()
         os.close(self.descriptor)
 
 
-class Slabs:
-    """The front's slabs of one worker; each comes back when the last array in it is dropped, by any thread."""
+class SharedBufferPool:
+    """The server's buffers of one worker.
+
+    A buffer returns to the pool when the last array in it is dropped, by any thread.
+    """
 
     def __init__(self, count: int) -> None:
-        self.all = [Slab(anonymous(), number) for number in range(count)]
+        self.all = [SharedBuffer(anonymous_memory(), number) for number in range(count)]
         self._free = deque(self.all)
         self._watched: dict[int, weakref.ref[np.ndarray]] = {}
 
@@ -87,15 +93,15 @@ class Slabs:
     def free(self) -> int:
         return len(self._free)
 
-    def lease(self) -> Slab:
-        """One that is free; there is one as long as at most `free` batches are kept. Raises `ResourceError`."""
+    def lease(self) -> SharedBuffer:
+        """Take a free buffer; raise `ResourceError` when there is none."""
         if not self._free:
             raise ResourceError("all shared memory is in use")
         slab = self._free.popleft()
-        whole = slab.begin()
+        whole = slab.reset()
 
         def over(_: Any) -> None:
-            slab.end()
+            slab.release()
             self._free.append(slab)
 
         self._watched[slab.number] = weakref.ref(whole, over)
@@ -107,8 +113,11 @@ class Slabs:
             slab.close()
 
 
-def anonymous() -> int:
-    """A descriptor of memory without a name; its size is an address range, not memory."""
+def anonymous_memory() -> int:
+    """Return a descriptor of memory without a name.
+
+    Its size is an address range: pages are taken as they are written.
+    """
     size = LARGEST
     while True:
         if hasattr(os, "memfd_create"):

@@ -1,4 +1,4 @@
-"""A worker process that is watched, and started again when it dies: the part that all kinds of workers share."""
+"""A supervised worker process: watchdog and restarts, shared by all kinds of workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ import msgspec
 
 from ...errors import ArtifactError, InferError, NotReadyError, WorkerDiedError
 from .channel import Channel, ClosedError
-from .messages import Card, Failed, FromWorker, ModelError, Open, Ready, Source, raised
-from .process import Process
-from .restart_policy import RestartLimits, Restarts
+from .messages import (
+    ErrorMessage,
+    FromWorker,
+    LoadModel,
+    ModelError,
+    ModelInfo,
+    ModelSource,
+    WorkerReady,
+    decode_error,
+)
+from .process import WorkerProcess
+from .restart_policy import RestartLimits, RestartPolicy
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
@@ -24,172 +33,183 @@ PAUSE_SECONDS = 3.0  # later than it should be: this process, or the machine, st
 CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
 
 
-class LostError(Exception):
-    """The worker died, or was killed because it hung, before it answered."""
+class WorkerLostError(Exception):
+    """Death of the worker, or its kill after it hung, before it answered."""
 
 
-class NotSentError(LostError):
-    """The worker was dead before it could get what was to be sent to it."""
+class MessageNotSentError(WorkerLostError):
+    """Death of the worker before the message could be sent."""
 
 
-class HopelessError(InferError):
-    """Starting it again does not help."""
+class RestartLimitError(InferError):
+    """Give-up after too many deaths; restarting does not help."""
 
 
-def ended(error: BaseException) -> InferError:
-    """The reason that requests get which were not answered when an engine ended for good."""
-    if isinstance(error, HopelessError):
+def error_for_requests(error: BaseException) -> InferError:
+    """Return the error for requests that are unanswered when an engine ended for good."""
+    if isinstance(error, RestartLimitError):
         return NotReadyError("the model's process died too often and is not started again")
     return WorkerDiedError("the engine died")
 
 
-class WatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of silence after which a worker is killed: in a batch (at least; else ten times its p99), and else."""
+class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of silence after which a worker is killed.
+
+    `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
+    while it loads.
+    """
 
     batch: float = 30.0
     idle: float = 30.0
     opening: float = 120.0
 
 
-class Supervised:
-    """One thread uses it, others may `close` it. `start` and `wait` come first, `card` is known then.
+class SupervisedWorker:
+    """A worker process; one thread uses it, others may `close` it.
 
-    `ready`: its model is open; `busy`: it was asked for something that may take long; `heard`: when it last spoke;
-    `phases` and `speeds`: see `messages.Ready`.
+    Call `start` and `wait` first; `card` is known then. `ready`: its model is open; `busy`: a long operation
+    was requested; `last_message_at`: monotonic time of its last message; `phases` and `speeds`: see
+    `WorkerReady`.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: ModelSource,
         descriptors: Sequence[int] = (),
         *,
-        watch: WatchLimits | None = None,
+        watch: WatchdogLimits | None = None,
         restart: RestartLimits | None = None,
     ) -> None:
-        self.source, self.watch = source, watch or WatchLimits()
-        self.restarts = Restarts(restart or RestartLimits())
-        self.card: Card | None = None
+        self.source, self.watch = source, watch or WatchdogLimits()
+        self.restarts = RestartPolicy(restart or RestartLimits())
+        self.card: ModelInfo | None = None
         self.phases: dict[str, float] = {}
         self.speeds: list[tuple[int, float]] = []
         self.ready = self.closing = self.busy = False
-        self.heard = self._listened = time.monotonic()
-        self.using = threading.Lock()  # held while the channel is read
+        self.last_message_at = self._last_read_at = time.monotonic()
+        self.channel_lock = threading.Lock()  # held while the channel is read
         self._descriptors = list(descriptors)
-        self._process: Process | None = None
+        self._process: WorkerProcess | None = None
 
     @property
     def answering(self) -> bool:
-        """It is open, and has something to do or gave a sign of life, which it only does when it can answer."""
-        return self.ready and (self.busy or time.monotonic() - self.heard < SILENT_SECONDS)
+        """True when the model is open, and the worker is busy or sent a recent heartbeat."""
+        return self.ready and (self.busy or time.monotonic() - self.last_message_at < SILENT_SECONDS)
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def fileno(self) -> int:
-        """Readable when the worker said something."""
+        """Return a descriptor that is readable when the worker sent a message, -1 without a worker."""
         return -1 if self._process is None else self._process.channel.fileno()
 
     @property
     def channel(self) -> Channel[Any]:
-        """Raises `LostError` while there is no process."""
+        """The channel; raises `WorkerLostError` while there is no process."""
         process = self._process
         if process is None:
-            raise LostError("it is not running")
+            raise WorkerLostError("it is not running")
         return process.channel
 
     def start(self) -> None:
-        """Start the process; it opens its model while the caller goes on."""
-        self.heard = time.monotonic()
-        self._process = Process(FromWorker, self._descriptors)
+        """Start the process; it opens its model in the background."""
+        self.last_message_at = time.monotonic()
+        self._process = WorkerProcess(FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
-            self.channel.send(Open(self.source, again=self.card is not None))
+            self.channel.send(LoadModel(self.source, again=self.card is not None))
 
-    def wait(self) -> Card:
-        """Until it is ready. Raises what opening the model raised, or `LostError`."""
+    def wait(self) -> ModelInfo:
+        """Wait until the worker is ready; raise what opening raised, or `WorkerLostError`."""
         while True:
-            message = self.hear(LOOK_SECONDS, self.watch.opening)
+            message = self.receive(LOOK_SECONDS, self.watch.opening)
             if self.closing:
-                raise LostError("the server is stopping")
-            if isinstance(message, Failed):
-                raise raised(message)
-            if isinstance(message, Ready):
+                raise WorkerLostError("the server is stopping")
+            if isinstance(message, ErrorMessage):
+                raise decode_error(message)
+            if isinstance(message, WorkerReady):
                 if self.card is not None and message.card != self.card:
                     raise ArtifactError("it was replaced while it was served", where=self.source.path)
                 self.card, self.phases, self.ready = message.card, message.phases, True
                 self.speeds = message.speeds or self.speeds
                 if message.tested:
-                    self.restarts.proved()
+                    self.restarts.record_self_test()
                 return message.card
 
-    def hear(self, seconds: float | None, patience: float) -> Any:
-        """The next message, or None after `seconds`. Raises `LostError` after `patience` without any."""
+    def receive(self, seconds: float | None, patience: float) -> Any:
+        """Return the next message, or None after `seconds`.
+
+        Raises `WorkerLostError` after `patience` seconds without any.
+        """
         began = time.monotonic()
-        self._overslept(began - self._listened)
-        left = max(self.heard + patience - began, 0.0)
+        self._discount_pause(began - self._last_read_at)
+        left = max(self.last_message_at + patience - began, 0.0)
         asked = left if seconds is None else min(seconds, left)
         try:
             message = self.channel.receive(asked)
         except (ClosedError, msgspec.DecodeError) as error:
-            raise self.lost() from error
-        self._listened = time.monotonic()
+            raise self.lost_error() from error
+        self._last_read_at = time.monotonic()
         if message is not None:
-            self.heard = self._listened
+            self.last_message_at = self._last_read_at
             return message
-        self._overslept(self._listened - began - asked)
-        if self._listened - self.heard >= patience:
-            raise self.hung(patience)
+        self._discount_pause(self._last_read_at - began - asked)
+        if self._last_read_at - self.last_message_at >= patience:
+            raise self.kill_hung(patience)
         return None
 
-    def listen(self) -> Any:
-        """The next message, if it is there, or None. Raises `ClosedError`, which `hear` says what to make of."""
-        self._overslept(time.monotonic() - self._listened)
+    def receive_nowait(self) -> Any:
+        """Return a message that is there, or None; raise `ClosedError` at the end."""
+        self._discount_pause(time.monotonic() - self._last_read_at)
         message = self.channel.receive(0)
-        self._listened = time.monotonic()
+        self._last_read_at = time.monotonic()
         if message is not None:
-            self.heard = self._listened
+            self.last_message_at = self._last_read_at
         return message
 
-    def _overslept(self, seconds: float) -> None:
-        """Time in which nobody listened is no silence: a machine that was paused wakes its processes in any order."""
+    def _discount_pause(self, seconds: float) -> None:
+        """Discount time in which nothing was read from the silence of the worker.
+
+        After a suspend of the machine, processes wake up in any order.
+        """
         if seconds > PAUSE_SECONDS:
-            self.heard = min(self.heard + seconds, time.monotonic())
+            self.last_message_at = min(self.last_message_at + seconds, time.monotonic())
 
-    def lost(self) -> LostError:
-        """To be raised when the channel is closed."""
-        return LostError(self._ended())
+    def lost_error(self) -> WorkerLostError:
+        """Return the error to raise when the channel is closed."""
+        return WorkerLostError(self._reap())
 
-    def not_sent(self) -> NotSentError:
-        """The same, where a message could not be sent."""
-        return NotSentError(self._ended())
+    def not_sent_error(self) -> MessageNotSentError:
+        """Return the error to raise when a message could not be sent."""
+        return MessageNotSentError(self._reap())
 
-    def _ended(self) -> str:
+    def _reap(self) -> str:
         how = self._process.exit if self._process is not None else "it is not running"
-        self._end()
+        self._kill_process()
         return how
 
-    def hung(self, seconds: float) -> LostError:
-        """To be raised when nothing came for so long; it is killed."""
-        self._end()
-        return LostError(f"killed after {seconds:.0f} s of silence")
+    def kill_hung(self, seconds: float) -> WorkerLostError:
+        """Kill a worker that was silent for `seconds`; return the error to raise."""
+        self._kill_process()
+        return WorkerLostError(f"killed after {seconds:.0f} s of silence")
 
-    def excuse(self) -> None:
-        """See `Restarts.excuse`."""
-        self.restarts.excuse()
+    def blame_request(self) -> None:
+        """Attribute a death to a request; see `RestartPolicy.blame_request`."""
+        self.restarts.blame_request()
 
     def restart(self, stopping: Callable[[], bool]) -> None:
-        """Start it again, as often as that is sensible; returns when it is ready, or `stopping`.
+        """Restart the worker within its limits; return when it is ready, or on `stopping`.
 
-        Raises `HopelessError`.
+        Raises `RestartLimitError`.
         """
 
         def over() -> bool:
             return self.closing or stopping()
 
-        with self.using:
+        with self.channel_lock:
             while not over():
-                if (pause := self.restarts.died()) is None:
-                    raise HopelessError(f"the worker of {self.source.path} died too often")
+                if (pause := self.restarts.record_death()) is None:
+                    raise RestartLimitError(f"the worker of {self.source.path} died too often")
                 until = time.monotonic() + pause
                 while time.monotonic() < until and not over():
                     time.sleep(min(LOOK_SECONDS, pause))
@@ -198,32 +218,32 @@ class Supervised:
                 try:
                     self.start()
                     self.wait()
-                except (LostError, InferError, ModelError, OSError, MemoryError) as error:
-                    self._end()
+                except (WorkerLostError, InferError, ModelError, OSError, MemoryError) as error:
+                    self._kill_process()
                     log.error("the worker of %s did not start again: %s", self.source.path, error)
                     continue
                 log.warning("the worker of %s was started again", self.source.path)
                 return
 
     def close(self) -> None:
-        """End the process, at once when it is busy; may be called twice."""
+        """End the process, by a kill when it is busy; may be called twice."""
         if self.closing:
             return
         self.closing = True
         process = self._process
-        if self.using.acquire(timeout=CLOSE_SECONDS):
+        if self.channel_lock.acquire(timeout=CLOSE_SECONDS):
             if process is not None:
                 process.kill() if self.busy else process.close()
         else:
             if process is not None:
                 process.kill()
-            self.using.acquire()
+            self.channel_lock.acquire()
         try:
-            self._end()
+            self._kill_process()
         finally:
-            self.using.release()
+            self.channel_lock.release()
 
-    def _end(self) -> None:
+    def _kill_process(self) -> None:
         self.ready = False
         process, self._process = self._process, None
         if process is not None:

@@ -1,4 +1,4 @@
-"""What is done before the first request, so that it pays for nothing."""
+"""Warm-up of a language model before its first request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ...llm.engine.requests import Output, Request, Sampling
 PROMPT = 64  # tokens
 
 
-def generates(manifest: Any) -> bool:
-    """Return True for the manifest of a language model that generates; any other one is served as tensors."""
+def generates_text(manifest: Any) -> bool:
+    """Return True for the manifest of a language model; any other one is served as tensors."""
     return (getattr(manifest, "meta", None) or {}).get("generation") is not None
 
 
-def warm(driver: Any, context: int) -> list[tuple[int, float]]:
-    """Two tokens after one, then after `PROMPT`; of the second its size and the seconds to its first token.
+def warm_up(driver: Any, context: int) -> list[tuple[int, float]]:
+    """Generate two tokens after prompts of 1 and `PROMPT` tokens.
 
-    Raises `InferError` when the engine dies of them.
+    Returns the size of the second prompt and the seconds to its first token. Raises `InferError` when the
+    engine dies.
     """
     prompt = max(min(PROMPT, context // 2), 1)
     _run(driver, 1)
@@ -28,7 +29,7 @@ def warm(driver: Any, context: int) -> list[tuple[int, float]]:
 
 
 def _run(driver: Any, tokens: int) -> float:
-    """Seconds to its first token."""
+    """Generate two tokens; return the seconds to the first one."""
     done, first = threading.Event(), list[float]()
     request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
 
