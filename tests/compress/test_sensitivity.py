@@ -82,7 +82,7 @@ def test_each_effect_is_that_of_the_whole_model_with_one_layer_packed(
                 others = {n: "float" for n in compress.layer_names(small) if n not in layer.names}
                 compress.quantize_model(small, PLAN.with_(quant=format), formats=others)
                 slow = compare(want, small(**ids), task="text-generation")
-                kl = next(f.value for f in slow if f.what == "logits.kl")
+                kl = next(f.value for f in slow if f.label == "logits.kl")
                 assert layer.effect[format] == pytest.approx(kl, rel=1e-3, abs=1e-8)
 
 
