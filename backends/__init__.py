@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from infer.graph.capture import Graph
+from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import TensorSpec
@@ -52,7 +52,7 @@ class Backend(Protocol):
         ...
 
     def lower(self, graph: Graph, plan: Plan, folder: Path) -> Lowered:
-        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `capture.save`)."""
+        """Compile into `folder/compiled/`. `folder` already holds graph.pt2 and weights/ (see `storage.save`)."""
         ...
 
     def open(self, folder: Path, device: str) -> Runner:

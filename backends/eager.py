@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from infer.graph import capture
+from infer.graph import storage
+from infer.graph.program import Graph, plain_call
 from infer.kernels.passes import prepack
 from infer.plan import Plan
 from infer.results import Lowered
@@ -26,7 +27,7 @@ def missing() -> str | None:
     return None
 
 
-def refuses(graph: capture.Graph, plan: Plan) -> str | None:
+def refuses(graph: Graph, plan: Plan) -> str | None:
     return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
 
 
@@ -34,15 +35,15 @@ def target(device: str) -> dict[str, str]:
     return {}
 
 
-def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
+def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     operators = Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")
     return Lowered([operators, *prepack.findings(graph.exported)])
 
 
 class Runner:
-    def __init__(self, graph: capture.Graph, device: str) -> None:
+    def __init__(self, graph: Graph, device: str) -> None:
         self.inputs, self.outputs, self._device = graph.inputs, graph.outputs, device
-        self._call = capture.plain_call(graph.exported, graph.inputs)
+        self._call = plain_call(graph.exported, graph.inputs)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -54,7 +55,7 @@ class Runner:
 
 
 def open(folder: Path, device: str) -> Runner:
-    graph = capture.load(folder, device)
+    graph = storage.load(folder, device)
     if device == "cpu" and prepack.usable(graph.exported):
         graph = replace(graph, program=prepack.packed(graph.exported))
     return Runner(graph, device)

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from infer import device as hardware
 from infer import kernels, paths
 from infer.errors import ArtifactError, NotUsableError
-from infer.graph import capture
+from infer.graph import storage
+from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
 from infer.kernels.passes import prepack
@@ -47,7 +48,7 @@ def missing() -> str | None:
     return None
 
 
-def refuses(graph: capture.Graph, plan: Plan) -> str | None:
+def refuses(graph: Graph, plan: Plan) -> str | None:
     return "the source is an ONNX graph, which has no torch program" if graph.program is None else None
 
 
@@ -57,7 +58,7 @@ def target(device: str) -> dict[str, str]:
     return {"torch": str(torch.__version__), **hardware.fingerprint(device), **own}
 
 
-def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
+def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     package = folder / PACKAGE
     package.parent.mkdir(exist_ok=True)
     settings = {
@@ -91,9 +92,9 @@ def lower(graph: capture.Graph, plan: Plan, folder: Path) -> Lowered:
 
 class Runner:
     def __init__(self, folder: Path, device: str) -> None:
-        signature = capture.load_signature(folder)
+        signature = storage.load_signature(folder)
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
-        self._weights = capture.load_weights(folder, device)
+        self._weights = storage.load_weights(folder, device)
         if (folder / PACKINGS).exists():
             cpu.load()  # before the package, which calls it
             packings = msgspec.json.decode(
@@ -125,7 +126,7 @@ class Runner:
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = [inputs[name].to(self._device).contiguous() for name in self._order]
         with self._lock, torch.no_grad():
-            outputs = capture.flatten(self._model.loader.boxed_run(moved))
+            outputs = flatten(self._model.loader.boxed_run(moved))
         return dict(zip((o.name for o in self.outputs), outputs, strict=True))
 
     def close(self) -> None:

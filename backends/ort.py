@@ -19,8 +19,8 @@ from infer import device as hardware
 from infer import latency
 from infer.compress import enforce
 from infer.errors import ArtifactError, NotUsableError
-from infer.graph import capture
-from infer.graph.capture import Graph
+from infer.graph import storage
+from infer.graph.program import Graph
 from infer.llm import is_step
 from infer.onnx import export as exporter
 from infer.onnx import (
@@ -127,7 +127,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 
 def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
-    signature = capture.load_signature(folder)
+    signature = storage.load_signature(folder)
     path = int8_signedness.adapt_signedness(folder / MODEL, _form(device))
     try:
         if is_step(signature.inputs):

@@ -15,8 +15,8 @@ import torch
 from infer import device as hardware
 from infer import paths
 from infer.errors import NotUsableError
-from infer.graph import capture
-from infer.graph.capture import Graph
+from infer.graph import storage
+from infer.graph.program import Graph
 from infer.onnx import calibrate, onnx_source, precision_casts, trt_engine
 from infer.onnx import export as exporter
 from infer.onnx.int8_layers import RewriteResult, rewrite
@@ -101,7 +101,7 @@ def open(folder: Path, device: str) -> trt_engine.TrtRunner:
         raise NotUsableError(
             f"the engine was built for {'; '.join(differs)}", hint="Lower the graph again on this machine"
         )
-    signature = capture.load_signature(folder)
+    signature = storage.load_signature(folder)
     return trt_engine.TrtRunner((folder / ENGINE).read_bytes(), signature.inputs, signature.outputs, device)
 
 

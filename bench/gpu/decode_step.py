@@ -39,7 +39,7 @@ from dataclasses import replace
 from bench.gpu.copy_bandwidth import copy_bandwidth
 from infer.attention import KV_DTYPES, Args, PageLayout, reference
 from infer.attention import triton as ours
-from infer.graph.capture import flatten
+from infer.graph.program import flatten
 from infer.kernels.gpu.crossover import graph_seconds
 from infer.llm import FullSequenceRunner, StepShape, capture_step, probe
 from infer.llm.step import cuda_graphs

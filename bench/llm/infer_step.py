@@ -24,7 +24,8 @@ from bench.llm.decoder_shapes import Shape, made
 from infer import attention, compress, kernels, plugins
 from infer import device as hardware
 from infer.compress import assign
-from infer.graph import capture
+from infer.graph import capture, storage
+from infer.graph.program import Graph
 from infer.llm import StepShape
 from infer.llm.engine.block_manager import new_cache
 from infer.llm.step import paged_step
@@ -65,7 +66,7 @@ def twin(folder: Path, tokens: Sequence[int]) -> Tensor:
         named = attention_inputs(shape, [0], [len(tokens)], torch.arange(blocks, dtype=torch.int32)[None])
         last = torch.tensor([len(tokens) - 1])
         with torch.no_grad():
-            call = capture.load(folder).callable()
+            call = storage.load(folder).callable()
             given = {"token_ids": torch.tensor(list(tokens)), "logit_rows": last, **named}
             logits = call(**given, kv_cache=shape.new_cache(blocks))[0]
         save_file({"logits": logits[0].float().contiguous()}, path)
@@ -81,7 +82,7 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
     stages.prepare_kernels(run.plan, reporter)
     loaded, run = stages.load(run)
     mode = find_mode(run.plan, loaded, reporter)
-    graph = capture.Graph(
+    graph = Graph(
         loaded.inputs,
         loaded.inputs,
         loaded.samples,
@@ -95,7 +96,7 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
     small = stages.compress_model(run.plan, original, mix)
     if small.shape is None:
         raise SystemExit(f"{source} has no step: {small.scores_only}")
-    capture.save(small.graph, place)
+    storage.save(small.graph, place)
     plugins.get("backends", backend).lower(small.graph, run.plan, place)
     (place / "shape.json").write_bytes(msgspec.json.encode(small.shape))
 

@@ -31,7 +31,8 @@ from bench.shared.results import machine_header, result_path
 from infer import device as hardware
 from infer import load, plugins
 from infer.errors import InferError
-from infer.graph import capture
+from infer.graph import storage
+from infer.graph.program import Graph
 from infer.load import data_split
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
@@ -113,7 +114,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
             small, problem = None, ""
             try:
                 small = stages.compress_model(run.plan.with_(quant=quant, backend="auto"), original)
-                capture.save(small.graph, folder)
+                storage.save(small.graph, folder)
             except InferError as error:
                 problem = str(error)
             for backend in [b for _, b, q in wanted if q == quant]:
@@ -130,7 +131,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
 
 
 def _tried(
-    cell: Cell, plan: Plan, original: capture.Graph, small: Compressed, folder: Path, floats: FloatForms
+    cell: Cell, plan: Plan, original: Graph, small: Compressed, folder: Path, floats: FloatForms
 ) -> Cell:
     try:
         (trial,) = try_backends(plan, original, small, folder, floats).trials

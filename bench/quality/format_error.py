@@ -32,7 +32,7 @@ from infer import device as hardware
 from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
-from infer.graph.capture import flatten
+from infer.graph.program import flatten
 from infer.load.weights.safetensors_reader import SafetensorsReader
 from infer.plan import Plan
 

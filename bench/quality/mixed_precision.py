@@ -28,7 +28,7 @@ from bench.shared.results import result_path
 from infer import compress, fidelity, plugins
 from infer import device as hardware
 from infer.compress.assign import budget, format_order, sensitivity
-from infer.graph.capture import flatten
+from infer.graph.program import flatten
 from infer.pipeline import stages
 from infer.plan import Plan
 from infer.reporter import Reporter

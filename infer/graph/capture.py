@@ -1,106 +1,26 @@
-"""Model → graph: `torch.export` with named, typed, symbolically sized inputs and outputs.
-
-`save` writes a graph as graph.pt2 without its weights plus weights/model.safetensors, so that every backend maps the
-same file and no tensor is stored twice; `load` puts the two together again.
-"""
+"""Model → graph: `torch.export` with named, typed, symbolically sized inputs and outputs."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import OutputKind, TensorArgument
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from .. import attention  # noqa: F401 - programs call the operator of attention
-from ..errors import ArtifactError, NotUsableError, UsageError
+from ..errors import NotUsableError, UsageError
 from ..silence_logs import quiet
 from ..spec import DTYPE_NAMES, TensorSpec
-from . import in_place  # noqa: F401 - programs call the operator of attention
-
-WEIGHTS = "weights/model.safetensors"
-PROGRAM = "graph.pt2"
-SIGNATURE = "graph.json"
-
-
-class Signature(msgspec.Struct, frozen=True):
-    """Inputs and outputs of a graph, as stored in graph.json beside every compiled form."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    sizes: dict[str, tuple[int, int]]
-    task: str
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The captured program. Exactly one of `program`, `onnx` and `module` is set.
-
-    An ONNX source stays ONNX; `module` is a float original whose weights are streamed from disk, too large to capture.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    samples: Mapping[str, Tensor]  # real inputs, batch first; at least one row
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
-    program: ExportedProgram | None = None
-    onnx: Path | None = None
-    module: nn.Module | None = None
-    task: str = "tensors"
-
-    @property
-    def exported(self) -> ExportedProgram:
-        """Exported program; raises `NotUsableError` for an ONNX source, which has none."""
-        if self.program is None:
-            raise NotUsableError("the source has no torch program", hint="Use --backend ort")
-        return self.program
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the program in plain torch: the reference of every backend."""
-        return dict(zip((o.name for o in self.outputs), self.callable()(**inputs), strict=True))
-
-    def callable(self) -> Callable[..., list[Tensor]]:
-        """Return a function of keyword tensors that returns the outputs in order; build once, call often."""
-        module: Any = self.module or self.exported.module()
-        return lambda **inputs: flatten(module(**inputs))
-
-
-def plain_call(
-    program: ExportedProgram, inputs: tuple[TensorSpec, ...]
-) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
-    """Return a function of named tensors that runs only the program's operators; outputs in order.
-
-    Calling the module of a program also flattens trees and checks sizes, which takes longer than a small model.
-    """
-    module: Any = program.module()
-    names = list(
-        reorder_kwargs({spec.name: spec.name for spec in inputs}, program.call_spec.in_spec).values()
-    )
-    for node in [n for n in module.graph.nodes if n.op == "call_module" and n.target == "_guards_fn"]:
-        module.graph.erase_node(node)
-    module.graph.set_codegen(CodeGen())
-    module.recompile()
-    forward = module.forward
-    return lambda inputs: [x for x in forward(*[inputs[name] for name in names]) if isinstance(x, Tensor)]
-
-
-def flatten(outputs: Any) -> list[Tensor]:
-    """List the tensors of a model's output (tensor, tuple, dict, ModelOutput), in order."""
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+from . import in_place
+from .program import Graph
 
 
 def capture(
@@ -268,103 +188,6 @@ def _named(size: int | torch.SymInt, symbols: Mapping[str, str]) -> int | str:
     return re.sub(r"[A-Za-z_]\w*", lambda m: symbols.get(m[0], m[0]), str(size))
 
 
-def save(graph: Graph, folder: Path) -> None:
-    """Write graph.json, graph.pt2 (hollow) and weights/model.safetensors into `folder`; a shared tensor once.
-
-    Of an ONNX graph only graph.json is written here; its backend carries the model file.
-    """
-    signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task)
-    (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
-    program = graph.program
-    if program is None:
-        return
-    (folder / "weights").mkdir(exist_ok=True)
-    tensors, aliases = _unique({**program.state_dict, **program.constants})
-    save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
-    state, constants, examples = program._state_dict, program._constants, program._example_inputs
-    program._state_dict = {name: _hollow(value) for name, value in state.items()}
-    program._constants = {n: _hollow(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
-    program._example_inputs = _hollow_examples(examples)
-    try:
-        with quiet():
-            torch.export.save(program, folder / PROGRAM)
-    finally:
-        program._state_dict, program._constants, program._example_inputs = state, constants, examples
-
-
-def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    seen: dict[tuple[Any, ...], str] = {}
-    unique: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor):
-            continue
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
-        if key in seen:
-            aliases[name] = seen[key]
-            continue
-        seen[key] = name
-        dense = value.detach().contiguous()
-        whole = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
-        unique[name] = dense if whole else dense.clone()
-    return unique, aliases
-
-
 def _zeros(program: ExportedProgram) -> Any:
     """Replace the program's example inputs by zeros of the same shapes and strides."""
     return pytree.tree_map_only(Tensor, torch.zeros_like, program.example_inputs)
-
-
-def _hollow(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape and dtype over one stored element, so that the file holds no weights."""
-    # torch.export.save can not store an empty view of a storage that is not.
-    one = torch.zeros((), dtype=tensor.dtype)
-    hollow = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)
-    return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
-
-
-def _hollow_examples(examples: Any) -> Any:
-    return pytree.tree_map_only(Tensor, _hollow, examples)
-
-
-def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Map every weight and constant from the file, by name; aliases share one tensor."""
-    path = folder / WEIGHTS
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    except OSError as error:
-        raise ArtifactError(f"the weights can't be read: {error}", where=str(path)) from error
-    return tensors | {name: tensors[target] for name, target in aliases.items()}
-
-
-def load_signature(folder: Path) -> Signature:
-    """Read graph.json; raise `ArtifactError` when it can't be read."""
-    path = folder / SIGNATURE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Signature)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"the graph's signature can't be read: {error}", where=str(path)) from error
-
-
-def load(folder: Path, device: str = "cpu") -> Graph:
-    """Load the graph that `save` wrote, weights mapped.
-
-    Runs code of graph.pt2: the caller has established trust.
-    """
-    signature = load_signature(folder)
-    with quiet():
-        program = torch.export.load(folder / PROGRAM)
-    weights = load_weights(folder, device)
-    program._state_dict = {
-        name: nn.Parameter(weights[name], requires_grad=False)
-        if isinstance(value, nn.Parameter)
-        else weights[name]
-        for name, value in program._state_dict.items()
-    }
-    program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
-    program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
-    return Graph(
-        signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task
-    )

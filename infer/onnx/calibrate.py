@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import NotUsableError
-from ..graph.capture import Graph
+from ..graph.program import Graph
 from .graph_builder import GraphBuilder
 
 if TYPE_CHECKING:

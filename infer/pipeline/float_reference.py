@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..graph import capture
+from ..graph import storage
+from ..graph.program import Graph, plain_call
 from ..llm.step import cuda_graphs
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.paged_step import StepShape
@@ -27,15 +28,15 @@ class FloatForms:
 
     def __init__(
         self,
-        original: capture.Graph,
+        original: Graph,
         work: Path,
-        step: Callable[[], capture.Graph] | None = None,
+        step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
     ) -> None:
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
-        self._steps: capture.Graph | None = None
+        self._steps: Graph | None = None
 
     def reference(self, plan: Plan) -> Any:
         """What outputs are compared with."""
@@ -81,7 +82,7 @@ class FloatForms:
             place = self._work / key
             place.mkdir(parents=True)
             graph = self._graph(shape)
-            capture.save(graph, place)
+            storage.save(graph, place)
             backend.lower(graph, plan.with_(quant="none", dtype="float32"), place)
             self._runners[key] = opened(backend.open(place, plan.device), shape, plan.device)
         return self._runners[key]
@@ -94,7 +95,7 @@ class FloatForms:
             return opened(Eager(self._graph(shape)), shape, plan.device)
         return Eager(self._original) if self._module is None else Own(self._module, self._original)
 
-    def _graph(self, shape: StepShape | None) -> capture.Graph:
+    def _graph(self, shape: StepShape | None) -> Graph:
         if shape is None or self._step is None:
             return self._original
         self._steps = self._steps or self._step()
@@ -107,10 +108,10 @@ class FloatForms:
 class Eager:
     """A graph in plain torch: what everything is compared with."""
 
-    def __init__(self, graph: capture.Graph) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._names = [o.name for o in graph.outputs]
         whole = graph.callable() if graph.program is None else None
-        self._call = _by_keyword(whole) if whole else capture.plain_call(graph.exported, graph.inputs)
+        self._call = _by_keyword(whole) if whole else plain_call(graph.exported, graph.inputs)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -127,7 +128,7 @@ def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Ten
 class Own:
     """The user's own module, called as its users call it: nothing is checked or renamed."""
 
-    def __init__(self, module: nn.Module, graph: capture.Graph) -> None:
+    def __init__(self, module: nn.Module, graph: Graph) -> None:
         self._module, self._names = module.eval(), [o.name for o in graph.outputs]
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

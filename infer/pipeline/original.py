@@ -10,6 +10,7 @@ from torch import nn
 from .. import compress, llm, load
 from ..errors import NotUsableError
 from ..graph import capture
+from ..graph.program import Graph
 from ..load.hf_wrappers import Decoder
 from ..plan import Plan
 from ..reporter import Reporter
@@ -21,7 +22,7 @@ class Original:
     """The float model, its graph, and how it runs. `graph.outputs` of streamed weights are named later."""
 
     loaded: load.LoadedModel
-    graph: capture.Graph
+    graph: Graph
     mode: LlmMode
 
     @property
@@ -35,7 +36,7 @@ class Original:
         return self.loaded.module is not None and self.loaded.load != "offload"
 
     @cached_property
-    def step(self) -> capture.Graph:
+    def step(self) -> Graph:
         """The float model as a step over a paged KV cache; `NotUsableError` when it can't be captured as one."""
         if self.mode.shape is None:
             raise NotUsableError("the model does not run as a step")
@@ -55,16 +56,14 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     return original
 
 
-def float_graph(loaded: load.LoadedModel) -> capture.Graph:
+def float_graph(loaded: load.LoadedModel) -> Graph:
     """The float model as a graph."""
     if loaded.onnx is not None:
         outputs = tuple(loaded.meta.get("outputs", ()))
-        return capture.Graph(
-            loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task
-        )
+        return Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
     if loaded.load == "offload":
         module = module_of(loaded).eval()
-        return capture.Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
+        return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
     return captured(loaded, module_of(loaded))
 
 
@@ -74,7 +73,7 @@ def module_of(loaded: load.LoadedModel) -> nn.Module:
     return loaded.module
 
 
-def captured(loaded: load.LoadedModel, module: nn.Module) -> capture.Graph:
+def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
     """A module with the inputs, samples and sizes of the source, as a graph."""
     return capture.capture(
         module.eval(),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from .. import __version__, plugins
 from .. import device as hardware
 from ..artifact import golden, store
-from ..graph import capture
+from ..graph import storage
 from ..report import document, html, memory, roofline
 from ..reporter import Reporter
 from ..spec import Finding
@@ -58,7 +58,7 @@ def publish(
     shutil.rmtree(folder / "trials", ignore_errors=True)
     if plugins.get("backends", best.backend).PORTABLE:
         shutil.rmtree(folder / "weights", ignore_errors=True)
-        (folder / capture.PROGRAM).unlink(missing_ok=True)
+        (folder / storage.PROGRAM).unlink(missing_ok=True)
     measured = memory.probe(best.backend, folder, run.plan.device, shape=best.shape)
     reporter.found(measured.findings())
     manifest = _manifest(run, original, small, selected, reporter.findings, output)
@@ -84,7 +84,7 @@ def publish(
 
 def _adopt(chosen: Path, folder: Path) -> None:
     """The graph that the chosen trial lowered becomes the artifact's, where it is another form than the staged one."""
-    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         source, target = (chosen / name).resolve(), folder / name
         if not source.exists() or source == target.resolve():
             continue

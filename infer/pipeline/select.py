@@ -12,7 +12,8 @@ from torch import nn
 
 from .. import fidelity, latency, library_errors, plugins
 from ..errors import GateError, NotUsableError, ResourceError
-from ..graph import capture
+from ..graph import storage
+from ..graph.program import Graph
 from ..llm.step.paged_step import StepShape
 from ..plan import Plan
 from ..reporter import Reporter
@@ -29,10 +30,10 @@ class Compressed:
     """The smaller model as it is lowered. Of a language model that can generate `graph` is its step, of that `shape`;
     `windows` captures the whole-window form, for backends that have no paged attention."""
 
-    graph: capture.Graph
+    graph: Graph
     module: nn.Module | None
     shape: StepShape | None = None
-    windows: Callable[[], capture.Graph] | None = None
+    windows: Callable[[], Graph] | None = None
     scores_only: ScoresOnly | None = None
     layers: tuple[LayerChoice, ...] = ()
     quantized: str = ""  # the share of the weights, as the verdict says it
@@ -49,7 +50,7 @@ class Selected:
 
 def try_backends(
     plan: Plan,
-    original: capture.Graph,
+    original: Graph,
     small: Compressed,
     folder: Path,
     floats: FloatForms,
@@ -84,7 +85,7 @@ class Trials:
     """The trials of one compressed model so far, and the backends that refused it."""
 
     plan: Plan
-    original: capture.Graph
+    original: Graph
     small: Compressed
     folder: Path
     floats: FloatForms
@@ -111,7 +112,7 @@ class Trials:
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             self._failed(name, at.name, error, _others(name, small, plan))
 
-    def _form(self, name: str) -> tuple[capture.Graph, StepShape | None, Path, ScoresOnly | None]:
+    def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
         """The graph for a backend, its shape as a step, its folder, and why it only scores text."""
         small = self.small
         if small.shape is None or plugins.get("backends", name).STEPS or small.windows is None:
@@ -121,7 +122,7 @@ class Trials:
         graph, place = small.windows(), self.folder / "trials" / f"windows-{name}"
         shutil.rmtree(place, ignore_errors=True)  # of an attempt before layers rose
         place.mkdir(parents=True)
-        capture.save(graph, place)
+        storage.save(graph, place)
         return graph, None, place, why
 
     def time(self) -> None:
@@ -173,7 +174,7 @@ class _Steps:
         self.reporter.step(name, detail)
 
 
-def _others(name: str, graph: capture.Graph, plan: Plan) -> list[str]:
+def _others(name: str, graph: Graph, plan: Plan) -> list[str]:
     """The backends that may take what this one failed with."""
     return [
         other
@@ -241,7 +242,7 @@ def _why(best: Trial, ranked: Sequence[Trial]) -> str:
 def enforce(
     plan: Plan,
     best: Trial,
-    original: capture.Graph,
+    original: Graph,
     float_module: nn.Module | None,
     small_module: nn.Module | None,
     stuck: str = "",

@@ -17,7 +17,8 @@ from .. import load as sources
 from ..artifact import store
 from ..compress import assign
 from ..errors import NotUsableError
-from ..graph import capture
+from ..graph import capture, storage
+from ..graph.program import Graph
 from ..kernels import cpu
 from ..llm.step.schedule_consistency import require_float_step
 from ..llm.text import chat_template
@@ -138,7 +139,7 @@ def search(
             judged = True
         if original.graph.module is not None:
             original.graph = replace(original.graph, outputs=_outputs(small))
-        capture.save(small.graph, folder)
+        storage.save(small.graph, folder)
         tried = try_backends(plan, original.graph, small, folder, floats, attempt, only=backend)
         selected = choose(tried)
         best = selected.trial
@@ -210,7 +211,7 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     is_original = loaded is original.loaded
     low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and not is_original else None
 
-    def whole() -> capture.Graph:
+    def whole() -> Graph:
         if is_original and original.graph.program is not None:
             return original.graph
         return captured(loaded, capture.in_dtype(module, loaded.inputs, low) if low else module)

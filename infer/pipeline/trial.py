@@ -15,7 +15,8 @@ from torch import Tensor
 from .. import fidelity, latency, library_errors, plugins
 from ..artifact import golden
 from ..fidelity import batch_sizes
-from ..graph import capture
+from ..graph import storage
+from ..graph.program import Graph
 from ..latency import Paired
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.paged_step import StepShape
@@ -157,8 +158,8 @@ def _speed(pair: latency.Paired) -> str:
 
 def run_trial(
     plan: Plan,
-    original: capture.Graph,
-    small: capture.Graph,
+    original: Graph,
+    small: Graph,
     folder: Path,
     work: Path,
     step: Callable[[str, str], None],
@@ -199,9 +200,7 @@ def run_trial(
     return trial
 
 
-def _in_schedules(
-    reference: Any, runner: FullSequenceRunner, original: capture.Graph, spared: int
-) -> list[Metric]:
+def _in_schedules(reference: Any, runner: FullSequenceRunner, original: Graph, spared: int) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
     windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
 
@@ -216,7 +215,7 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
     parts = (
         [ours / "compiled"]
         if backend.PORTABLE
-        else [ours / "compiled", folder / "weights", folder / capture.PROGRAM]
+        else [ours / "compiled", folder / "weights", folder / storage.PROGRAM]
     )
     files = [f for part in parts for f in (part.rglob("*") if part.is_dir() else [part])]
     return sum(f.stat().st_size for f in files if f.is_file())
@@ -225,13 +224,13 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
 def workplace(source: Path, place: Path) -> Path:
     """A folder to lower in that shares the graph and the weights of `source` by links."""
     place.mkdir(parents=True)
-    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         if (source / name).exists():
             (place / name).symlink_to((source / name).resolve())
     return place
 
 
-def batches_of(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
+def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
     """The samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
     batched = all(s.batched for s in graph.inputs)
     rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
@@ -243,7 +242,7 @@ def batches_of(graph: capture.Graph, size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _compare(
-    plan: Plan, reference: Any, runner: Any, graph: capture.Graph
+    plan: Plan, reference: Any, runner: Any, graph: Graph
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
     """Both runners over the samples; the first rows become the golden inputs and outputs."""
     comparison = fidelity.Comparison(graph.task)
@@ -262,7 +261,7 @@ def _compare(
     return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual)], kept
 
 
-def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[str, float]) -> list[Metric]:
+def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
     """The comparison at batches of one and three; the steps of a language model have schedules instead."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
@@ -278,7 +277,7 @@ def _at_sizes(reference: Any, runner: Any, graph: capture.Graph, usual: Mapping[
 
 
 def _golden(
-    plan: Plan, reference: Any, runner: Any, graph: capture.Graph, inputs: Mapping[str, Tensor]
+    plan: Plan, reference: Any, runner: Any, graph: Graph, inputs: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     """Two rows to keep, with their outputs; synthetic ones where the plan allows no real ones."""
     width = graph.outputs[0].shape[-1] if graph.task == "text-generation" and graph.outputs else 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import latency, plugins
-from ..graph import capture
+from ..graph.program import Graph
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import ExclusiveCalls
@@ -37,7 +37,7 @@ class Form:
 
 def time_trials(
     plan: Plan,
-    original: capture.Graph,
+    original: Graph,
     trials: Sequence[Trial],
     floats: FloatForms,
     step: Callable[[str, str], None],
@@ -71,7 +71,7 @@ def time_trials(
     return findings
 
 
-def _worth_lowering(plan: Plan, original: capture.Graph, took: Mapping[str, float]) -> list[str]:
+def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> list[str]:
     """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor; plain torch is
     among the forms anyway."""
     if plan.backend != "auto" or original.program is None:
@@ -84,7 +84,7 @@ def _worth_lowering(plan: Plan, original: capture.Graph, took: Mapping[str, floa
 
 
 def _look(
-    runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: capture.Graph, plan: Plan
+    runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: Graph, plan: Plan
 ) -> list[Form]:
     """The float forms with their seconds, measured in turns; `known` keeps them for the trials that come after."""
     if not runners.keys() <= known.keys():
@@ -96,7 +96,7 @@ def _look(
 
 
 def _time(
-    trial: Trial, forms: Sequence[Form], original: capture.Graph, plan: Plan, step: Callable[[str, str], None]
+    trial: Trial, forms: Sequence[Form], original: Graph, plan: Plan, step: Callable[[str, str], None]
 ) -> None:
     """Pairs with the form that is fastest at each batch size."""
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
@@ -124,7 +124,7 @@ def _named(rivals: Mapping[int, Form], *, several: bool) -> str:
     return f"{FASTEST} ({which})" if several else which
 
 
-def call_of(runner: Any, graph: capture.Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
+def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> Callable[[], Any]:
     """One call on a batch of the samples, of a language model one decode step; `served`: as the Predictor makes it."""
     if isinstance(runner, FullSequenceRunner):
         return runner.decoding(batch)
@@ -136,7 +136,7 @@ def call_of(runner: Any, graph: capture.Graph, batch: int, *, served: bool = Fal
     return lambda: runner.run(inputs)
 
 
-def _glance(runner: Any, graph: capture.Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
+def _glance(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
     """Seconds a call at each batch size, a short look."""
     return {
         batch: latency.measure(

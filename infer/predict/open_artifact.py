@@ -15,7 +15,7 @@ import msgspec
 from .. import library_errors, paths, plugins
 from ..artifact import store
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
-from ..graph import capture
+from ..graph import storage
 from ..llm import StepShape
 from ..sanitize import plain
 from ..spec import Finding
@@ -80,7 +80,7 @@ def lower_again(
 ) -> Path:
     """Lower graph.pt2 for this machine into the user's cache; a finished earlier result is used as it is."""
     why = ", ".join(differs)
-    if not (folder / capture.PROGRAM).exists():
+    if not (folder / storage.PROGRAM).exists():
         raise ArtifactError(
             f"made for another machine ({why}) and it holds no portable graph", where=str(folder)
         )
@@ -96,7 +96,7 @@ def lower_again(
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)
         _link_to(folder, fresh)
-        backend.lower(capture.load(folder), manifest.plan, fresh)
+        backend.lower(storage.load(folder), manifest.plan, fresh)
         with contextlib.suppress(OSError):  # another process was first: its result is equal
             fresh.rename(place)
     return place
@@ -105,7 +105,7 @@ def lower_again(
 def _link_to(folder: Path, place: Path) -> None:
     """Make the graph and the weights in `place` those of `folder`: it was lowered from an equal artifact, which may
     have moved or changed since."""
-    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         link, target = place / name, str((folder / name).resolve())
         if link.is_symlink() and os.readlink(link) == target:
             continue

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
-from ..graph.capture import Graph
+from ..graph.program import Graph
 from ..llm import StepShape
 from ..llm.step.full_sequence import CONTEXT
 from ..plan import Plan

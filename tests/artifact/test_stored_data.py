@@ -17,7 +17,7 @@ from infer import Plan, Predictor, optimize
 from infer.artifact import golden
 from infer.cli import main
 from infer.errors import UsageError
-from infer.graph import capture
+from infer.graph import capture, storage
 from infer.report import inspection
 from infer.silence_logs import quiet
 from infer.spec import TensorSpec
@@ -214,7 +214,7 @@ def test_inspect_names_rows_that_an_older_version_stored(
 ) -> None:
     numbers(tmp_path)
     monkeypatch.setattr(capture, "_zeros", lambda program: program.example_inputs)
-    monkeypatch.setattr(capture, "_hollow_examples", lambda examples: examples)
+    monkeypatch.setattr(storage, "_hollow_examples", lambda examples: examples)
     made = optimize(plan(source, tmp_path / "private.npz"), tmp_path / "old.infer").path
     lines = inspection.inspect(made)["data"]
     assert any("bytes of example inputs in graph.pt2" in line for line in lines)
@@ -252,7 +252,7 @@ def test_synthetic_inputs_are_such_that_the_model_gives_finite_numbers() -> None
 def test_a_program_is_lowered_again_from_hollow_example_inputs(tmp_path: Path, source: str) -> None:
     numbers(tmp_path)
     made = optimize(plan(source, tmp_path / "private.npz"), tmp_path / "real.infer").path
-    program = capture.load(made).exported
+    program = storage.load(made).exported
     (_, examples) = program.example_inputs
     assert examples["input"].is_contiguous()
     assert not examples["input"].any()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from infer import Plan, Predictor, library_errors
 from infer.errors import InferError
-from infer.graph import capture
+from infer.graph.program import flatten
 from infer.pipeline import stages
 from infer.silence_logs import quiet
 from infer.thresholds import limits
@@ -176,7 +176,7 @@ def differs(case: Case, plan: Plan, output: Path) -> str:
             error, norm = Counter[int](), Counter[int]()
             for start in range(0, 9 - size + 1, size):
                 part = {name: value[start : start + size] for name, value in rows.items()}
-                expected = capture.flatten(model(**{name: value.clone() for name, value in part.items()}))
+                expected = flatten(model(**{name: value.clone() for name, value in part.items()}))
                 # By position: torch's ONNX exporter renames an input that the model also returns.
                 given = zip(predictor.inputs, part.values(), strict=True)
                 got = list(predictor.predict({spec.name: value.numpy() for spec, value in given}).values())

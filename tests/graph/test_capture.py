@@ -11,7 +11,8 @@ from safetensors import safe_open
 from torch import nn
 
 from infer.errors import NotUsableError, UsageError
-from infer.graph import capture
+from infer.graph import capture, storage
+from infer.graph.program import Graph
 from infer.spec import TensorSpec
 
 
@@ -34,14 +35,14 @@ SPECS = (TensorSpec.parse("x=float32[batch,16]"), TensorSpec.parse("y=float32[ba
 
 
 @pytest.fixture(scope="module")
-def graph() -> capture.Graph:
+def graph() -> Graph:
     return capture.capture(
         Tied().eval(), SPECS, {"x": torch.randn(3, 16), "y": torch.randn(3)}, sizes={"batch": (1, 64)}
     )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 63, 64])
-def test_the_graph_equals_the_model_at_every_batch(graph: capture.Graph, rows: int) -> None:
+def test_the_graph_equals_the_model_at_every_batch(graph: Graph, rows: int) -> None:
     module = graph.program.module()
     x, y = torch.randn(rows, 16), torch.randn(rows)
     expected = module(x=x, y=y)
@@ -50,18 +51,18 @@ def test_the_graph_equals_the_model_at_every_batch(graph: capture.Graph, rows: i
     assert got["both"].shape == (rows, 32)
 
 
-def test_outputs_are_named_typed_and_sized(graph: capture.Graph) -> None:
+def test_outputs_are_named_typed_and_sized(graph: Graph) -> None:
     assert graph.outputs == (
         TensorSpec("sum", "float32", ("batch", 16)),
         TensorSpec("both", "float32", ("batch", 32)),
     )
 
 
-def test_saved_and_loaded_is_equal(graph: capture.Graph, tmp_path: Path) -> None:
+def test_saved_and_loaded_is_equal(graph: Graph, tmp_path: Path) -> None:
     inputs = {"x": torch.randn(5, 16), "y": torch.randn(5)}
     before = graph.run(inputs)
-    capture.save(graph, tmp_path)
-    loaded = capture.load(tmp_path)
+    storage.save(graph, tmp_path)
+    loaded = storage.load(tmp_path)
     assert (loaded.inputs, loaded.outputs, dict(loaded.sizes)) == (
         graph.inputs,
         graph.outputs,
@@ -71,19 +72,19 @@ def test_saved_and_loaded_is_equal(graph: capture.Graph, tmp_path: Path) -> None
     torch.testing.assert_close(graph.run(inputs), before, rtol=0, atol=0)
 
 
-def test_a_tied_weight_is_stored_once_and_never_in_the_program(graph: capture.Graph, tmp_path: Path) -> None:
+def test_a_tied_weight_is_stored_once_and_never_in_the_program(graph: Graph, tmp_path: Path) -> None:
     big = capture.capture(
         nn.Linear(512, 512).eval(),
         (TensorSpec.parse("input=float32[batch,512]"),),
         {"input": torch.randn(2, 512)},
     )
-    capture.save(big, tmp_path)
-    assert (tmp_path / capture.PROGRAM).stat().st_size < 200_000 < (tmp_path / capture.WEIGHTS).stat().st_size
+    storage.save(big, tmp_path)
+    assert (tmp_path / storage.PROGRAM).stat().st_size < 200_000 < (tmp_path / storage.WEIGHTS).stat().st_size
     (tmp_path / "tied").mkdir()
-    capture.save(graph, tmp_path / "tied")
-    with safe_open(tmp_path / "tied" / capture.WEIGHTS, "pt") as file:
+    storage.save(graph, tmp_path / "tied")
+    with safe_open(tmp_path / "tied" / storage.WEIGHTS, "pt") as file:
         assert [n for n in file.keys() if n.endswith("weight")] == ["first.weight"]  # noqa: SIM118
-    weights = capture.load_weights(tmp_path / "tied")
+    weights = storage.load_weights(tmp_path / "tied")
     assert weights["first.weight"].data_ptr() == weights["second.weight"].data_ptr()
 
 
@@ -154,6 +155,6 @@ def test_outputs_that_are_no_tensors_are_left_away(other: object, tmp_path: Path
             return {"other": other, "y": x + 1, "rows": x.shape[0]}
 
     made = capture.capture(Returns(), (TensorSpec.parse("x=float32[batch,8]"),), {"x": torch.randn(2, 8)})
-    capture.save(made, tmp_path)
-    for graph in (made, capture.load(tmp_path)):
+    storage.save(made, tmp_path)
+    for graph in (made, storage.load(tmp_path)):
         assert list(graph.run({"x": torch.ones(3, 8)})) == ["y"]

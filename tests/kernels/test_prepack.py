@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from infer import kernels, plugins
 from infer.compress.formats import cluster, int8, nf4
-from infer.graph import capture
+from infer.graph import capture, storage
 from infer.kernels import cpu
 from infer.kernels.cpu import build
 from infer.kernels.ops.linear_packed import int8_twin, lut4_twin, rounded_table
@@ -262,7 +262,7 @@ def test_operands_that_the_compiler_writes_into_its_code_have_their_values(tmp_p
     spec = TensorSpec("input", "float32", ("batch", 64))
     graph = capture.capture(model.eval(), (spec,), {"input": x})
     inductor = plugins.get("backends", "inductor")
-    capture.save(graph, tmp_path)
+    storage.save(graph, tmp_path)
     inductor.lower(graph, PLAN.with_(backend="inductor", device="cpu"), tmp_path)
     runner = inductor.open(tmp_path, "cpu")
     assert relative(runner.run({"input": x})["output"], model(x)) < 0.03

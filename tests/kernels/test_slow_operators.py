@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from infer import compress, kernels, plugins
 from infer.compress import calibrate
-from infer.graph import capture
+from infer.graph import capture, storage
+from infer.graph.program import Graph
 from infer.kernels.passes import prepack
 from infer.plan import Plan
 from infer.silence_logs import quiet
@@ -60,7 +61,7 @@ class Everything(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def graph() -> capture.Graph:
+def graph() -> Graph:
     torch.manual_seed(0)
     model, samples = Everything().eval(), {"ids": torch.randint(0, 100, (4, 16))}
     plan = Plan(source="x", quant="int8")
@@ -79,7 +80,7 @@ def forbidden(program: torch.export.ExportedProgram) -> list[str]:
     return found
 
 
-def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: capture.Graph) -> None:
+def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: Graph) -> None:
     used = {str(n.target) for n in graph.exported.graph.nodes}
     for name in ("linear_lut", "linear_int8", "linear_int8_static", "linear_int8_weight", "embedding_lut"):
         assert f"infer.{name}.default" in used
@@ -87,7 +88,7 @@ def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: capture.Grap
         assert f"infer.{name}.default" in used
 
 
-def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: capture.Graph) -> None:
+def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: Graph) -> None:
     program = graph.exported
     assert forbidden(program) == []
     with quiet():
@@ -97,11 +98,11 @@ def test_no_program_holds_a_trap_in_any_form_that_a_backend_runs(graph: capture.
 
 
 @pytest.mark.slow
-def test_no_compiled_package_calls_a_trap(graph: capture.Graph, tmp_path: Path) -> None:
+def test_no_compiled_package_calls_a_trap(graph: Graph, tmp_path: Path) -> None:
     backend = plugins.get("backends", "inductor")
     if reason := backend.missing():
         pytest.skip(reason)
-    capture.save(graph, tmp_path)
+    storage.save(graph, tmp_path)
     backend.lower(graph, Plan(source="x", quant="int8", device="cpu"), tmp_path)
     seen = 0
     for path in (tmp_path / "compiled").rglob("*"):
@@ -116,7 +117,7 @@ def test_no_compiled_package_calls_a_trap(graph: capture.Graph, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("target", ["ort-u8u8", "ort-u8s8"])
-def test_no_onnx_file_holds_a_trap(graph: capture.Graph, tmp_path: Path, target: str) -> None:
+def test_no_onnx_file_holds_a_trap(graph: Graph, tmp_path: Path, target: str) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     from infer.onnx import export

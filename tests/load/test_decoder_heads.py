@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infer.graph import capture
+from infer.graph import capture, storage
 from infer.load.hf_wrappers import Classifier, Encoder
 from infer.load.pooling import Pooling
 from infer.spec import TensorSpec
@@ -49,8 +49,8 @@ def test_a_decoder_without_its_language_head_is_stored_and_read_back(
         expected = Pooling()(whole.last_hidden_state, mask) if "last_hidden_state" in whole else whole.logits
     graph = capture.capture(wrapped, INPUTS, {"input_ids": ids[:2], "attention_mask": mask[:2]})
     assert not [name for name, value in graph.exported.constants.items() if not value.numel()]
-    capture.save(graph, tmp_path)
-    got = capture.load(tmp_path).run({"input_ids": ids, "attention_mask": mask})
+    storage.save(graph, tmp_path)
+    got = storage.load(tmp_path).run({"input_ids": ids, "attention_mask": mask})
     torch.testing.assert_close(got["output"], expected, atol=2e-5, rtol=1e-4)
 
 
@@ -70,6 +70,6 @@ class Empty(nn.Module):
 
 def test_tensors_without_elements_are_stored_and_read_back(tmp_path: Path) -> None:
     graph = capture.capture(Empty(), (TensorSpec("x", "float32", ("batch", 4)),), {"x": torch.randn(3, 4)})
-    capture.save(graph, tmp_path)
+    storage.save(graph, tmp_path)
     x = torch.randn(5, 4)
-    torch.testing.assert_close(capture.load(tmp_path).run({"x": x}), graph.run({"x": x}))
+    torch.testing.assert_close(storage.load(tmp_path).run({"x": x}), graph.run({"x": x}))

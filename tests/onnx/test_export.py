@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 from infer.errors import NotUsableError  # noqa: E402
-from infer.graph import capture  # noqa: E402
+from infer.graph.program import flatten  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx import session  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
@@ -129,7 +129,7 @@ def test_outputs_that_are_inputs_constants_or_views_are_right(case: str, tmp_pat
     got = runner.run({"x": x})
     runner.close()
     assert list(got) == [spec.name for spec in made.outputs]
-    for value, expected in zip(got.values(), capture.flatten(module(x)), strict=True):
+    for value, expected in zip(got.values(), flatten(module(x)), strict=True):
         torch.testing.assert_close(value, expected)
 
 

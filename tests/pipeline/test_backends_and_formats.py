@@ -11,7 +11,7 @@ import torch
 
 from infer import Plan, Predictor, plugins
 from infer.errors import BusyError, GateError, InferError, NotUsableError, UsageError
-from infer.graph import capture
+from infer.graph import storage
 from infer.pipeline import stages
 from infer.pipeline.float_reference import FloatForms
 from infer.pipeline.trial import run_trial
@@ -76,7 +76,7 @@ def test_every_backend_and_quantizer_is_faithful_or_refuses_with_a_reason(
         pytest.skip(f"refused: {reason}")
     place = original.work / f"{backend}-{quant.replace(':', '-')}"
     (place / "graph").mkdir(parents=True)
-    capture.save(small, place / "graph")
+    storage.save(small, place / "graph")
     trial = run_trial(plan, original.graph, small, place / "graph", place, lambda *_: None, original.floats)
     reason = trial.unfaithful(plan)
     image = original.graph.samples["image"]

@@ -142,7 +142,7 @@ def test_a_whole_window_graph_is_written_again_after_layers_rose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     saved: list[Path] = []
-    monkeypatch.setattr(select.capture, "save", lambda graph, place: saved.append(place))
+    monkeypatch.setattr(select.storage, "save", lambda graph, place: saved.append(place))
     monkeypatch.setattr(Anything, "STEPS", False)
     monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
     graph: Any = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from infer.errors import InputError, NotUsableError
 from infer.graph import capture
+from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
 from infer.pipeline.float_reference import EAGER, FloatForms, Own
@@ -36,7 +37,7 @@ class Net(nn.Module):
         return self.linear(x).relu() + shift
 
 
-def graph(module: nn.Module | None = None) -> capture.Graph:
+def graph(module: nn.Module | None = None) -> Graph:
     specs = (TensorSpec("shift", "float32", ("batch", 4)), TensorSpec("x", "float32", ("batch", 16)))
     samples = {"shift": torch.randn(8, 4), "x": torch.randn(8, 16)}
     return capture.capture(module or Net().eval(), specs, samples, sizes={"batch": (1, 64)}, outputs=("y",))
@@ -80,7 +81,7 @@ def trial(backend: str, *seconds: float) -> Trial:
 class Forms(FloatForms):
     """Float forms with given times, and a note of what was lowered."""
 
-    def __init__(self, original: capture.Graph, **seconds: tuple[float, float]) -> None:
+    def __init__(self, original: Graph, **seconds: tuple[float, float]) -> None:
         super().__init__(original, Path())
         self.seconds, self.lowered = seconds, list[str]()
 
@@ -196,7 +197,7 @@ def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> Non
 
 def test_a_plain_call_gives_what_the_program_gives_whatever_the_order() -> None:
     made = graph()
-    call = capture.plain_call(made.exported, made.inputs)
+    call = plain_call(made.exported, made.inputs)
     for rows in (1, 5):
         inputs = {name: value[:rows] for name, value in reversed(made.samples.items())}
         (got,) = call(inputs)

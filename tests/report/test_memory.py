@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from infer import device as hardware
 from infer.errors import UsageError
-from infer.graph import capture
+from infer.graph import capture, storage
+from infer.graph.program import Graph
 from infer.plan import Plan
 from infer.report import memory, profile, roofline
 from infer.spec import TensorSpec
@@ -28,7 +29,7 @@ class Tiny(nn.Module):
         return self.linear(x)
 
 
-def tiny_graph() -> capture.Graph:
+def tiny_graph() -> Graph:
     return capture.capture(
         Tiny().eval(), (TensorSpec("x", "float32", ("batch", 16)),), {"x": torch.randn(3, 16)}
     )
@@ -38,7 +39,7 @@ def tiny_graph() -> capture.Graph:
 def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     graph = tiny_graph()
-    capture.save(graph, folder)
+    storage.save(graph, folder)
     (folder / "golden").mkdir()
     save_file({"x": graph.samples["x"]}, folder / "golden" / "inputs.safetensors")
     return folder

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import kernels
-from infer.graph import capture
+from infer.graph import capture, storage
+from infer.graph.program import Graph
 from infer.kernels.ops.bitpack import pack
 from infer.spec import TensorSpec
 
@@ -75,17 +76,17 @@ class Lut(nn.Module):
         return OPS.linear_lut(x, *tensors) if x.is_floating_point() else OPS.embedding_lut(x, *tensors)
 
 
-def graph(module: nn.Module, text: str, sample: Tensor, **more: Tensor) -> capture.Graph:
+def graph(module: nn.Module, text: str, sample: Tensor, **more: Tensor) -> Graph:
     """Capture `module` with inputs as `input=float32[batch,8]`, several joined by `;`."""
     specs = tuple(TensorSpec.parse(part) for part in text.split(";"))
     samples = {specs[0].name: sample, **more}
     return capture.capture(module.eval(), specs, samples, sizes={"batch": (1, 64), "time": (1, 512)})
 
 
-def lowered(module: nn.Module, text: str, sample: Tensor, folder: Path) -> capture.Graph:
+def lowered(module: nn.Module, text: str, sample: Tensor, folder: Path) -> Graph:
     """Capture and lower, with the signature for runners written into `folder`."""
     made = graph(module, text, sample)
-    capture.save(made, folder)
+    storage.save(made, folder)
     return made
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ... import compress, library_errors
 from ...errors import NotUsableError, UsageError
 from ...fidelity import Comparison, Effect, drop
-from ...graph.capture import flatten
+from ...graph.program import flatten
 from ...plan import Plan
 from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec

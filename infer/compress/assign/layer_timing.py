@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ... import __version__, latency, paths, plugins
 from ... import device as hardware
-from ...graph import capture
+from ...graph import capture, storage
 from ...kernels import cpu
 from ...plan import Plan
 from ...spec import DTYPE_NAMES, TensorSpec
@@ -136,7 +136,7 @@ class LayerTimer:
         folder.mkdir()
         specs = (TensorSpec("x", DTYPE_NAMES[x.dtype], tuple(x.shape)),)
         graph = capture.capture(_SingleLayer(layer).eval(), specs, {"x": x})
-        capture.save(graph, folder)
+        storage.save(graph, folder)
         backend = plugins.get("backends", self.backend)
         backend.lower(graph, self.plan.with_(backend=self.backend), folder)
         return backend.open(folder, self.plan.device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ... import library_errors
-from ...graph.capture import flatten
+from ...graph.program import flatten
 
 MOST_BYTES = 1 << 30  # of kept block outputs
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ...attention import KV_DTYPES, PageLayout
 from ...errors import NotUsableError
 from ...graph import capture
+from ...graph.program import Graph
 from ...spec import Finding, TensorSpec
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
 
@@ -263,7 +264,7 @@ def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> 
     return msgspec.structs.replace(shape, adapters=found)
 
 
-def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> capture.Graph:
+def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> Graph:
     """Export the step of a causal language model. `whole`: module to export instead of a plain `Step` of it."""
     sizes = {
         "tokens": (1, MAX_TOKENS),

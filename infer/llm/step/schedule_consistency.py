@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import GateError
 from ...fidelity import judge
 from ...fidelity.token_errors import token_errors
-from ...graph.capture import Graph
+from ...graph.program import Graph
 from ...results import Metric
 from ...spec import Finding
 from ...thresholds import Limits

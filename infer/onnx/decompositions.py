@@ -1,0 +1,102 @@
+"""Decomposition of `infer::` operators before the ONNX export: int8 and table layers become symbolic nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.nn import functional as F
+
+from .. import kernels
+from ..kernels.ops import bitpack
+from . import paged_attention
+from .int8_operands import Target
+from .table_layers import uniform_step
+
+DOMAIN = "infer"
+
+_INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
+_TABLES = ("linear_lut",)
+_EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
+
+
+def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:
+    """Decompose `infer::` operators; a program without any is returned as it is."""
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    if not any(name.startswith((f"{DOMAIN}.", "aten.index.Tensor")) for name in called):
+        return program
+    with paged_attention.functional(program):
+        return program.run_decompositions(_decompositions(program, target))
+
+
+def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Callable[..., Any]]:
+    """Build the decompositions of one program: int8 layers to symbolic nodes, other operators to torch."""
+    table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
+    own = _INT8 + _TABLES
+    if target == "trt":
+        own += _EMBEDDINGS
+    elif _has_uniform_embeddings(program):
+        own += ("embedding_lut",)
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    for op in called:
+        if isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname == paged_attention.TWIN:
+            table[op] = paged_attention.symbol
+        elif isinstance(op, OpOverload) and op.namespace == DOMAIN and op._opname in own:
+            table[op] = _symbol(op, op._opname)
+    table[torch.ops.aten.index.Tensor] = _index
+    return table
+
+
+def _has_uniform_embeddings(program: ExportedProgram) -> bool:
+    """Return true if every embedding table is uniform, so that ONNX Runtime has an operator for all."""
+    stored = {**program.state_dict, **program.constants}
+    names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.embedding_lut.default"]
+    tables = [stored.get(str(names.get(str(node.args[2])))) for node in nodes]
+    return bool(tables) and all(t is not None and uniform_step(t.float().numpy()) is not None for t in tables)
+
+
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    """Decompose indexing by int32, for which the exporter writes a GatherND that ONNX forbids."""
+    if all(index is None or index.dtype != torch.int32 for index in indices):
+        return NotImplemented
+    first = indices[0]
+    if len(indices) == 1 and first is not None:
+        return x.index_select(0, first.reshape(-1)).reshape(*first.shape, *x.shape[1:])
+    wide = [index.long() if index is not None and index.dtype == torch.int32 else index for index in indices]
+    return torch.ops.aten.index.Tensor(x, wide)
+
+
+def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
+    """Build the replacement of `infer::name`: one node of the domain `infer`, tensors in schema order."""
+    schema = op._schema.arguments
+
+    def symbol(*args: Any, **named: Any) -> torch.Tensor:
+        given: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
+        given |= dict(zip(given, args, strict=False)) | named
+        tensors = [given[argument.name] for argument in schema if "Tensor" in str(argument.type)]
+        x, codes = tensors[:2]
+        dtype = x.dtype
+        attributes: dict[str, Any] = {}
+        if name.startswith("linear"):
+            shape: Any = (*x.shape[:-1], codes.shape[0])
+        elif name.startswith("embedding"):
+            table = given.get("table", given["scale"])
+            columns = codes.shape[1] if name == "embedding_int8" else bitpack.columns_of(codes, table)
+            shape, dtype = (*x.shape, columns), table.dtype
+        else:
+            options: dict[str, Any] = {key: _pair(given[key]) for key in ("stride", "padding", "dilation")}
+            shape = F.conv2d(x, codes.to(x.dtype), None, **options, groups=given["groups"]).shape
+            attributes = {**options, "groups": given["groups"]}
+        node = f"{DOMAIN}::{name}"
+        return torch.onnx.ops.symbolic(node, tensors, attributes, dtype=dtype, shape=shape, version=1)
+
+    return symbol
+
+
+def _pair(value: int | list[int] | tuple[int, ...]) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
