@@ -12,7 +12,8 @@ import numpy as np
 from ..compress import Coverage
 from ..errors import NotUsableError, SourceError
 from . import source_weights
-from .export import DOMAIN, IR_VERSION_CAP, save
+from .decompositions import DOMAIN
+from .export import IR_VERSION_CAP, save
 from .graph_builder import GraphBuilder, drop_unused
 from .int8_layers import RewriteResult, rewrite
 from .int8_linear import Form
