@@ -20,6 +20,8 @@ def upgrade_report(report: Row) -> Row:
         if isinstance(rows := report.get(name), list):
             made[name] = [change(row) if isinstance(row, dict) else row for row in rows]
     rows = [row for row in made.get("findings") or () if isinstance(row, dict)]
+    verdict = [line for line in report.get("verdict") or () if isinstance(line, str)]
+    made["limitations"] = [line for line in verdict if line.startswith(("scores text only", "kept although"))]
     return {
         **made,
         "memory": _memory(rows),

@@ -131,6 +131,5 @@ def _table(*heads: str) -> Table:
 
 
 def _memory(console: Console, finding: Finding) -> None:
-    value = "unknown" if finding.value is None else f"{float(finding.value) / 1e6:.1f} MB"
-    value = f"{float(finding.value or 0):.2f} s" if finding.unit == "s" else value
+    value = "unknown" if finding.value is None else formatting.number(finding.value, finding.unit)
     console.print(f"{finding.what:<10} {value:>12}  {finding.why}", markup=False, highlight=False)

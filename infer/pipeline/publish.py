@@ -68,6 +68,7 @@ def publish(
         size=store.size(folder),
         baseline=best.baseline,
         backends=selected.backends,
+        limitations=best.limitations(),
         original_size=loaded.weight_bytes,
         ceiling=ceiling,
         memory=measured,

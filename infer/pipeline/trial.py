@@ -126,9 +126,11 @@ class Trial:
             if plan.max_drop is not None
             else f"the limits of {precision(plan)}"
         )
-        lines = [self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
-        if self.scores_only is not None:
-            lines.insert(0, f"scores text only: {self.scores_only.reason}")
+        return [*self.limitations(), self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
+
+    def limitations(self) -> list[str]:
+        """What the artifact can't do, or does worse than the original."""
+        lines = [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:

@@ -90,6 +90,7 @@ class Results:
     size: int  # bytes of the artifact
     baseline: str = ""  # what it was timed against
     backends: Sequence[BackendResult] = ()
+    limitations: Sequence[str] = ()  # sentences of the verdict on what the artifact can't do
     original_size: int | None = None  # bytes of the weights as the source stores them
     ceiling: Ceiling | None = None
     memory: Memory | None = None
@@ -110,6 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     failure: str = ""
     verdict: tuple[str, ...]
+    limitations: tuple[str, ...] = ()  # those sentences of the verdict that say what the artifact can't do
     command: str
     backend: str
     device: str
@@ -163,6 +165,7 @@ def from_manifest(manifest: Manifest, results: Results) -> Report:
         passed=not failure,
         failure=failure,
         verdict=manifest.verdict,
+        limitations=tuple(results.limitations),
         command=_command(manifest),
         backend=manifest.backend,
         device=manifest.device,

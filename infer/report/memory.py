@@ -128,6 +128,7 @@ class PeakMemory:
         self.before = self.peak = self.after = 0
         self.reserved: int | None = None
         self.method = ""
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if self._cuda:
@@ -156,7 +157,7 @@ class PeakMemory:
             self.reserved = torch.cuda.max_memory_reserved(self._cuda)
             return
         self._done.set()
-        if self.method.startswith("sampled"):
+        if self._thread is not None:
             self._thread.join()
         else:
             self.peak = hardware.peak_rss()

@@ -19,7 +19,6 @@ from .document import Report
 WIDTH, HEIGHT = 100, 24
 LABEL = 10  # columns of the names at the left
 MOST = 3  # lines of a sentence or path; what is longer ends in "…"
-LIMITS = ("scores text only", "kept although")  # sentences on what the artifact can't do
 NAMES = {
     "top1": "top-1 agreement",
     "relative_error": "relative error",
@@ -53,9 +52,8 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
 
 def _sentences(report: Report) -> list[str]:
     """The sentences of the verdict: why it failed, what the artifact can't do, and its speed."""
-    limits = [line for line in report.verdict if line.startswith(LIMITS)]
-    speed = [line for line in report.verdict if not line.startswith(LIMITS)][:1]
-    return [*([report.failure] if report.failure else []), *limits, *speed]
+    speed = [line for line in report.verdict if line not in report.limitations][:1]
+    return [*([report.failure] if report.failure else []), *report.limitations, *speed]
 
 
 def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
