@@ -19,14 +19,14 @@ RANK, MAX_RANK, MAX_SLOTS = 16, 256, 64  # of LoRA adapters
 
 
 def parse_dtype(text: str) -> str:
-    """`bf16` → `bfloat16`; raises `UsageError` for what no model can compute in."""
+    """Parse a compute dtype, `bf16` → `bfloat16`; raise `UsageError` for an unknown one."""
     if (name := ALIASES.get(text, text)) not in COMPUTE_DTYPES:
         raise UsageError(f"no compute dtype named {text!r}", hint=f"Known: {', '.join(COMPUTE_DTYPES)}")
     return name
 
 
 def parse_kv_dtype(text: str) -> str:
-    """`fp16` → `float16`; raises `UsageError` for what no KV cache can hold."""
+    """Parse the dtype of a KV cache, `fp16` → `float16`; raise `UsageError` for an unknown one."""
     known = ("auto", *KV_DTYPES)
     if (name := ALIASES.get(text, text)) not in known:
         raise UsageError(f"no dtype of the KV cache named {text!r}", hint=f"Known: {', '.join(known)}")
@@ -34,21 +34,21 @@ def parse_kv_dtype(text: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """`auto`, `cpu`, `cuda` or `cuda:N`; raises `UsageError` for anything else."""
+    """Check a device, `auto`, `cpu`, `cuda` or `cuda:N`; raise `UsageError` for anything else."""
     if not DEVICE.fullmatch(text):
         raise UsageError(f"no device named {text!r}", hint="Known: auto, cpu, cuda, cuda:N")
     return text
 
 
 def parse_calibration(text: str) -> str:
-    """One of `CALIBRATIONS`; raises `UsageError` for anything else."""
+    """Check a calibration, one of `CALIBRATIONS`; raise `UsageError` for anything else."""
     if text not in CALIBRATIONS:
         raise unknown("--calibrate", text, CALIBRATIONS)
     return text
 
 
 def parse_share(text: str | float) -> float:
-    """`0.5%` and `0.005` → 0.005; raises `UsageError` for what is not above 0 and below 1."""
+    """Parse a share, `0.5%` or `0.005` → 0.005; raise `UsageError` unless it is above 0 and below 1."""
     written = str(text).strip()
     try:
         value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
@@ -60,7 +60,7 @@ def parse_share(text: str | float) -> float:
 
 
 def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """`lm_head=int8`, `*.mlp.*=cluster:3` → formats by name; a later one replaces an earlier one."""
+    """Parse `lm_head=int8`, `*.mlp.*=cluster:3` to formats by name; a later one replaces an earlier one."""
     if isinstance(pins, Mapping):
         return dict(pins)
     found: dict[str, str] = {}
@@ -76,7 +76,7 @@ def parse_layers(pins: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
-    """`1,8` → (1, 8), each once; raises `UsageError` for what is no list of positive numbers."""
+    """Parse batch sizes, `1,8` → (1, 8), each once; raise `UsageError` unless all are positive numbers."""
     parts = sizes.split(",") if isinstance(sizes, str) else [str(size) for size in sizes]
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"expected batch sizes like 1,8, got {sizes!r}")
@@ -84,7 +84,7 @@ def parse_batches(sizes: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_adapters(text: str) -> tuple[int, int]:
-    """`4` → (4, 16); `4:32` → (4, 32): LoRA slots and rank; raises `UsageError`."""
+    """Parse LoRA slots and rank, `4` → (4, 16), `4:32` → (4, 32); raise `UsageError` for any other form."""
     slots, _, rank = text.partition(":")
     if not slots.isdigit() or (rank and not rank.isdigit()) or text.endswith(":"):
         raise UsageError(f"expected SLOTS or SLOTS:RANK, got {text!r}", where="--adapters")
@@ -97,36 +97,36 @@ def parse_adapters(text: str) -> tuple[int, int]:
 
 
 def check_adapters(text: str) -> str:
-    """The text itself if `parse_adapters` takes it or it is empty; else raise `UsageError`."""
+    """Return the text if it is empty or `parse_adapters` takes it; else raise `UsageError`."""
     if text:
         parse_adapters(text)
     return text
 
 
 def format_layers(layers: Mapping[str, str]) -> list[str]:
-    """The inverse of `parse_layers`."""
+    """Format pins as `parse_layers` takes them."""
     return [f"{name}={format}" for name, format in layers.items()]
 
 
 def format_batches(sizes: Sequence[int]) -> str:
-    """The inverse of `parse_batches`."""
+    """Format batch sizes as `parse_batches` takes them."""
     return ",".join(map(str, sizes))
 
 
 def parse_texts(texts: str | Sequence[str]) -> tuple[str, ...]:
-    """One text or several, as a tuple."""
+    """Make a tuple of one text or several."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def parse_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """One path or several, as texts."""
+    """Make a tuple of texts of one path or several."""
     if isinstance(paths, str | os.PathLike):
         return (os.fspath(paths),)
     return tuple(os.fspath(path) for path in paths)
 
 
 def parse_folders(folders: Mapping[str, str | os.PathLike[str]] | Sequence[str]) -> dict[str, str]:
-    """`style=adapters/style` → folders by name; raises `UsageError` for a name given twice."""
+    """Parse `style=adapters/style` to folders by name; raise `UsageError` for a name given twice."""
     if isinstance(folders, Mapping):
         return {name: os.fspath(folder) for name, folder in folders.items()}
     found: dict[str, str] = {}
@@ -139,5 +139,5 @@ def parse_folders(folders: Mapping[str, str | os.PathLike[str]] | Sequence[str])
 
 
 def format_folders(folders: Mapping[str, str]) -> list[str]:
-    """The inverse of `parse_folders`."""
+    """Format folders as `parse_folders` takes them."""
     return [f"{name}={folder}" for name, folder in folders.items()]

@@ -65,14 +65,14 @@ class Field(NamedTuple):
         return kinds[0] if len(kinds) == 1 and kinds[0] in (bool, int, float, str) else None
 
     def texts(self, value: Any) -> list[str]:
-        """The value as typed on a command line; several texts for a repeated flag."""
+        """Format a value as typed on a command line; several texts for a repeated flag."""
         made = self.option.format(value) if self.option.format else value
         return [str(item) for item in made] if self.option.repeat else [str(made)]
 
 
 @cache
 def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The options of a struct, in order; raises `TypeError` for a field without `Option` or help."""
+    """List the options of a struct, in order; raise `TypeError` for a field without `Option` or help."""
     found = []
     hints = get_type_hints(kind, include_extras=True)
     for info in msgspec.structs.fields(kind):
@@ -126,7 +126,7 @@ def _check_bounds(field: Field, value: Any, where: str) -> None:
 
 
 def command_line(value: msgspec.Struct, *, secrets: bool = False) -> list[str]:
-    """The words that give this value: positional arguments first, then every option that is not the default.
+    """Return the words that give this value: positional arguments, then the options that are not the default.
 
     Secrets are left out unless `secrets`: other users of the machine can read command lines.
     """
@@ -145,12 +145,12 @@ def command_line(value: msgspec.Struct, *, secrets: bool = False) -> list[str]:
 
 
 def _off(field: Field) -> str:
-    """The flag that switches off what is on by default."""
+    """Return the flag that switches off what is on by default."""
     return f"--no-{field.flag.removeprefix('--')}"
 
 
 def to_toml(value: msgspec.Struct, *, every: bool = False) -> str:
-    """A TOML table of the options that are not the default; `every` one, commented, with its help."""
+    """Write a TOML table of the options that are not the default; of `every` one, with its help as a comment."""
     lines: list[str] = []
     tables: list[str] = []
     for field in fields(type(value)):
@@ -174,7 +174,7 @@ def to_toml(value: msgspec.Struct, *, every: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; of a struct only what is not its default."""
+    """Convert to plain JSON values; of a struct only what is not its default."""
     if isinstance(value, msgspec.Struct):
         default = type(value)()
         names = [name for name in value.__struct_fields__ if getattr(value, name) != getattr(default, name)]
@@ -183,5 +183,5 @@ def _plain(value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A TOML value; its basic strings, numbers, booleans and arrays are JSON's, but for DEL."""
+    """Write a TOML value: its basic strings, numbers, booleans and arrays are JSON's, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

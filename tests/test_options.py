@@ -189,7 +189,9 @@ SERVE: dict[str, Any] = {
     "trust_code": True,
     "max_delay_ms": 2.5,
     "drain": 0.0,
-    "limits": ServeLimits(max_batch=7, header_seconds=2.5, nonfinite_error=True, max_body_bytes=1 << 20),
+    "limits": ServeLimits(
+        max_batch=7, header_seconds=2.5, grace_seconds=1e-5, nonfinite_error=True, max_body_bytes=1 << 20
+    ),
     "nonfinite": "error",
     "kv_memory": 1 << 31,
     "max_tokens_per_step": 64,

@@ -80,14 +80,14 @@ def optimize(
 
 
 def default_output(source: str) -> Path:
-    """`model.pt` → `model.infer` in the current folder."""
+    """Return the output for a source, `model.pt` → `model.infer` in the current folder."""
     path = Path(source.partition(":")[0].rstrip("/"))
     stem = path.name if path.is_dir() else path.stem
     return Path(f"{stem or 'model'}.infer")
 
 
 def read_plan(path: Path, given: dict[str, object]) -> Plan:
-    """A plan from a manifest.json (its `plan`) or a TOML file, with the `given` options in place of the file's.
+    """Read a plan from a manifest.json (its `plan`) or a TOML file; `given` options come before those of the file.
 
     Raises `UsageError` for a file that can't be read, an unknown option and a wrong value. Trust is never read from a
     file: code is opened only where the command line itself has --trust-code.

@@ -56,13 +56,13 @@ def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]]
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
-    """True for an option of the command line or the environment."""
+    """Return True for an option of the command line or the environment."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def parameter(field: Field) -> inspect.Parameter:
-    """The parameter that makes typer offer one option; what typer can't convert comes as text."""
+    """Make the parameter by which typer offers one option; what typer can't convert comes as text."""
     option = field.option
     required = field.default is msgspec.NODEFAULT
     if not field.flag:
@@ -93,7 +93,7 @@ def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Paramet
 
 
 def _declarations(field: Field) -> tuple[str, ...]:
-    """The flag, and for a switch the one that turns it off."""
+    """Return the flag, and for a switch the one that turns it off."""
     if field.plain_type is not bool or field.option.one_way:
         return (field.flag,)
     return (f"{field.flag}/--no-{field.flag.removeprefix('--')}",)
@@ -104,7 +104,7 @@ def _bound(field: Field, bound: float | None) -> float | None:
 
 
 def _shown(field: Field) -> Any:
-    """The default as typer has it."""
+    """Return the default as typer has it."""
     if field.plain_type is bool:
         return field.default is not field.option.negative
     if field.option.repeat or field.default is None:
@@ -115,7 +115,7 @@ def _shown(field: Field) -> Any:
 
 
 def _value(field: Field, typed: Any) -> Any:
-    """What typer gives, as `from_values` wants it; None for what was not typed."""
+    """Convert what typer gives to what `from_values` takes; None for what was not typed."""
     if field.plain_type is bool:
         return typed is not field.option.negative
     return str(typed) if isinstance(typed, Path) else typed or None if field.option.repeat else typed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal  # never writes an exponent, which `parse` does not take
 from typing import Annotated, Any
 
 import msgspec
@@ -127,7 +128,7 @@ def format(limits: ServeLimits) -> list[str]:
     pairs = [(name, getattr(limits, name)) for name in limits.__struct_fields__]
     default = ServeLimits()
     return [
-        f"{name}={str(value).lower()}" if isinstance(value, bool) else f"{name}={value}"
+        f"{name}={str(value).lower()}" if isinstance(value, bool) else f"{name}={Decimal(str(value)):f}"
         for name, value in pairs
         if value != getattr(default, name)
     ]
