@@ -1,4 +1,4 @@
-"""How near the optimized model is to the float original: pure metrics.
+"""Fidelity metrics of the optimized model against the float original, as pure functions.
 
 Pure: tensors in, `Metric` values out. `sums` holds the arithmetic, `gate` the judgement.
 """

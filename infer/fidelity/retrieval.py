@@ -1,4 +1,4 @@
-"""Whether embeddings still find the same neighbours: every row asks for its nearest among the others, by cosine.
+"""Retrieval fidelity of embeddings: every row queries its nearest neighbours among the others, by cosine.
 
 A small error of each vector says little about the order of their similarities, and the order is what search uses.
 """

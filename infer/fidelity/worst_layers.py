@@ -1,4 +1,4 @@
-"""Which layers of the small model are farthest from the float one: one forward of each, compared by name."""
+"""Layers of the compressed model farthest from the float one: one forward of each, compared by name."""
 
 from __future__ import annotations
 

@@ -12,16 +12,20 @@ from .loaded_model import LoadedModel
 
 
 def another(loaded: LoadedModel) -> LoadedModel:
-    """The model once more, as it was before `fill`. The source is not opened again: readers, samples and tokens are
-    those of `loaded`."""
+    """Return the model once more, as it was before `fill`, without opening the source again.
+
+    Readers, samples and tokens are those of `loaded`.
+    """
     if loaded.rebuild is None:
         raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
     return replace(loaded, module=loaded.rebuild(), findings=[])
 
 
 def copy_structure(module: nn.Module) -> nn.Module:
-    """A deep copy of all but the values of parameters, which both share; buffers are copied, since code may write
-    into them."""
+    """Copy a module deeply except for the values of its parameters, which are shared.
+
+    Buffers are copied, since code may write into them.
+    """
     memo: dict[int, object] = {id(p): _own(p) for p in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
     for (

@@ -158,7 +158,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _settings(folder: Path) -> Any:
-    """The configuration object of transformers."""
+    """Load the configuration object of transformers."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

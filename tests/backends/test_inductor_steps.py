@@ -75,7 +75,7 @@ def plain(home: Path, adapters: dict[str, str]) -> Iterator[Predictor]:
         yield predictor
 
 
-def test_a_compiled_step_serves_every_batch_and_adapter_without_compiling_again_or_transformers(
+def test_a_compiled_step_serves_all_batches_and_adapters_without_recompiling(
     home: Path, plain: Predictor, adapters: dict[str, str], run_python: Callable[[str], str]
 ) -> None:
     (home / "inductor").mkdir()

@@ -99,7 +99,7 @@ def output_error(x: Tensor, weight: Tensor, got: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_feedback_takes_a_quarter_off_what_a_layer_loses_on_rows_it_has_not_seen(name: str) -> None:
+def test_gptq_cuts_a_layers_error_on_unseen_rows_by_a_quarter(name: str) -> None:
     layer = nn.Linear(256, 96)
     x, unseen = correlated(3072, 256).split([2048, 1024])
     batches = [{"input": part} for part in x.split(256)]
@@ -206,7 +206,7 @@ def seen_by(calibrate: str, rows: int = 8, **asked) -> tuple[dict, Finding | Non
     return dict(stats or {}), next((f for f in said.findings if f.what == "method"), None)
 
 
-def test_calibration_happens_by_itself_where_there_are_rows_that_do_not_judge() -> None:
+def test_calibration_is_automatic_when_calibration_rows_exist() -> None:
     stats, said = seen_by("auto")
     assert said is not None
     assert said.value == "gptq"

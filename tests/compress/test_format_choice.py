@@ -87,7 +87,7 @@ def test_a_pin_that_names_no_layer_is_refused_with_the_nearest_name() -> None:
         assign.decide(mix(layers={"frist": "int8"}))
 
 
-def test_a_layer_that_loses_takes_int8_and_one_that_loses_there_too_stays_float() -> None:
+def test_a_slow_layer_takes_int8_and_stays_float_if_that_is_slow_too() -> None:
     made = mix(
         {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
     )

@@ -76,7 +76,7 @@ def test_a_scale_for_each_16_weights_takes_a_seventh_off_the_error(name: str, ma
     assert tensors["codes"].shape == (64, 512 // 2)
 
 
-def test_nf4_scale_search_is_within_half_a_percent_of_trying_every_int8_scale() -> None:
+def test_nf4_scale_search_is_within_half_a_percent_of_exhaustive_search() -> None:
     weight = gaussian(8, 256)
     tensors = nf4.quantize(weight, None, plan("nf4"))
     table, grouped = torch.tensor(nf4.TABLE), weight.reshape(8, 4, 64)

@@ -106,7 +106,7 @@ def test_the_model_is_as_before_afterwards(model: nn.Module, ids: dict[str, Tens
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_when_time_is_over_the_first_format_is_measured_and_others_follow_from_weight_errors(
+def test_out_of_time_other_formats_are_estimated_from_weight_errors(
     model: nn.Module, ids: dict[str, Tensor]
 ) -> None:
     now = iter(range(10_000))

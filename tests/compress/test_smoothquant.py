@@ -69,7 +69,7 @@ class Readers(nn.Module):
 
 
 @pytest.mark.parametrize("hessian", [False, True])
-def test_dynamic_layers_that_read_one_input_share_a_balance_that_halves_their_error(hessian: bool) -> None:
+def test_dynamic_layers_with_one_input_share_a_smoothquant_balance(hessian: bool) -> None:
     x, unseen = outliers(2048).split(1024)
     model, small = Readers(), Readers()
     stats = calibrate(model, [{"x": part} for part in x.split(256)], hessian=hessian)

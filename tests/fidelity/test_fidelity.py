@@ -327,7 +327,7 @@ def test_worst_layers_are_the_replaced_ones_and_their_parents_worst_first() -> N
     assert next(layer.kind for layer in found if layer.name == "block.1") == "Linear"
 
 
-def test_worst_layers_without_replacements_looks_at_all_leaves_and_keeps_count() -> None:
+def test_worst_layers_without_replacements_compares_all_leaves() -> None:
     big, small = Net(), Net()
     found = fidelity.worst_layers(big, small, {"x": torch.randn(4, 6)}, count=2)
     assert len(found) == 2

@@ -196,7 +196,7 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 
 def server_events(data: bytes, chance: random.Random) -> None:
-    """Whatever a model says, one event is one line of valid JSON."""
+    """Check that one event is one line of valid JSON for any model output."""
     from infer.serve.api.server_sent_events import ChunkWriter, encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
