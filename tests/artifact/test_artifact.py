@@ -139,7 +139,7 @@ def test_every_flipped_bit_of_the_manifest_breaks_its_signature(tmp_path: Path) 
         data[position] ^= 1
 
 
-def test_an_artifact_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = make(tmp_path / "toy.infer")
     store.require_trust(output, "test")
     monkeypatch.setenv("INFER_CONFIG", str(tmp_path / "other"))

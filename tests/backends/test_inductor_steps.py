@@ -92,7 +92,7 @@ def test_a_compiled_step_serves_all_batches_and_adapters_without_recompiling(
     assert said["counts"]  # what is compiled is noticed
 
 
-def test_the_report_says_where_a_decode_step_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_breaks_down_a_decode_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny(tmp_path, quant="int8:weight", batches=(1,))
     report = json.loads((made / "report.json").read_text())
     (step,) = report["steps"]

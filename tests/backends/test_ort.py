@@ -98,7 +98,7 @@ def test_float_convolutions_of_an_int8_model_are_named(tmp_path: Path) -> None:
     assert error < 0.02
 
 
-def test_table_layers_stay_packed_on_disk_and_the_choice_is_said(tmp_path: Path) -> None:
+def test_table_layers_stay_packed_on_disk_and_the_choice_is_reported(tmp_path: Path) -> None:
     formats = ((4, 1), (4, 16), (3, 16), (6, 16))
     layers = nn.Sequential(*(Lut(512, 512, bits, tables) for bits, tables in formats))
     error, findings = through(layers, "input=float32[batch,512]", torch.randn(3, 512), tmp_path, quant="nf4")

@@ -98,7 +98,7 @@ def test_tied_weights_count_once() -> None:
     assert coverage.total_values == 150 * 128 + 16 * 64 + 2 * 16
 
 
-def test_the_share_is_said_by_values_and_by_bytes() -> None:
+def test_the_share_is_reported_by_values_and_by_bytes() -> None:
     coverage = Coverage()
     coverage.add_quantized("int8", 9_400, 18_800)  # float16
     coverage.add_left("LSTM", 600, 2_400, "no quantized form")

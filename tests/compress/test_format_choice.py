@@ -114,7 +114,7 @@ def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> 
     assert decided(mix(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
 
 
-def test_a_difference_that_nobody_could_notice_is_not_a_loss() -> None:
+def test_a_negligible_slowdown_is_not_a_loss() -> None:
     assert decided(mix({("nf4", "first"): 1.02}))["first"] == "nf4"
 
 
@@ -270,7 +270,7 @@ def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
         ({"calibrated": False}, "no rows beside those that judge"),
     ],
 )
-def test_what_forbids_rising_is_said(asked: dict, why: str) -> None:
+def test_the_reason_against_a_fallback_is_reported(asked: dict, why: str) -> None:
     made = mix(quant="cluster:3", **asked)
     decided(made)
     assert why in str(assign.raise_formats(made, [Metric("y", "relative_error", 0.9)]))

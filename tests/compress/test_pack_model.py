@@ -287,7 +287,7 @@ def test_a_layer_used_twice_is_quantized_once_everywhere() -> None:
     assert found.totals.num_layers == 1
 
 
-def test_nothing_to_quantize_is_said() -> None:
+def test_a_model_with_nothing_to_quantize_is_reported() -> None:
     with pytest.raises(NotUsableError, match="refused 0: weight has 100 columns; nf4 blocks are 64 wide"):
         shrink(nn.Sequential(nn.Linear(100, 100)), "nf4")
     with pytest.raises(NotUsableError, match="no Linear, Embedding, Conv1d"):

@@ -166,7 +166,7 @@ FILE = """
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("ort", marks=pytest.mark.slow)])
-def test_a_tagger_is_quantized_whole_and_says_so(backend: str, tmp_path: Path) -> None:
+def test_a_tagger_is_quantized_completely(backend: str, tmp_path: Path) -> None:
     (tmp_path / "tagger.py").write_text(textwrap.dedent(FILE))
     plan = Plan(
         source=f"{tmp_path / 'tagger.py'}:build", trust_code=True, data="random", quant="int8", batches=(),

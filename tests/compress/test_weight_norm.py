@@ -67,7 +67,7 @@ def test_a_copy_without_values_gets_the_folded_weights(name: str) -> None:
     assert compress.fold_weight_norms(model, into=other) == []
 
 
-def test_another_parametrization_stays_and_says_so() -> None:
+def test_another_parametrization_stays_float_with_a_reason() -> None:
     class Doubled(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return weight * 2

@@ -43,7 +43,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_auto_without_a_gpu_is_the_cpu_and_says_why() -> None:
+def test_auto_without_a_gpu_resolves_to_cpu_with_a_reason() -> None:
     choice = device.resolve("auto")
     assert (choice.what, choice.asked, choice.value) == ("device", "auto", "cpu")
     assert choice.reason in ("no CUDA device", "this build of torch is for CPUs only")
@@ -56,7 +56,7 @@ def test_auto_with_a_gpu_takes_it_and_names_it() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_cuda_without_a_gpu_is_not_usable_and_says_what_to_do() -> None:
+def test_cuda_without_a_gpu_is_refused_with_a_hint() -> None:
     with pytest.raises(
         NotUsableError, match=r"device cuda is not usable on this machine: .* Use --device cpu"
     ):
@@ -107,7 +107,7 @@ def test_without_cpuinfo_torch_is_asked(tmp_path: Path, cpuinfo, monkeypatch: py
     assert device.isa() == ("avx2", "fma")
 
 
-def test_an_old_cpu_says_what_each_dtype_lacks(cpuinfo) -> None:
+def test_missing_cpu_features_are_named_for_each_dtype(cpuinfo) -> None:
     cpuinfo("flags : avx2 fma\n")
     assert device.why_slow("float32") is None
     assert device.why_slow(torch.int64) is None
@@ -209,9 +209,7 @@ def test_threads_are_no_more_than_the_quota_pays_for(
         torch.set_num_threads(before)
 
 
-def test_the_peak_can_be_reset_or_says_that_it_can_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_peak_works_or_returns_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = torch.ones(30_000_000)
     del block
     if device.reset_peak():

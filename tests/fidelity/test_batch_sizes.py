@@ -60,7 +60,7 @@ def made(folder: Path, backend: str) -> Outcome:
 
 
 @pytest.mark.parametrize("backend", ["eager", "ort"])
-def test_nan_of_the_float_model_at_batch_one_is_said(backend: str, tmp_path: Path) -> None:
+def test_nan_of_the_float_model_at_batch_one_is_reported(backend: str, tmp_path: Path) -> None:
     if backend == "ort" and (reason := ort.missing()):
         pytest.skip(reason)
     outcome = made(tmp_path, backend)
@@ -118,7 +118,7 @@ def compared(reference: Callable[[Outputs], Outputs], run: Callable[[Outputs], O
     return compare_size(1, [{"x": torch.ones(1, 4)}], reference, run, "tensors", {"y": 1.0})
 
 
-def test_a_size_at_which_the_float_model_fails_is_said_and_not_judged() -> None:
+def test_a_batch_size_that_fails_in_float_is_reported_not_judged() -> None:
     found = compared(lambda _: failing({}), lambda _: {"y": torch.ones(1, 4)})
     assert [(m.label, m.value) for m in found] == [("batch 1.compared", None)]
     assert "the float model itself fails there: index 3" in found[0].detail
@@ -143,7 +143,7 @@ def test_rounding_of_what_is_zero_at_batch_one_is_no_error() -> None:
         (torch.inf, 1.0, "1 values that are NaN or infinite, unlike the float model's"),
     ],
 )
-def test_nan_against_nan_is_said_and_nan_against_a_number_refuses(
+def test_nan_against_nan_is_reported_nan_against_a_number_refused(
     reference: float, got: float, words: str | None
 ) -> None:
     pair = [{"y": torch.tensor([[value, 1.0, 2.0]])} for value in (reference, got)]

@@ -244,7 +244,7 @@ def test_every_finding_explains_itself() -> None:
     assert {m.unit for m in found if m.name.startswith("kl")} == {"nats"}
 
 
-def test_the_gate_says_value_limit_and_precision() -> None:
+def test_the_gate_message_has_value_limit_and_precision() -> None:
     low = [Metric("logits", "top1", 0.913)]
     assert fidelity.judge(low, LIMITS["int8"], None) == "logits.top1 0.913 is below 0.98 allowed for int8"
     high = [Metric("y", "relative_error", 0.25)]

@@ -88,14 +88,14 @@ def test_a_tied_weight_is_stored_once_and_never_in_the_program(graph: Graph, tmp
     assert weights["first.weight"].data_ptr() == weights["second.weight"].data_ptr()
 
 
-def test_a_wrong_input_name_says_what_forward_takes() -> None:
+def test_a_wrong_input_name_lists_the_inputs_of_forward() -> None:
     with pytest.raises(UsageError, match=r"no input named 'image'. Its forward takes: input"):
         capture.capture(
             nn.Linear(4, 4), (TensorSpec.parse("image=float32[batch,4]"),), {"image": torch.randn(2, 4)}
         )
 
 
-def test_a_model_that_cannot_be_captured_says_why() -> None:
+def test_a_model_that_cannot_be_captured_is_refused_with_a_reason() -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x

@@ -109,7 +109,7 @@ def test_pickled_arrays_and_code_are_refused(tmp_path: Path) -> None:
         read_data(str(tmp_path / "d.pt"), ONE)
 
 
-def test_what_is_no_data_is_said(tmp_path: Path) -> None:
+def test_files_that_are_no_data_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no .*gone.npz"):
         read_data(str(tmp_path / "gone.npz"), ONE)
     (tmp_path / "a.csv").write_text("1,2,3")

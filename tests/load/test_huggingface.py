@@ -187,7 +187,7 @@ def test_pooling_and_normalisation_are_inside_the_graph(tmp_path: Path, mode: st
     torch.testing.assert_close(loaded.module(IDS, MASK), want, rtol=1e-5, atol=1e-5)
 
 
-def test_names_of_a_larger_checkpoint_are_found_and_the_rest_is_said(tmp_path: Path) -> None:
+def test_unused_tensors_of_a_larger_checkpoint_are_reported(tmp_path: Path) -> None:
     model = BertModel(BertConfig(**SMALL, max_position_embeddings=40)).eval()
     save(model, tmp_path)
     state = load_file(tmp_path / "model.safetensors")
@@ -251,7 +251,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
         ({"num_hidden_layers": 3}, SourceError, "9 missing in the checkpoint: model.model.layers.2"),
     ],
 )
-def test_a_config_that_does_not_fit_is_said(tmp_path: Path, change: dict, error: type, text: str) -> None:
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict, error: type, text: str) -> None:
     save(llama(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))

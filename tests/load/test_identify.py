@@ -233,7 +233,7 @@ def test_wrong_things_are_named_and_exit_3(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_files_are_said(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(b"x")
     path.chmod(0)

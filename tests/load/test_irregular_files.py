@@ -392,7 +392,7 @@ def test_a_batch_that_no_machine_holds_is_not_warmed_up(foreign: Callable[..., P
 # What a foreign artifact says is shown, and nothing in it is obeyed.
 
 
-def test_a_terminal_obeys_nothing_that_an_artifact_says(
+def test_control_characters_of_an_artifact_never_reach_the_terminal(
     foreign: Callable[..., Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\r"

@@ -159,21 +159,21 @@ def test_without_a_model_exactly_that_is_asked(checkpoint: Path) -> None:
         ("biuld", UsageError, r"no factory in .*'biuld'\. Known: .*Did you mean build\?"),
     ],
 )
-def test_a_wrong_factory_is_said(net: Path, checkpoint: Path, factory: str, error: type, text: str) -> None:
+def test_a_wrong_factory_is_refused(
+    net: Path, checkpoint: Path, factory: str, error: type, text: str
+) -> None:
     with pytest.raises(error, match=text):
         load(Plan(source=str(checkpoint), model=f"{net}:{factory}"))
 
 
-def test_a_foreign_prefix_is_hinted(tmp_path: Path, net: Path, original: nn.Module) -> None:
+def test_the_hint_names_a_foreign_prefix(tmp_path: Path, net: Path, original: nn.Module) -> None:
     torch.save({f"net.{name}": value for name, value in original.state_dict().items()}, tmp_path / "a.pt")
     with pytest.raises(SourceError, match=r"12 missing.* and 2 more.*names bear the prefix 'net\.'"):
         load(Plan(source=str(tmp_path / "a.pt"), model=f"{net}:build"))
 
 
 @pytest.mark.parametrize("factory", ["stubborn", "made_by_empty"])
-def test_a_factory_that_needs_values_is_built_on_cpu_and_said(
-    net: Path, checkpoint: Path, factory: str
-) -> None:
+def test_a_factory_that_needs_values_is_built_on_cpu(net: Path, checkpoint: Path, factory: str) -> None:
     loaded = load(Plan(source=str(checkpoint), model=f"{net}:{factory}"))
     assert said(loaded, "skeleton").startswith("cpu ")
     fill(loaded)
@@ -209,7 +209,7 @@ def test_a_pickled_module_opens_only_with_trust_and_is_named(tmp_path: Path) -> 
     assert torch.equal(run(loaded), model(**loaded.samples))
 
 
-def test_a_pickled_module_whose_code_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_pickled_module_without_its_code_is_refused(tmp_path: Path) -> None:
     import sys
     import types
 
@@ -256,7 +256,7 @@ class TwoIn(nn.Module):
         return self.fc(x) + y
 
 
-def test_an_exported_program_tells_its_inputs_and_sizes(tmp_path: Path) -> None:
+def test_inputs_and_sizes_come_from_the_exported_program(tmp_path: Path) -> None:
     model, batch = TwoIn().eval(), torch.export.Dim("rows", min=1, max=9)
     program = torch.export.export(
         model, (torch.ones(2, 3),), {"y": torch.ones(2, 4)}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}}
@@ -323,7 +323,7 @@ def save_onnx(path: Path, location: str = "", size: int = 24) -> None:
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
 
 
-def test_onnx_tells_inputs_and_outputs_with_their_symbols(tmp_path: Path) -> None:
+def test_onnx_inputs_and_outputs_keep_symbolic_sizes(tmp_path: Path) -> None:
     save_onnx(tmp_path / "m.onnx")
     loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random"))
     assert (loaded.kind, loaded.module, loaded.onnx) == ("onnx", None, tmp_path / "m.onnx")
@@ -400,7 +400,7 @@ def test_an_input_that_the_graph_lacks_is_a_usage_error(tmp_path: Path) -> None:
         ("def build(size): ...\n", "raised TypeError: build() missing 1 required"),
     ],
 )
-def test_what_the_users_file_raises_is_said_with_its_name(tmp_path: Path, code: str, text: str) -> None:
+def test_errors_of_the_users_file_name_the_file(tmp_path: Path, code: str, text: str) -> None:
     import re
 
     (tmp_path / "net.py").write_text(code)

@@ -104,7 +104,7 @@ def test_tensors_saved_from_a_gpu_are_read_without_one(
         (lambda sd: OrderedDict(sd, step=3), ["left step (not tensors)"]),
     ],
 )
-def test_containers_and_prefixes_are_taken_off_and_said(
+def test_containers_and_prefixes_are_stripped_and_reported(
     tmp_path: Path, wrap: object, said: list[str]
 ) -> None:
     torch.save(wrap({"fc.weight": torch.ones(2, 2)}), tmp_path / "a.pt")
