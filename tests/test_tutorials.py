@@ -28,7 +28,7 @@ def test_the_page_does_what_it_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Commands that README shows too are run by test_readme_commands.py; the language model made there is ready here."""
+    """Commands that README shows too are run by test_readme_commands.py; the language model is ready here."""
     shutil.copytree(pydoc_artifact, tmp_path / "pydoc_lm.infer")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
