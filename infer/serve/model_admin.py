@@ -179,7 +179,7 @@ def check_memory(
         used = service.memory.processes.resident_bytes() if service is not None else 0
         if budget - used - taken < left:
             left = max(budget - used - taken, 0)
-            where = f"are left of the {_gib(budget)} that the server may take"
+            where = f"are left of the {_gib(budget)} memory limit"
     if need > left:
         parts = f"{_gib(files)} of files, {_gib(replicas * PROCESS_BYTES)} for {replicas} processes"
         parts += f", {_gib(asked)} for its KV cache" if asked else ""

@@ -52,7 +52,7 @@ class ModelRepository:
         """Return a model's highest version; raise `NotFoundError`."""
         versions = [found for known, _, found in self.all() if known == name]
         if not versions:
-            raise NotFoundError("there is no such model in the folders that were named at the start")
+            raise NotFoundError("no such model in the model repository")
         return versions[-1]
 
 

@@ -72,10 +72,16 @@ class Service:
             model.start(self._home)
         self.memory.add(predictor, self.collector.stats.get((name, version)))
         watch = self.metrics.add_gauge
-        watch("requests_running", "Rows of the batch that runs now", name, version, lambda: model.running)
+        watch("requests_running", "Rows in the running batch", name, version, lambda: model.running)
         watch("requests_waiting", "Requests in the queue", name, version, lambda: model.waiting)
         age = "engine_heartbeat_age_seconds"
-        watch(age, "Since the engine last looked", name, version, lambda: model.clock() - model.beat)
+        watch(
+            age,
+            "Seconds since the engine's last heartbeat",
+            name,
+            version,
+            lambda: model.clock() - model.beat,
+        )
 
     def _engine(self, predictor: Any) -> TensorEngine:
         name, version = predictor.name, predictor.version

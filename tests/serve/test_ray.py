@@ -217,7 +217,7 @@ class Nodes:
         return next(p for p in psutil.process_iter() if mark in _words(p))
 
     def kill(self, index: int) -> None:
-        """As if its machine lost power: everything of it at once."""
+        """Kill all processes of the node at once, like a power loss."""
         raylet = self.raylet(index)
         for process in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):

@@ -74,7 +74,7 @@ def hang_up(server: Live, rng: random.Random) -> None:
 
 
 def left(server: Live, engine: Engine) -> dict[str, float]:
-    """What there is of everything that a stream takes."""
+    """Return the counts of all resources that a stream takes."""
     gc.collect()
     with socket.create_connection((server.host, server.port), timeout=20) as connection:
         connection.sendall(get(b"/metrics"))
@@ -115,7 +115,7 @@ def settle(
 def growth(
     served: tuple[Live, Engine], streams: int = STREAMS, leak: str = ""
 ) -> dict[str, tuple[float, float]]:
-    """What is not back where it was after many streams, or is not empty."""
+    """Return the resources that did not return to their earlier count or are not empty."""
     rng = random.Random(5)
     for _ in range(WARM):
         hang_up(served[0], rng)

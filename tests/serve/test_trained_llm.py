@@ -50,7 +50,7 @@ def client(server: Live) -> Iterator[openai.OpenAI]:
 
 
 def settled(predictor: Predictor, seconds: float = 10) -> bool:
-    """Whether, before long, nothing runs any more and every page is free or only kept as a prefix."""
+    """Return True once nothing runs and every page is free or only cached as a prefix."""
     deadline = time.monotonic() + seconds
     while predictor.driver.running and time.monotonic() < deadline:
         time.sleep(0.01)

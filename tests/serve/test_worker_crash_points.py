@@ -46,7 +46,10 @@ class Wire:
 
 
 class Processes:
-    """As `Supervised`: one wire after another; `gate` holds up a restart, `hopeless` ends them."""
+    """Fake `SupervisedWorker` that goes through given channels; `gate` delays a restart.
+
+    `hopeless` makes the next restart fail for good.
+    """
 
     def __init__(self, *wires: Wire) -> None:
         self._left = list(wires)
@@ -87,7 +90,7 @@ class Processes:
 
 
 class Told(list[Output]):
-    """What came of one request."""
+    """Outputs that one request received."""
 
     @property
     def finish(self) -> str | None:

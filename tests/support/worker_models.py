@@ -59,7 +59,7 @@ class Hazards:
 
 
 def multiplies(path: str) -> Any:
-    """Return y = factor·x with the factor of the manifest; "broken" there raises `ArtifactError`."""
+    """Return a model y = factor·x with the factor of the manifest; "broken" there raises `ArtifactError`."""
     from infer.errors import ArtifactError
 
     said = json.loads((Path(path) / "manifest.json").read_text())

@@ -73,10 +73,12 @@ async def chat_prompt(
     """
     template = generator.template
     if template is None:
-        hint = "Ask at /v1/completions, which needs none"
+        hint = "Use /v1/completions, which needs none"
         raise InputError("this model has no chat template", where="messages", hint=hint)
     for name in RESERVED & options.keys():
-        raise InputError(f"{name} can't be said here", where=f"chat_template_kwargs.{name}")
+        raise InputError(
+            f"{name} cannot be set in chat_template_kwargs", where=f"chat_template_kwargs.{name}"
+        )
     chat = [without_nulls(message) for message in messages]
     named = [without_nulls(tool) for tool in tools] if tools else None
     _check_size(generator, [str(message.get("content", "")) for message in chat], "messages")

@@ -37,7 +37,9 @@ class Tools:
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the grammar that enforces a required call, else `other`, the response format's."""
         if self.grammar is not None and other is not None:
-            raise InputError("a call is required, and another form too", where="response_format")
+            raise InputError(
+                "tool_choice requires a call, which excludes another response format", where="response_format"
+            )
         return self.grammar or other
 
     def reader(self) -> tools.ToolParser | None:

@@ -220,7 +220,7 @@ class ForkServer:
                 self._prepared.set_result(message)
         else:
             error = decode_error(message) if isinstance(message, ErrorMessage) else None
-            log.error("the process for text of %s ended: %s", self._name, error or "no reason known")
+            log.error("the tokenizer process of %s died: %s", self._name, error or "reason unknown")
             self._end(error or NotReadyError(f"the tokenizer of {self._name} is being opened again"))
 
     def _end(self, error: Exception) -> None:

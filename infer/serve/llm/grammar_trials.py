@@ -141,7 +141,7 @@ class GrammarTrials:
         left = spent - REFILL * (time.monotonic() - when)
         if left > BURST_SECONDS:
             raise OverloadedError(
-                "grammars of this client have taken long to compile",
+                "this client's grammars exceed its compile-time budget",
                 where="grammar",
                 retry_after=(left - BURST_SECONDS) / REFILL,
             )

@@ -137,7 +137,7 @@ class LLMEngine:
         if self.prompt_queue.is_full(tenant, requests, tokens, limits):
             full = "the queue is full"
         elif cautious > allowed:
-            full = f"a first token would take {wait:.2f} to {cautious:.2f} s, {allowed:.2f} is allowed"
+            full = f"time to first token of {wait:.2f} to {cautious:.2f} s exceeds the {allowed:.2f} s limit"
         else:
             return
         self.metrics.rejected("overloaded")

@@ -185,7 +185,7 @@ def timeout_error(
     A long text is the client's fault, a short one the artifact's.
     """
     if status is None:
-        return NotReadyError("the process for text ended", hint="Ask again")
+        return NotReadyError("the tokenizer process died", hint="Retry the request")
     part = "chat template" if status == -signal.SIGPROF else "tokenizer"
     if status == 0 and isinstance(asked, EncodeChat):
         part = "chat template or the tokenizer"

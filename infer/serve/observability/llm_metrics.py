@@ -81,18 +81,22 @@ class LLMMetricFamilies:
             return registry.histogram(f"infer_{name}", text, MODEL, buckets)
 
         self.first_token = histogram(
-            "time_to_first_token_seconds", "From admission to a prompt's first token", FIRST
+            "time_to_first_token_seconds", "Time to first token in seconds, from admission", FIRST
         )
-        text = "From the step that began to read a prompt to its first token"
+        text = "Prefill time in seconds, from a prompt's first step to its first token"
         self.prefill = histogram("prefill_seconds", text, SECONDS)
-        text = "Between two tokens of one completion; tokens that come together share"
+        text = "Time between two tokens of one completion in seconds; tokens of one step share it equally"
         self.inter_token = histogram("inter_token_seconds", text, BETWEEN)
         self.decode = histogram(
-            "decode_seconds", "From a request's first token to the end of a completion", SECONDS
+            "decode_seconds",
+            "Decode time in seconds, from a request's first token to the end of a completion",
+            SECONDS,
         )
-        self.generation_tokens = registry.counter("infer_generation_tokens", "Tokens made", MODEL)
-        self.finished = registry.counter("infer_completions", "Completions that ended", (*MODEL, "reason"))
-        text = "Fields of requests that mean nothing here"
+        self.generation_tokens = registry.counter("infer_generation_tokens", "Tokens generated", MODEL)
+        self.finished = registry.counter(
+            "infer_completions", "Completions finished, by reason", (*MODEL, "reason")
+        )
+        text = "Unknown request fields, ignored"
         self.unknown_fields = registry.counter("infer_unknown_fields", text, MODEL)
 
 
@@ -101,16 +105,16 @@ class EngineCollector:
 
     COUNTERS = {
         "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
-        "prefix_cache_hits": ("Prompt tokens found there", "prefix_hits"),
-        "prefix_cache_evictions": ("Pages of the prefix cache that were taken for others", "evictions"),
-        "preemptions": ("Sequences that gave their pages back and were computed again", "preemptions"),
-        "spec_draft_tokens": ("Tokens proposed by speculation", "draft_tokens"),
-        "spec_accepted_tokens": ("Proposed tokens that were kept", "accepted_tokens"),
+        "prefix_cache_hits": ("Prompt tokens found in the prefix cache", "prefix_hits"),
+        "prefix_cache_evictions": ("Prefix-cache pages evicted", "evictions"),
+        "preemptions": ("Sequences preempted and recomputed", "preemptions"),
+        "spec_draft_tokens": ("Draft tokens proposed by speculative decoding", "draft_tokens"),
+        "spec_accepted_tokens": ("Draft tokens accepted", "accepted_tokens"),
         "prefill_tokens": (
-            "Prompt tokens that the model read, those computed again included",
+            "Prompt tokens computed, recomputed ones included",
             "prefill_tokens",
         ),
-        "engine_steps": ("Steps of the engine", "steps"),
+        "engine_steps": ("Engine steps", "steps"),
     }
     PHASES = ("scheduling", "step", "sampling", "output")
 
@@ -119,8 +123,10 @@ class EngineCollector:
 
     def collect(self) -> Iterable[Family[Scalar]]:
         read = {labels: stats() for labels, stats in self.stats.items()}
-        usage = scraped_family("gauge", "infer_kv_cache_usage_ratio", "Share of the pages in use", MODEL)
-        text = "Of the engine's thread; `step` is the model"
+        usage = scraped_family(
+            "gauge", "infer_kv_cache_usage_ratio", "Fraction of KV-cache pages in use", MODEL
+        )
+        text = "Engine thread time in seconds, by phase; `step` is the model"
         spent = scraped_family("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
         for labels, stats in read.items():
             usage.labels(*labels).set(stats.pages_used / max(stats.pages_total, 1))

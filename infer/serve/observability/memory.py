@@ -102,7 +102,7 @@ class MemoryCollector:
         self.pages.pop(labels, None)
 
     def collect(self) -> Iterable[Family[Scalar]]:
-        text = "Memory of the models as measured when they were made, of KV caches, and of the server's processes"
+        text = "Memory in bytes: models as measured at optimization, KV caches, and resident server processes"
         family = scraped_family("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))
         for labels, kinds in self.fixed.items():
             for kind, value in kinds.items():

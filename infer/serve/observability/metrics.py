@@ -126,28 +126,40 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Family[Histogram]:
             return own.histogram(f"infer_{name}", text, MODEL, buckets)
 
-        self.requests = counter("requests", "Requests answered", ("code", "api"))
-        self.dispatch = counter("dispatch", "Batches started", ("reason",))
-        self.rejected = counter("rejected", "Requests turned away on arrival", ("reason",))
-        self.cancelled = counter("cancelled", "Requests whose client went away", ("stage",))
-        self.deadline_exceeded = counter("deadline_exceeded", "Requests whose time ran out")
-        self.worker_deaths = counter("worker_deaths", "Processes of the model that ended or were killed")
-        self.nonfinite = counter("nonfinite_outputs", "Output values that were NaN or infinite")
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of the texts that came in")
-        self.queue_seconds = histogram("queue_seconds", "From arrival to the start of the batch", SECONDS)
-        self.request_seconds = histogram(
-            "request_seconds", "From the end of the headers to the answer", SECONDS
+        self.requests = counter("requests", "Responses by status code and API", ("code", "api"))
+        self.dispatch = counter("dispatch", "Batches dispatched, by reason", ("reason",))
+        self.rejected = counter("rejected", "Requests rejected on arrival, by reason", ("reason",))
+        self.cancelled = counter("cancelled", "Requests whose client disconnected, by stage", ("stage",))
+        self.deadline_exceeded = counter("deadline_exceeded", "Requests whose deadline expired")
+        self.worker_deaths = counter(
+            "worker_deaths", "Worker processes of the model that died or were killed"
         )
-        self.compute_seconds = histogram("compute_seconds", "The model itself, per batch", SECONDS)
+        self.nonfinite = counter("nonfinite_outputs", "Output values that were NaN or infinite")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens received")
+        self.queue_seconds = histogram(
+            "queue_seconds", "Queue time in seconds, from arrival to the start of the batch", SECONDS
+        )
+        self.request_seconds = histogram(
+            "request_seconds",
+            "Request latency in seconds, from the end of the headers to the response",
+            SECONDS,
+        )
+        self.compute_seconds = histogram(
+            "compute_seconds", "Compute time of the model in seconds, per batch", SECONDS
+        )
         self.batch_size = histogram("batch_size", "Rows per batch", ROWS)
-        text = "Tokens of a batch, rows times length as requests gave them; of a language model, of a step"
+        text = "Tokens per batch (rows times length, without padding), or per engine step of a language model"
         self.batch_tokens = histogram("batch_tokens", text, TOKENS)
-        self.padding_ratio = histogram("padding_ratio", "Share of a batch that is padding", SHARES)
-        self._load = own.gauge("infer_model_load_seconds", "Opening a model", (*MODEL, "phase"))
+        self.padding_ratio = histogram("padding_ratio", "Fraction of a batch that is padding", SHARES)
+        self._load = own.gauge(
+            "infer_model_load_seconds", "Model load time in seconds, by phase", (*MODEL, "phase")
+        )
         self._gauges: dict[str, Family[CallbackGauge]] = {}
         self._children: dict[tuple[str, str, str, str], tuple[Scalar, Histogram]] = {}
         self.times: dict[str, LogHistogram] = {}  # of a model's requests that were answered with success
-        own.gauge("infer_build_info", "Always 1", ("infer",)).labels(version).set(1)
+        own.gauge("infer_build_info", "Version of infer; the value is always 1", ("infer",)).labels(
+            version
+        ).set(1)
 
     def create_series(self, model: str, version: str) -> None:
         """Create the counters at 0, so that the first event is visible as a rate."""
@@ -173,13 +185,13 @@ class Metrics:
         """Register gauges of request body memory and event-loop tasks."""
         text = "Bytes of request bodies in memory"
         self.registry.callback("infer_body_bytes", text).labels().set_function(body_bytes)
-        text = "Tasks of the event loop"
+        text = "Tasks on the event loop"
         tasks = self.registry.callback("infer_event_loop_tasks", text).labels()
         tasks.set_function(lambda: len(asyncio.all_tasks()))
 
     def add_dropped_lines(self, value: Callable[[], float]) -> None:
         """Register the counter of lines that the request log lost."""
-        text = "Lines of the request log that were lost"
+        text = "Request log lines dropped"
         self.registry.callback("infer_log_dropped_total", text, kind="counter").labels().set_function(value)
 
     def record_load_seconds(self, model: str, version: str, phase: str, seconds: float) -> None:

@@ -22,7 +22,7 @@ function say(state, text = state) {
 async function askKey(wrong) {
   const dialog = byId("key");
   const input = byId("key-field");
-  byId("key-error").textContent = wrong ? "The server does not take this key." : "";
+  byId("key-error").textContent = wrong ? "The server rejected this API key." : "";
   say("waiting", "needs a key");
   dialog.showModal();
   input.focus();

@@ -43,7 +43,7 @@ class Chat {
   reset() {
     this.running?.abort();
     this.messages = [];
-    this.log.replaceChildren(h("p", { class: "soft empty" }, this.chats ? "Nothing said yet." : "Nothing written yet."));
+    this.log.replaceChildren(h("p", { class: "soft empty" }, this.chats ? "No messages yet." : "No text generated yet."));
   }
 
   key(event) {

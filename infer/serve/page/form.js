@@ -44,7 +44,7 @@ class TextForm {
 
   async run() {
     const texts = this.box.value.split("\n").filter((line) => line.trim());
-    if (!texts.length) throw new Error("Write at least one line");
+    if (!texts.length) throw new Error("Enter at least one line");
     if (this.model.task !== "embedding") {
       const input = { name: "text", datatype: "BYTES", shape: [texts.length], data: texts };
       return shown(this.model, await infer(this.model, [input]));

@@ -26,7 +26,7 @@ export class ImageInput {
     Object.assign(this, { input, layout });
     this.pad = h("canvas", { width: PAD, height: PAD, class: "pad", tabindex: 0, role: "img",
       "aria-label": "Drawing area. Draw with the pointer, or choose a file below." });
-    this.small = h("canvas", { width: layout.width, height: layout.height, class: "seen", role: "img", "aria-label": "What the model sees" });
+    this.small = h("canvas", { width: layout.width, height: layout.height, class: "seen", role: "img", "aria-label": "Model input" });
     for (const canvas of [this.pad, this.small]) canvas.getContext("2d", { willReadFrequently: true });
     const file = h("input", { type: "file", accept: "image/*", onchange: (event) => this.load(event.target.files[0]) });
     const range = h("select", { onchange: () => { this.range = range.value; } }, Object.keys(RANGES)

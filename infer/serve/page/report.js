@@ -6,7 +6,7 @@ import { bytes, count, entry, seconds, share } from "./numbers.js";
 // Fields of the report's memory, as people read them.
 const MEMORY = [
   ["weights", "weights", ""],
-  ["runtime", "runtime", "Python and torch, nothing opened"],
+  ["runtime", "runtime", "Python and torch, before the model is loaded"],
   ["opened", "opened", "weights, compiled code, the backend's libraries"],
   ["run", "run", "activations and workspace, at their peak"],
   ["steady", "steady", "resident after calls"],
@@ -19,7 +19,7 @@ const MEMORY = [
 export function reportCard(model) {
   const report = model.report;
   if (!report.headline) return null;
-  return card("Measured when it was made",
+  return card("Measured during optimization",
     h("p", { class: "headline" }, report.headline),
     ...(report.failure ? [h("p", { class: "error" }, report.failure)] : []),
     h("div", { class: "columns" }, latency(report), size(report), fidelity(report)),

@@ -77,7 +77,7 @@ def open_models(
 ) -> list[Opened]:
     """Open all models, workers in parallel; `stack` closes them. Raise what opening raised."""
     if replicas < 1 or (in_process and replicas > 1):
-        raise UsageError("more replicas need processes of their own", where="--replicas")
+        raise UsageError("several replicas need worker processes", where="--replicas")
     if in_process or sys.platform == "win32":
         return [_load_in_process(source, stack) for source in sources]
     starting = []

@@ -59,7 +59,7 @@ class GoldenInputTest:
         for name, value in self._expected.items():
             if not outputs_match(found[name], value):
                 raise ArtifactError(
-                    f"{name} of the golden inputs is not what it was when this process started"
+                    f"output {name} on the golden inputs differs from the one at the start of this process"
                 )
 
     def _answer(self) -> Arrays:
@@ -108,7 +108,7 @@ class GoldenPromptTest:
         self._expected = self._expected or found
         self._misses = 0 if found == self._expected else self._misses + 1
         if self._misses >= MISSES:
-            raise ArtifactError("the worker's own question gets other tokens than when it started")
+            raise ArtifactError("the self-test gets other tokens than when the worker started")
 
     def _take(self, outputs: list[Output]) -> None:
         """Collect outputs; called on the engine's thread."""
