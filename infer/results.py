@@ -81,7 +81,8 @@ class ScoresOnly(msgspec.Struct, frozen=True):
 
 class Lowered(msgspec.Struct, frozen=True):
     """What a backend made of a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
-    its weights, as the verdict says it."""
+    its weights, as the verdict says it.
+    """
 
     findings: list[Finding]
     quantized: str = ""

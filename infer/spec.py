@@ -152,7 +152,8 @@ DecidedBy = Literal["", "pin", "budget", "speed", "sensitivity", "refused"]
 
 class LayerChoice(msgspec.Struct, frozen=True):
     """The format of one layer. `effect` is what each format alone does to the model's output, where it was measured:
-    KL in nats per row for logits, otherwise the squared relative error; both add up over layers in first order."""
+    KL in nats per row for logits, otherwise the squared relative error; both add up over layers in first order.
+    """
 
     name: str
     format: str  # "float", "int8", "cluster:3", …

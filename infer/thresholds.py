@@ -84,7 +84,8 @@ def precision_class(quant: str, dtype: str) -> str:
 
 def precision(plan: Plan) -> str:
     """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype; the KV
-    cache of a language model counts where it is coarser."""
+    cache of a language model counts where it is coarser.
+    """
     weights = _precision_of_weights(plan)
     return plan.kv_dtype if coarser_cache(plan) else weights
 
@@ -115,7 +116,8 @@ def default_kv_dtype(plan: Plan) -> str:
 def limits(plan: Plan, task: str) -> Limits:
     """What the gate allows. `max_drop` replaces the row of its precision class by one label-free measure: the relative
     increase of perplexity of a language model, the share of rows whose best class changed of a classifier, and the
-    relative error of the outputs of everything else."""
+    relative error of the outputs of everything else.
+    """
     if plan.max_drop is None:
         return LIMITS[precision(plan)]
     if task == "text-generation":

@@ -8,7 +8,8 @@ import msgspec
 class Workload(msgspec.Struct, frozen=True):
     """The use that a language model is timed for, at each batch size of the plan: that many prompts of `prompt` tokens,
     read `chunk` tokens in a step, each answered by `answer` tokens. Dispatch sums a layer's time over it, the speed
-    gate the model's."""
+    gate the model's.
+    """
 
     prompt: int = 256
     answer: int = 128

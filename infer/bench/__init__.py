@@ -38,7 +38,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class Bench(msgspec.Struct, kw_only=True):
-    """What one run of `infer bench` measured; it is also the JSON document."""
+    """Result of one run of `infer bench`; it is also the JSON document."""
 
     name: str
     backend: str
@@ -131,7 +131,7 @@ def same_answers(ours: Predictor, other: Callable[..., Any], inputs: dict[str, T
 
 
 def profile(path: Path, output: Path, *, trust_code: bool = False) -> list[profiler.Op]:
-    """A profiler trace of one call on the golden inputs; returns the operators that took longest."""
+    """Trace one call on the golden inputs with the profiler; return the operators that took longest."""
     with Predictor.load(path, trust_code=trust_code) as predictor:
         inputs = read_inputs(path, predictor.inputs)
         return profiler.trace(lambda: predictor.predict(inputs), output, device=predictor.manifest.device)

@@ -38,7 +38,8 @@ class Round(msgspec.Struct, frozen=True):
 
 class Load(msgspec.Struct, kw_only=True):
     """`batch` prompts of `context` tokens at once. Seconds; `floor` is what reading weights and cache once costs at the
-    measured bandwidth. `pair` compares steps, `first_pair` times to the first token, with the other artifact."""
+    measured bandwidth. `pair` compares steps, `first_pair` times to the first token, with the other artifact.
+    """
 
     batch: int
     context: int
@@ -58,7 +59,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class LanguageBench(msgspec.Struct, kw_only=True):
-    """What one run measured; it is also the JSON document. `kv_memory` holds `kv_tokens` tokens by default."""
+    """Result of one run; it is also the JSON document. `kv_memory` holds `kv_tokens` tokens by default."""
 
     name: str
     backend: str

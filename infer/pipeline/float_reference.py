@@ -24,7 +24,8 @@ EAGER = "torch eager"
 
 class FloatForms:
     """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
-    module, called as the user calls it."""
+    module, called as the user calls it.
+    """
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class FloatForms:
         self._steps: Graph | None = None
 
     def reference(self, plan: Plan) -> Any:
-        """What outputs are compared with."""
+        """Return the form that outputs are compared with."""
         return self.runner(plan) if self._original.onnx is not None else Eager(self._original)
 
     def forms(
@@ -75,7 +76,7 @@ class FloatForms:
         return forms, findings
 
     def runner(self, plan: Plan, shape: StepShape | None = None) -> Any:
-        """The unquantized graph on the plan's backend, lowered once."""
+        """Lower the unquantized graph on the plan's backend, once."""
         key = self._key(plan.backend, shape)
         if key not in self._runners:
             backend = plugins.get("backends", plan.backend)
@@ -88,7 +89,7 @@ class FloatForms:
         return self._runners[key]
 
     def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
-        """The original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
+        """Open the original in plain torch on the plan's device: the user's own module where it runs on the CPU."""
         if plan.device != "cpu":
             return self.runner(plan.with_(backend="eager"), shape)
         if shape is not None:
@@ -138,5 +139,5 @@ class Own:
 
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
-    """The runner, of a step as one of whole windows."""
+    """Open a runner; of a step, one that runs whole windows."""
     return runner if shape is None else FullSequenceRunner(cuda_graphs.wrap(runner, device), shape, device)

@@ -31,7 +31,7 @@ def refuse_backend(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class LlmMode:
-    """How a model runs: as a step of that `shape` which generates, or whole; of a language model then why."""
+    """Mode of a model: a step of that `shape` which generates, or the whole, of a language model with the reason."""
 
     shape: StepShape | None = None
     scores_only: ScoresOnly | None = None

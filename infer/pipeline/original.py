@@ -45,7 +45,8 @@ class Original:
 
 def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> Original:
     """Decide how the model runs and capture it. None of its numbers changes: batch norms that a format is to see folded
-    are folded after the capture."""
+    are folded after the capture.
+    """
     mode = find_mode(plan, loaded, reporter)
     reporter.step("capture", "the float original")
     original = Original(loaded, float_graph(loaded), mode)
@@ -57,7 +58,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
 
 
 def float_graph(loaded: load.LoadedModel) -> Graph:
-    """The float model as a graph."""
+    """Capture the float model."""
     if loaded.onnx is not None:
         outputs = tuple(loaded.meta.get("outputs", ()))
         return Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
@@ -74,7 +75,7 @@ def module_of(loaded: load.LoadedModel) -> nn.Module:
 
 
 def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
-    """A module with the inputs, samples and sizes of the source, as a graph."""
+    """Capture a module with the inputs, samples and sizes of the source."""
     return capture.capture(
         module.eval(),
         loaded.inputs,
@@ -86,5 +87,5 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
 
 
 def decoder_of(loaded: load.LoadedModel) -> nn.Module | None:
-    """The language model of transformers, where there is one."""
+    """Return the language model of transformers, or None."""
     return loaded.module.model if isinstance(loaded.module, Decoder) else None

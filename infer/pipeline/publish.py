@@ -84,7 +84,7 @@ def publish(
 
 
 def _adopt(chosen: Path, folder: Path) -> None:
-    """The graph that the chosen trial lowered becomes the artifact's, where it is another form than the staged one."""
+    """Stage the graph that the chosen trial lowered, where it is another form than the staged one."""
     for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         source, target = (chosen / name).resolve(), folder / name
         if not source.exists() or source == target.resolve():
@@ -101,7 +101,7 @@ def _manifest(
     findings: Sequence[Finding],
     output: Path,
 ) -> store.Manifest:
-    """The plan in it pins the format of every layer, so that it makes the same artifact again."""
+    """Make the manifest; its plan pins the format of every layer, so that it makes the same artifact again."""
     best, graph, loaded = selected.trial, original.graph, original.loaded
     pins = {layer.name: layer.format for layer in small.layers}
     plan = run.plan.with_(backend=best.backend, layers=pins)

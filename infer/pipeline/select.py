@@ -28,7 +28,8 @@ from .trial_timing import time_trials
 @dataclass(frozen=True)
 class Compressed:
     """The smaller model as it is lowered. Of a language model that can generate `graph` is its step, of that `shape`;
-    `windows` captures the whole-window form, for backends that have no paged attention."""
+    `windows` captures the whole-window form, for backends that have no paged attention.
+    """
 
     graph: Graph
     module: nn.Module | None
@@ -113,7 +114,7 @@ class Trials:
             self._failed(name, at.name, error, _others(name, small, plan))
 
     def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
-        """The graph for a backend, its shape as a step, its folder, and why it only scores text."""
+        """Choose the graph for a backend, its shape as a step, its folder, and why it only scores text."""
         small = self.small
         if small.shape is None or plugins.get("backends", name).STEPS or small.windows is None:
             return small.graph, small.shape, self.folder, small.scores_only
@@ -138,7 +139,7 @@ class Trials:
         )
 
     def lost_to_plain_torch(self) -> bool:
-        """True when every trial that was timed is slower than torch eager at a batch size, and that was not tried."""
+        """Return True when every timed trial is slower than torch eager at a batch size and eager was not tried."""
         timed = [t for t in self.trials if t.latency]
         absent = all(t.backend != "eager" for t in self.trials)
         return bool(timed) and absent and all(t.loses_to(EAGER) for t in timed)
@@ -164,7 +165,7 @@ class Trials:
 
 @dataclass
 class _Steps:
-    """Which step of a trial was begun last."""
+    """Reporter that remembers the step of a trial that was begun last."""
 
     reporter: Reporter
     name: str = ""
@@ -175,7 +176,7 @@ class _Steps:
 
 
 def _others(name: str, graph: Graph, plan: Plan) -> list[str]:
-    """The backends that may take what this one failed with."""
+    """List the backends that may lower a graph that this one failed with."""
     return [
         other
         for other in sorted(plugins.names("backends"), key=lambda one: one != "ort")
@@ -186,7 +187,7 @@ def _others(name: str, graph: Graph, plan: Plan) -> list[str]:
 
 
 def candidates(plan: Plan, *, steps: bool = False) -> list[str]:
-    """The backend that was asked for; of "auto" all of them, plain torch only when no other one can.
+    """List the backends to try: the one asked for; of "auto" all of them, plain torch only when no other one can.
 
     Of a language model (`steps`) "auto" means those that can generate.
     """
@@ -220,7 +221,7 @@ def _result(trial: Trial, *, chosen: bool) -> BackendResult:
 
 
 def _worst(trial: Trial, pool: Sequence[Trial]) -> float:
-    """The largest ratio of its time to that of the fastest trial, over the batch sizes; infinite when not timed."""
+    """Return the largest ratio to the fastest trial's time over the batch sizes; infinite when not timed."""
     timed = [t.typical for t in pool if t.latency]
     ratios = [
         seconds / max(min(times[batch] for times in timed), 1e-9) for batch, seconds in trial.typical.items()
@@ -248,7 +249,8 @@ def enforce(
     stuck: str = "",
 ) -> None:
     """Raise `GateError` at the two gates. That of fidelity names the worst layers, and why none rises; both say the way
-    out."""
+    out.
+    """
     reason = best.unfaithful(plan)
     if reason:
         worst = ""

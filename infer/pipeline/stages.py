@@ -98,7 +98,7 @@ def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.Loade
 
 
 def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Assignment:
-    """What formats are decided on: the float model, its calibration rows, a call of it."""
+    """Prepare the assignment of formats: the float model, its calibration rows, a call of it."""
     loaded = original.loaded
     decoder = decoder_of(loaded) if original.is_in_memory else None
     steps = plan.backend == "auto" or plugins.get("backends", plan.backend).STEPS
@@ -167,8 +167,9 @@ def judge_float_step(original: Original, shape: llm.StepShape, reporter: Reporte
 def compress_model(
     plan: Plan, original: Original, mix: assign.Assignment | None = None, reporter: Reporter | None = None
 ) -> Compressed:
-    """A copy of the model with its layers quantized and its dtype lowered, captured like the original; a language model
-    as a step."""
+    """Quantize a copy of the model, lower its dtype and capture it like the original; a language model
+    as a step.
+    """
     reporter, graph = reporter or Reporter(), original.graph
     if graph.onnx is not None:
         return Compressed(graph, None)
@@ -206,7 +207,7 @@ def compress_model(
 
 
 def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter: Reporter) -> Compressed:
-    """The graph of a model in the plan's dtype: the step of a language model where it can be one, else the whole."""
+    """Capture a model in the plan's dtype: the step of a language model where it can be one, else the whole."""
     module, shape = module_of(loaded), original.mode.shape
     is_original = loaded is original.loaded
     low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and not is_original else None

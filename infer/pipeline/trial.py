@@ -44,7 +44,7 @@ class Timing:
 
 @dataclass
 class Trial:
-    """What was learned; `folder` holds the compiled form until it is published."""
+    """Result of a trial; `folder` holds the compiled form until it is published."""
 
     backend: str
     folder: Path
@@ -73,7 +73,8 @@ class Trial:
     @property
     def typical(self) -> dict[int, float]:
         """Seconds at each batch size, comparable among trials that were timed one after the other: the ratio to a float
-        form times the seconds of that form, which are the same for all trials."""
+        form times the seconds of that form, which are the same for all trials.
+        """
         return {
             t.batch: t.pair.ratio * self.forms[t.rival][t.batch] if t.rival in self.forms else t.pair.a.p50
             for t in self.latency
@@ -86,13 +87,14 @@ class Trial:
     @property
     def slower(self) -> bool:
         """Slower than the fastest float form that was tried, at a batch size of the plan; of a language model decoding,
-        or the prompts and answers of the declared workload together."""
+        or the prompts and answers of the declared workload together.
+        """
         return self.changed and any(
             t.pair.verdict == "slower" or self._request_slower(t) for t in self.latency
         )
 
     def _request_slower(self, timing: Timing) -> bool:
-        """Does a batch of whole requests, prompts and answers as in the declared workload, take longer?"""
+        """Return True when whole requests of the declared workload, prompts and answers, take longer."""
         if self.prompt is None:
             return False
         steps = WORKLOAD.steps(timing.batch)
@@ -120,7 +122,7 @@ class Trial:
         return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)
 
     def verdicts(self, plan: Plan) -> list[str]:
-        """The lines that people read first."""
+        """Return the headline findings."""
         allowed = (
             f"--max-drop {plan.max_drop:g}"
             if plan.max_drop is not None
@@ -129,12 +131,12 @@ class Trial:
         return [*self.limitations(), self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
 
     def limitations(self) -> list[str]:
-        """What the artifact can't do, or does worse than the original."""
+        """List what the artifact can't do, or does worse than the original."""
         lines = [] if self.scores_only is None else [f"scores text only: {self.scores_only.reason}"]
         return [*lines, "kept although slower (--allow-slower)"] if self.slower else lines
 
     def _forms_tried(self) -> list[str]:
-        """The float forms with their times, where there were several."""
+        """Return the float forms with their times, where there were several."""
         if len(self.forms) < 2:
             return []
         each = [
@@ -224,7 +226,7 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
 
 
 def workplace(source: Path, place: Path) -> Path:
-    """A folder to lower in that shares the graph and the weights of `source` by links."""
+    """Make a folder to lower in that shares the graph and the weights of `source` by links."""
     place.mkdir(parents=True)
     for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         if (source / name).exists():
@@ -233,7 +235,7 @@ def workplace(source: Path, place: Path) -> Path:
 
 
 def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
-    """The samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
+    """Return the samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
     batched = all(s.batched for s in graph.inputs)
     rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
     for start in range(0, rows, size):
@@ -264,7 +266,7 @@ def _compare(
 
 
 def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
-    """The comparison at batches of one and three; the steps of a language model have schedules instead."""
+    """Compare at batches of one and three; the steps of a language model have schedules instead."""
     if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
         return []
     low, high = graph.sizes.get("batch", (1, 1))

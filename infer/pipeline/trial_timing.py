@@ -73,7 +73,8 @@ def time_trials(
 
 def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> list[str]:
     """Backends whose float form is tried: of "auto" those whose trial was not hopeless, and inductor; plain torch is
-    among the forms anyway."""
+    among the forms anyway.
+    """
     if plan.backend != "auto" or original.program is None:
         return list(took)
     limit = HOPELESS * min(took.values())
@@ -86,7 +87,7 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
 def _look(
     runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: Graph, plan: Plan
 ) -> list[Form]:
-    """The float forms with their seconds, measured in turns; `known` keeps them for the trials that come after."""
+    """Time the float forms in turns; `known` keeps their seconds for the trials that come after."""
     if not runners.keys() <= known.keys():
         for batch in plan.batches:
             calls = [call_of(runner, original, batch) for runner in runners.values()]
@@ -117,7 +118,7 @@ def _time(
 
 
 def _named(rivals: Mapping[int, Form], *, several: bool) -> str:
-    """`the fastest float form (inductor float32)`; only its name where there was no other."""
+    """Name the rival: `the fastest float form (inductor float32)`, only its name where there was no other."""
     names = {form.name for form in rivals.values()}
     each = ", ".join(f"{form.name} at batch {batch}" for batch, form in rivals.items())
     which = next(iter(names)) if len(names) == 1 else each

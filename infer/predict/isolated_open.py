@@ -24,7 +24,8 @@ NO_MEMORY = 7
 
 def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
     """Raise `ArtifactError` where opening `folder` ends the process or takes too long, `ResourceError` where it takes
-    more memory than is free. Whatever else is wrong with it, opening it says."""
+    more memory than is free. Whatever else is wrong with it, opening it says.
+    """
     alone = threading.active_count() == 1  # others would not be there in the child, whatever they hold
     if trust_code or not alone or not sys.platform.startswith("linux") or signed_here(folder):
         return

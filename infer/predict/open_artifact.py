@@ -104,7 +104,8 @@ def lower_again(
 
 def _link_to(folder: Path, place: Path) -> None:
     """Make the graph and the weights in `place` those of `folder`: it was lowered from an equal artifact, which may
-    have moved or changed since."""
+    have moved or changed since.
+    """
     for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         link, target = place / name, str((folder / name).resolve())
         if link.is_symlink() and os.readlink(link) == target:

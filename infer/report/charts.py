@@ -36,7 +36,7 @@ def _bar(label: str, taken: Latency, longest: float, kind: str, floor: float | N
 
 
 def fidelity_bar(row: FidelityRow) -> str:
-    """How much of the limit is used; the tick is the limit, at four fifths of the width."""
+    """Draw the share of the limit that is used; the tick is the limit, at four fifths of the width."""
     used = row.used or 0.0
     kind = "good" if row.ok else "bad"
     words = f"{row.what}: {formatting.share(used)} of what the limit allows"

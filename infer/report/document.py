@@ -27,7 +27,7 @@ MOST_PINS = 8  # on a command line that people read
 
 
 class Timed(Protocol):
-    """What was timed at one batch size: `pair.a` is the artifact, `pair.b` what it was timed against."""
+    """Paired times at one batch size: `pair.a` of the artifact, `pair.b` of the form it is compared with."""
 
     batch: int
     pair: Paired
@@ -83,7 +83,7 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a run measured: what a report holds besides the manifest."""
+    """Measurements of a run: the contents of a report besides the manifest."""
 
     fidelity: Sequence[Metric]
     latency: Sequence[Timed]
@@ -144,8 +144,9 @@ def encode(report: Report) -> bytes:
 
 
 def decode(data: bytes) -> Report:
-    """The inverse of `encode`, with nothing in its texts that a terminal would obey; reads what earlier versions of
-    `infer` wrote. Raises `msgspec.MsgspecError` for anything else."""
+    """Invert `encode`; texts are stripped of what a terminal would obey. Reads what earlier versions of
+    `infer` wrote. Raises `msgspec.MsgspecError` for anything else.
+    """
     found = msgspec.json.decode(data, type=dict[str, Any])
     return msgspec.convert(plain_values(upgrade_report(found)), Report)
 
@@ -193,7 +194,7 @@ def from_manifest(manifest: Manifest, results: Results) -> Report:
 
 
 def _command(manifest: Manifest) -> str:
-    """As it was asked for; where layers were decided by measurements, the plan that says how."""
+    """Return the plan as given; where layers were decided by measurements, the plan that pins them."""
     output = f"{manifest.name}.infer"
     measured = any(row.by != "pin" and row.effect for row in manifest.layers)
     moved = any(
@@ -247,6 +248,6 @@ def _fidelity_row(metric: Metric, plan: Plan, allowed: Limits, fidelity: Sequenc
 
 
 def _ranked(backends: Sequence[BackendResult]) -> tuple[BackendResult, ...]:
-    """The chosen one first, then those that ran by their time, then those that refused."""
+    """Sort trials: the chosen one, then those that ran by their time, then those that refused."""
     order = {"chosen": 0, "tried": 1, "refused": 2}
     return tuple(sorted(backends, key=lambda row: (order[row.outcome], row.seconds or 0.0, row.name)))

@@ -54,7 +54,7 @@ def of_ceiling(value: float | None, *, in_cache: bool = False) -> str:
 
 
 def number(value: float | int | str | bool | None, unit: str = "") -> str:
-    """A finding's value with its unit."""
+    """Format a finding's value with its unit."""
     if value is None:
         return "-"
     if isinstance(value, bool | str):
@@ -94,7 +94,7 @@ def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
 
 
 def faithful(metrics: Sequence[Metric]) -> str:
-    """The one number that says most: top-1 agreement, else equal values, else the relative error."""
+    """Choose the headline metric: top-1 agreement, else equal values, else the relative error."""
     for name, phrase in (
         ("top1", "top-1 agreement"),
         ("exact", "equal"),
@@ -120,7 +120,7 @@ def smaller(original: int | None, now: int) -> str | None:
 
 
 def command(plan: Plan, output: str) -> str:
-    """The command line that makes this artifact again."""
+    """Return the command line that makes this artifact again."""
     if plan.kv_dtype == default_kv_dtype(plan):
         plan = plan.with_(kv_dtype="auto")
     source, *options = command_line(plan)
@@ -128,7 +128,7 @@ def command(plan: Plan, output: str) -> str:
 
 
 def again(plan: Plan, output: str) -> str:
-    """The command line that takes every decision from the artifact's own manifest; trust is never taken from there."""
+    """Return the command line that repeats every decision of the manifest, except trust in code."""
     trust = ["--trust-code"] if plan.trust_code else []
     words = [plan.source, "--plan", f"{output}/manifest.json", *trust, "--output", output]
     return shlex.join(["infer", "optimize", *words])

@@ -11,7 +11,7 @@ from .style import CSS
 
 
 def render_html(report: Report) -> str:
-    """The whole page."""
+    """Render the whole page."""
     sections = [
         _header(report),
         _decisions(report),

@@ -1,4 +1,4 @@
-"""What the eye wants to know without running anything: inspect, verify, doctor, report."""
+"""Summaries for display that run no model: inspect, verify, doctor, report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import document
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """An artifact's manifest, or what a source file is, from headers alone."""
+    """Describe an artifact by its manifest, or a source file by its headers alone."""
     if (path / store.MANIFEST).exists():
         manifest = store.read_manifest(path)
         return {

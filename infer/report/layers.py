@@ -33,7 +33,8 @@ def decided(report: Report) -> bool:
 
 def brief(layers: Sequence[LayerChoice], asked: str = "", keep: int = BRIEF) -> list[LayerChoice]:
     """Those that cost most, then those that are not in the format asked for, in their own order: a terminal has no
-    room for two hundred."""
+    room for two hundred.
+    """
 
     def weight(layer: LayerChoice) -> tuple[float, bool]:
         return layer.effect.get(layer.format, 0.0), layer.weight_error is not None and layer.format != asked

@@ -1,4 +1,4 @@
-"""Where the memory goes: weights by dtype, and what a fresh process needs to open and run an artifact.
+"""Memory by use: weights by dtype, and the need of a fresh process that opens and runs an artifact.
 
 Measured in a process of its own, because in one that has quantized and compiled the numbers mean nothing.
 Unknown is None, never zero.
@@ -66,7 +66,7 @@ def stored_weights(folder: Path) -> dict[str, int]:
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fresh process needs to open and run an artifact, in bytes; None is unknown, and `failure` says why.
+    """Bytes that a fresh process needs to open and run an artifact; None is unknown, and `failure` says why.
 
     `runtime`: before opening; `opened`, `run`: growth by opening and by a call; `steady`, `peak`: resident in all.
     """

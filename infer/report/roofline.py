@@ -49,7 +49,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine allows at best: bytes/s, operations/s, and the floor at each batch size."""
+    """Limits of this machine: bytes/s, operations/s, and the least seconds of a call at each batch size."""
 
     weight_bytes: int
     read_bandwidth: float
@@ -131,7 +131,7 @@ def probe(
     batches: Sequence[int] | None = None,
     shape: StepShape | None = None,
 ) -> Ceiling:
-    """The ceiling of an artifact that reads `weight_bytes` a call, with the floor at each batch size.
+    """Compute the ceiling of an artifact that reads `weight_bytes` a call, with the floor at each batch size.
 
     `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
     what counts is a decode step: the operations of one token of each sequence, and its cache read besides.

@@ -51,7 +51,7 @@ def screen(report: Report, path: Path, *, width: int = WIDTH) -> list[str]:
 
 
 def _sentences(report: Report) -> list[str]:
-    """The sentences of the verdict: why it failed, what the artifact can't do, and its speed."""
+    """Write the verdict: why it failed, what the artifact can't do, and its speed."""
     speed = [line for line in report.verdict if line not in report.limitations][:1]
     return [*([report.failure] if report.failure else []), *report.limitations, *speed]
 
@@ -72,7 +72,7 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:
-    """What to run next, with the path quoted for a shell."""
+    """List the commands to run next, with the path quoted for a shell."""
     quoted = shlex.quote(str(path))
     yield "report", f"infer report {quoted} (every layer, limit and backend), {path / 'report.html'}"
     run = f'infer generate {quoted} "Once upon a time"' if report.decodes else f"infer predict {quoted} INPUT"
@@ -90,7 +90,7 @@ def _speed(report: Report) -> str:
 
 
 def _fidelity(report: Report, width: int) -> str:
-    """The metrics of the worst output with their limits, as many as fit, the most telling ones first."""
+    """List the metrics of the worst output with their limits, as many as fit, the most telling ones first."""
     text = ""
     for metric in METRICS:
         rows = [row for row in report.fidelity if row.metric == metric]
@@ -110,7 +110,7 @@ def _fidelity(report: Report, width: int) -> str:
 
 
 def _layers(report: Report) -> str:
-    """Formats, and how many layers have each."""
+    """Count the layers of each format."""
     counts: dict[str, int] = {}
     for layer in report.layers:
         counts[layer.format] = counts.get(layer.format, 0) + 1
@@ -130,7 +130,7 @@ def _memory(report: Report) -> str:
 
 
 def _cut(line: str, width: int) -> str:
-    """The line, ended by "…" where it is too long."""
+    """Cut a line that is too long and end it with "…"."""
     return line if len(line) <= width else f"{line[: width - 2].rstrip()} …"
 
 

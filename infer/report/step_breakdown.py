@@ -1,4 +1,4 @@
-"""Where a decode step of a language model goes, by the watch of the native chains that its layers run in."""
+"""Time of a decode step by part, from the timers of the native fused programs that its layers run in."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _with_engine(batch: int, spent: cpu.ChainTimes, before: EngineStats, after: 
 
 
 def _breakdown(batch: int, spent: cpu.ChainTimes, steps: int, took: float) -> StepBreakdown:
-    """The parts of the model's calls; `took` is the seconds of all of them."""
+    """Split the seconds `took` of the model's calls into their parts."""
     return StepBreakdown(
         batch=batch,
         weights=spent.multiplying / steps,

@@ -77,13 +77,13 @@ def _numbers(report: Report, *, narrow: bool) -> Iterator[Table]:
 
 
 def others(report: Report) -> list[Finding]:
-    """The findings that no other table shows."""
+    """Select the findings that no other table shows."""
     shown = ("backend", "layer", "compare", "memory", "ceiling", step_breakdown.STAGE)
     return [finding for finding in report.findings if finding.stage not in shown]
 
 
 def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]]:
-    """The layers with the largest weight error stand for all of them, where the table of layers is not shown."""
+    """Show the layers with the largest weight error where the table of layers is not shown."""
     quantized = [layer for layer in report.layers if layer.weight_error is not None]
     ranked = sorted(quantized, key=lambda layer: -(layer.weight_error or 0.0))
     rows = [
@@ -96,7 +96,7 @@ def worst_weights(report: Report, *, keep: int = 3) -> list[tuple[str, str, str]
 
 
 def card(report: Report) -> list[tuple[str, str]]:
-    """What to know before any number: sizes, bandwidth, ceiling."""
+    """Show what the figures are held against: sizes, bandwidth, ceiling."""
     memory, ceiling = report.memory, report.ceiling
     before = f", from {formatting.size(report.original_size)}" if report.original_size else ""
     rows = [("artifact", f"{formatting.size(report.size)}{before}")]
@@ -149,18 +149,18 @@ def latency_heads(report: Report) -> tuple[str, ...]:
 
 
 def latency_title(report: Report) -> str:
-    """A batch of a language model is so many sequences, each with a token to come."""
+    """Name the batch column: of a language model, sequences that each decode one token."""
     return f"Decode step, {CONTEXT} tokens in the cache" if report.decodes else "Latency"
 
 
 def fidelity_cells(row: FidelityRow) -> tuple[str, str, str, str]:
-    """what, value, limit, meaning."""
+    """Make rows of four columns: what, value, limit, meaning."""
     bound = "" if row.limit is None else f"{'≤' if row.larger_is_worse else '≥'} {row.limit:g}"
     return row.what, formatting.number(row.value, row.unit), bound, row.why
 
 
 def _latency(report: Report, *, narrow: bool) -> Table:
-    """A narrow terminal gets batch, p50, p99, baseline and verdict."""
+    """Show batch, p50, p99, baseline and verdict where the terminal is narrow."""
     kept = (0, 1, 3, 6, 8) if narrow else tuple(range(9))
     rows = [[latency_cells(row)[i] for i in kept] for row in report.latency]
     heads = [latency_heads(report)[i] for i in kept]

@@ -37,7 +37,8 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened_once(monkeypatch: pytest.MonkeyPatch, lm: Path, kept: dict[str, Predictor]) -> None:
     """Calls of `infer generate` and `infer chat` find `lm` open, which is most of what they take; anything else, and
-    any option of opening, they open themselves."""
+    any option of opening, they open themselves.
+    """
     load = Predictor.load
 
     def opened(path: Path, **options: Any) -> Any:

@@ -117,7 +117,8 @@ def decays(path: str, good: int) -> Any:
 
 def speaker(path: str, seconds: float = 0.0) -> Any:
     """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "$" at its second letter, one with a
-    "~" never gets that."""
+    "~" never gets that.
+    """
     from tests.support.fake_llm import Alphabet, Speaker
 
     class Deadly(Alphabet):

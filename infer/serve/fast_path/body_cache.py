@@ -33,7 +33,8 @@ decode_integers = msgspec.json.Decoder(list[list[int]]).decode
 @dataclass(frozen=True, slots=True, eq=False)
 class BodyTemplate:
     """All of a request but its numbers. `outputs`: those asked for, and whether each goes as raw bytes; `timeout`:
-    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: of `Collator.measure`."""
+    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: of `Collator.measure`.
+    """
 
     places: tuple[Place, ...]
     outputs: RequestedOutputs

@@ -35,7 +35,8 @@ class Group(Protocol):
 
 class GroupedRequest(PendingResult):
     """Has the attributes of uvicorn's cycle that a connection uses: `disconnected`, `keep_alive`, `message_event`,
-    `response_started`, `response_complete`. `group`: None before it is queued, and again when it is over."""
+    `response_started`, `response_complete`. `group`: None before it is queued, and again when it is over.
+    """
 
     __slots__ = (
         *("_bodies", "_call", "began", "body", "connection", "disconnected", "group", "held"),
@@ -124,7 +125,8 @@ class GroupedRequest(PendingResult):
 
     def release(self) -> None:
         """Drop all that it holds: a connection at rest keeps its last request, and tracebacks and answers refer to
-        shared memory."""
+        shared memory.
+        """
         self._bodies.held -= self.held
         self.held = 0
         self.known.endpoint.service.active -= 1

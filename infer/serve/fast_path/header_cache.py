@@ -26,7 +26,8 @@ MAX_STUDIES = 8
 class KnownHead:
     """`head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
     header says it; `timeout`: seconds; `tenant`: see `queue_tenant_of`; `studies`: how many more bodies are looked at
-    for a template."""
+    for a template.
+    """
 
     head: bytes
     endpoint: Endpoint

@@ -31,7 +31,8 @@ MOST_INPUTS = 16  # tensors besides weights
 @dataclass
 class Operation:
     """`operands` are weights or None, `numbers` constants, in the order of chain.h; `read` are other tensors: the rows
-    to pick, or slots, block table, starts and lengths, then the cache."""
+    to pick, or slots, block table, starts and lengths, then the cache.
+    """
 
     name: str
     inputs: list[View]
@@ -92,7 +93,8 @@ class _Slots:
 
     def stride(self, value: Value) -> int:
         """Floats between rows. What threads write row by row keeps each to its own part of a slot; what all write
-        together is dense."""
+        together is dense.
+        """
         return value.width if value.kind == TEAM else self.slots[self.of[value]][2]
 
     def end(self, index: int, now: int) -> None:

@@ -18,7 +18,8 @@ ONE, BATCH, TOKENS, HEADS, COLUMNS = "1", "batch", "tokens", "heads", "columns"
 @dataclass(eq=False)
 class Value:
     """float32 [rows, width], dense. `node` is the tensor of the graph, which has only sizes of one besides; or several
-    sizes that count the rows: `lead` of them."""
+    sizes that count the rows: `lead` of them.
+    """
 
     node: fx.Node
     domain: str  # the number of rows, as a symbol or several
@@ -187,7 +188,8 @@ def _reshaped_batches(view: View, node: Any) -> View | None:
 
 def outside(node: Any, *, flat: bool) -> View | None:
     """A float32 CPU tensor that no chain made: [batch…, tokens, columns], or where the program is `flat`
-    [1…, tokens, columns] or [1…, tokens, heads, width] with one size that is a symbol."""
+    [1…, tokens, columns] or [1…, tokens, heads, width] with one size that is a symbol.
+    """
     if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
     while flat and is_call(node, aten.unsqueeze.default, aten.squeeze.dim):
