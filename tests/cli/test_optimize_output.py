@@ -96,8 +96,9 @@ def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
 
 
 def test_a_limit_of_the_artifact_is_read_before_its_speed() -> None:
-    report = msgspec.structs.replace(sample(), verdict=("2.1x faster", "scores text only: no KV cache"))
-    assert screen.screen(report, Path("m.infer"))[1].strip() == "scores text only: no KV cache"
+    limit = "scores text only: no KV cache"
+    report = msgspec.structs.replace(sample(), verdict=("2.1x faster", limit), limitations=(limit,))
+    assert screen.screen(report, Path("m.infer"))[1].strip() == limit
 
 
 def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
