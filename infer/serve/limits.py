@@ -117,10 +117,10 @@ def _pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if name not in ServeLimits.__struct_fields__:
         raise unknown("limit", name[:64], ServeLimits.__struct_fields__)
-    found = SIZE.fullmatch(value)
-    if not equals or found is None:
+    match = SIZE.fullmatch(value)
+    if not equals or match is None:
         raise UsageError(f"expected a number for {name}, like {name}=100 or, of bytes, 16MiB")
-    return name, int(found[1]) << SHIFT[found[2]] if found[2] else value
+    return name, int(match[1]) << SHIFT[match[2]] if match[2] else value
 
 
 def format(limits: ServeLimits) -> list[str]:

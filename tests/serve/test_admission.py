@@ -477,7 +477,7 @@ MODEL = "/v2/models/double/infer"
 
 @contextlib.contextmanager
 def jammed() -> Iterator[Live]:
-    """A server that is busy for very long, as it knows, until its gate is opened."""
+    """Serve a model that is busy, with a long measured latency, until its gate opens."""
     gate, entered = threading.Event(), threading.Event()
     fake = double(max_batch=1)
     double_it = fake.function
@@ -549,7 +549,7 @@ def test_refused_requests_are_counted_once_each() -> None:
 
 
 def test_refused_and_late_requests_are_freed_without_the_garbage_collector() -> None:
-    """Which would stop the event loop for as long as hundreds of tracebacks take, and does under overload."""
+    """The collector would block the event loop while it frees hundreds of tracebacks."""
     kinds = RequestContext, InferError, PendingResult
 
     def there() -> int:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
+from infer.serve.batching.arrays import run_arrays
 from infer.serve.batching.collate import Collator, length_bucket
-from infer.serve.batching.run_arrays import run_arrays
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
@@ -242,7 +242,7 @@ class Gate:
         return {"y": inputs["x"] * 2}
 
     async def occupied(self, engine: TensorEngine) -> asyncio.Task[Any]:
-        """The engine is inside its first batch now."""
+        """Wait until the engine is inside its first batch."""
         task = asyncio.create_task(engine.infer(x(0), timeout=9))
         await asyncio.get_running_loop().run_in_executor(None, self.entered.wait, 5)
         return task

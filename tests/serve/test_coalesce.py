@@ -69,7 +69,7 @@ def test_raw_tensors_read_together_equal_those_read_one_by_one() -> None:
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests were queued together, each time."""
+    """Record the number of requests of each queued group."""
     sizes, submit = list[int](), TensorEngine.submit_group
 
     def counted(self, item):  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def known(server: Live, *requests: bytes) -> None:
-    """The fast path knows their heads and templates from now on."""
+    """Teach the fast path their heads and templates."""
     for request in requests:
         for _ in range(2):
             assert ask(server, request).status == 200
@@ -166,7 +166,7 @@ def test_a_coalesced_request_with_nan_output_is_answered_alone(
 
 
 def blocked() -> tuple[Fake, threading.Event, threading.Event]:
-    """A model whose batches begin and wait."""
+    """Serve a model whose batches start and wait."""
     fake, entered, go = double(), threading.Event(), threading.Event()
     run = fake.function
 

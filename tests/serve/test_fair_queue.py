@@ -43,7 +43,7 @@ def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
 
 
 def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
-    """Requests of one row each, as one entry."""
+    """Queue requests of one row each as one item."""
     rows, deadline = np.zeros((requests, 1)), desk.clock.now + timeout
     owner = Owner([f"{tenant}{at}" for at in range(requests)])
     sizes = requests, 4, 16 * requests

@@ -48,7 +48,7 @@ def ask(server: Live, path: str, key: str, mark: int) -> httpx.Response:
 
 @contextmanager
 def flooded(path: str, limit: int) -> Iterator[tuple[Live, Gated, list[Future[httpx.Response]], Any]]:
-    """A server whose queue one key has filled, and who asks it in threads."""
+    """Serve a model whose queue one key has filled, with a pool of client threads."""
     gated = Gated(double(max_batch=1) if path == KSERVE else embedder())
     gated.predictor.max_batch, gated.predictor.sizes["batch"] = 1, (1, 1)
     limits = ServeLimits(max_queue_requests=limit, max_batch=1, max_wait_seconds=1e6)

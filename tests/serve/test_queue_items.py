@@ -14,7 +14,7 @@ from tests.support.manual_clock_queue import Desk
 
 
 class Owner:
-    """The owner of an item whose answers nobody reads; its requests are names."""
+    """Owner of an item whose results are not read; its requests are names."""
 
     def __init__(self, requests: list[str]) -> None:
         self.requests = requests
@@ -25,7 +25,7 @@ class Owner:
 
 
 def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
-    """Requests of `rows` rows each, as one entry or as one each."""
+    """Queue requests of `rows` rows each, as one item or as one item each."""
     rows, elements = options["rows"], options["elements"]
     deadline = desk.clock.now + options["timeout"]
 
@@ -40,7 +40,7 @@ def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
 
 
 def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
-    """Requests in the order of their rows, and these."""
+    """Return requests in the order of their rows, with these."""
     found = []
     for whole in items:
         for item in whole.split() if whole.requests > 1 else [whole]:

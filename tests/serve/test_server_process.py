@@ -33,7 +33,7 @@ DATA = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1
 def process(
     seconds: float = 0.0, max_batch: int = 8, drain: float = 10
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in its own process, and its address."""
+    """Run a server in its own process; give its address."""
     command = [
         sys.executable,
         "-m",
@@ -121,7 +121,7 @@ def wait_until(met: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def admitted(client: httpx.Client) -> int:
-    """Requests that run or wait, as /metrics tells."""
+    """Read the number of running or waiting requests from /metrics."""
     found = re.findall(
         r"^infer_requests_(?:running|waiting)\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE
     )

@@ -128,7 +128,7 @@ def test_after_failed_restarts_it_is_unready_and_exits_1() -> None:
 
 
 def stopping(url: str, running: subprocess.Popen[str]) -> bool:
-    """Whether it is no longer ready; it gets a SIGTERM then."""
+    """Send SIGTERM once the server is no longer ready."""
     try:
         ready = httpx.get(f"{url}/ready").status_code == 200
     except httpx.HTTPError:

@@ -45,7 +45,7 @@ class Desk:
             self.latency.observe(rows * 4, fixed + row * rows)
 
     def run(self, seconds: float, lane: int = 0) -> list[QueueItem]:
-        """The next batch, which takes so long."""
+        """Run the next batch, which takes `seconds`."""
         items = self.queue.take(lane).items
         self.clock.now += seconds
         self.queue.finish(seconds, lane)

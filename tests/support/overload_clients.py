@@ -19,7 +19,7 @@ GONE = "gone"  # the server answered nobody any more
 def until_refused(
     url: str, path: str, body: Any, *, clients: int, stop: Callable[[], None]
 ) -> list[int | str]:
-    """What each request came to; `stop` is called once every client had an answer.
+    """Return the outcome of each request; `stop` is called once every client had a response.
 
     A client ends at its first answer that is not 200, as a balancer would, or at an error, which is an outcome by its
     text. Only from `LINGER` seconds after the stop on may a connection be refused: till then 503 is promised.

@@ -45,12 +45,12 @@ def get(path: bytes = b"/health", *headers: bytes, method: bytes = b"GET") -> by
 
 
 def post(*headers: bytes, body: bytes = b"", path: bytes = PATH, version: bytes = b"1.1") -> bytes:
-    """As it is: no header is added but Host."""
+    """Build a request without headers but Host and those given."""
     return b"\r\n".join([b"POST " + path + b" HTTP/" + version, b"Host: a", *headers, b"", b""]) + body
 
 
 def send(body: bytes, *headers: bytes, path: bytes = PATH) -> bytes:
-    """With a Content-Length that is right."""
+    """Build a POST request with the right Content-Length."""
     return post(b"Content-Length: %d" % len(body), *headers, body=body, path=path)
 
 
@@ -74,7 +74,7 @@ class Answer:
 
 
 def read(connection: socket.socket, buffer: bytearray, *, head: bool = False) -> Answer:
-    """The next answer on this connection; what follows stays in `buffer`. `head`: of a HEAD request."""
+    """Read the next response on this connection; following bytes stay in `buffer`. `head`: of a HEAD request."""
     while b"\r\n\r\n" not in buffer:
         chunk = connection.recv(65536)
         assert chunk, f"closed without an answer after {bytes(buffer)!r}"
@@ -111,7 +111,7 @@ def closed(connection: socket.socket, within: float) -> bool:
 
 
 def well(server: Any) -> None:
-    """The server lives and gives right numbers."""
+    """Check that the server lives and returns right numbers."""
     assert ask(server, HEALTH).body == b'{"status":"ok"}'
     answer = ask(server, GOOD)
     assert answer.status == 200
@@ -149,7 +149,7 @@ def models(folder: Path) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def process(folder: Path, *options: str) -> Iterator[Live]:
-    """The same in a process of its own, `python OPTIONS`."""
+    """Run a server in a process of its own, `python OPTIONS`."""
     command = [sys.executable, *options, "-m", "tests.support.raw_http", str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as running:  # type: ignore[call-overload]

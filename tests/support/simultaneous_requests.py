@@ -16,7 +16,7 @@ HEAD = b"X-Test: crowd"
 
 @contextmanager
 def standing(server: Live) -> Iterator[None]:
-    """The event loop waits, so that all that is sent meanwhile comes in one turn."""
+    """Block the event loop, so that all requests sent meanwhile arrive in one iteration."""
     waits, over = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -32,13 +32,13 @@ def standing(server: Live) -> Iterator[None]:
 
 
 def row(*numbers: Any) -> bytes:
-    """A request whose body is as long as others'."""
+    """Build a request whose body is as long as the others'."""
     text = b",".join(str(number).encode() for number in numbers)
     return send(BODY.replace(b"1,2,3,4", text.ljust(20)), HEAD)
 
 
 def crowd(server: Live, requests: list[bytes]) -> list[Any]:
-    """The answers to requests that come in one turn, each from its own client."""
+    """Return the responses to requests of one loop iteration, each from its own client."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server)) for _ in requests]
         for client in clients:

@@ -13,8 +13,7 @@ import numpy as np
 from ...errors import InputError
 from ...spec import TensorSpec
 from ..batching import text_inputs
-from ..batching.collate import BATCH
-from ..batching.run_arrays import Arrays
+from ..batching.arrays import BATCH, Arrays
 from ..batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response

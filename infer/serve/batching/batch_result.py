@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..observability.metrics import ModelMetrics
+from .arrays import Arrays
 from .queue_items import QueueItem
-from .run_arrays import Arrays
 
 Outcome = Arrays | Exception
 

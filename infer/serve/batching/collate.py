@@ -10,12 +10,11 @@ import numpy as np
 
 from ...errors import InferError, InputError
 from ...spec import TensorSpec
-from .run_arrays import Arrays
+from .arrays import BATCH, Arrays
 
 Allocate = Callable[
     [str, tuple[int, ...], Any], np.ndarray
 ]  # name, shape, dtype → uninitialized array for that input
-BATCH = "batch"
 
 
 class Collator:
@@ -134,15 +133,15 @@ class Collator:
         rows = sum(size[BATCH] for size in sizes)
         if any(len(array) != rows for array in outputs.values()):
             raise InferError(f"expected {rows} rows of output, the model returned another number")
-        pieces: list[Arrays] = []
+        results: list[Arrays] = []
         start = 0
         for size in sizes:
             stop = start + size[BATCH]
-            pieces.append(
+            results.append(
                 {name: array[self._window(name, start, stop, size)] for name, array in outputs.items()}
             )
             start = stop
-        return pieces
+        return results
 
     def _window(self, name: str, start: int, stop: int, size: Mapping[str, int]) -> tuple[slice, ...]:
         rest = self.outputs[name].shape[1:]

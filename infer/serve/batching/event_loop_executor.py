@@ -17,12 +17,12 @@ import msgspec
 from ..workers.channel import ClosedError
 from ..workers.replica import WorkerSilentError
 from ..workers.supervisor import WorkerLostError
+from .arrays import Arrays
 from .batch_result import BatchResult
 from .executor import Executor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
 from .interfaces import EngineHandle
 from .queue_items import QueueItem
-from .run_arrays import Arrays
 
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
 

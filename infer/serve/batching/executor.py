@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import InferError
-from .run_arrays import Arrays, run_arrays
+from .arrays import Arrays, run_arrays
 
 
 class Executor(Protocol):

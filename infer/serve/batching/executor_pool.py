@@ -1,4 +1,4 @@
-"""All executor threads of one engine: their common state, and waking one that sleeps."""
+"""Pool of the executor threads of one engine: common state, and waking of a sleeping one."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from functools import partial
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
 from ..workers.quarantine import digest_of
 from ..workers.supervisor import MessageNotSentError, WorkerLostError, error_for_requests
+from .arrays import Arrays
 from .batch_result import BatchResult, Outcome
 from .executor import Executor
 from .interfaces import EngineHandle
 from .queue_items import NextBatch, QueueItem
-from .run_arrays import Arrays
 from .wakeup import Wakeup
 
 log = logging.getLogger("infer.serve")
@@ -213,9 +213,9 @@ class ExecutorThread:
 
     def _cut(self, outputs: Arrays, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:
         computed = self.engine.clock()
-        pieces = self.engine.collator.split_outputs(outputs, [item.sizes for item in items])
+        results = self.engine.collator.split_outputs(outputs, [item.sizes for item in items])
         batch.cut = self.engine.clock() - computed
-        return pieces
+        return results
 
 
 def raise_error(error: Exception, items: Sequence[QueueItem], batch: BatchResult) -> list[Arrays]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .collate import BATCH
+from .arrays import BATCH
 
 LOWEST_PRIORITY = 255
 Urgency = tuple[float, float]  # priority, deadline; the least goes first

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ResourceError
+from .arrays import Arrays
 from .queue_items import QueueItem
-from .run_arrays import Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class InferResult:
 
     def timings(self) -> dict[str, Any]:
         """Return the times for logs and traces, by names that end in their unit."""
-        found: dict[str, Any] = {
+        times: dict[str, Any] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "compute_ms": round(1000 * self.compute_seconds, 3),
             "batch": self.batch_size,
         }
         if (transfer := self.transfer) is not None:
             there, back = round(1000 * transfer.there, 3), round(1000 * transfer.back, 3)
-            found |= {"worker": transfer.pid, "there_ms": there, "back_ms": back}
-        return found
+            times |= {"worker": transfer.pid, "there_ms": there, "back_ms": back}
+        return times
 
 
 class PendingResult(ABC):

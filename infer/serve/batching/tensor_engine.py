@@ -14,8 +14,9 @@ from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
 from ..workers.quarantine import Quarantine, digest_of
+from .arrays import BATCH, Arrays
 from .batch_result import BatchResult, count_batch
-from .collate import BATCH, Collator
+from .collate import Collator
 from .executor import LocalExecutor
 from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
@@ -23,7 +24,6 @@ from .fair_queue import FairBatchQueue
 from .queue import BatchQueue
 from .queue_items import QueueItem
 from .results import AwaitedResult, InferResult, ItemOwner, WorkerTransfer
-from .run_arrays import Arrays
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from ...errors import InputError
 from ..service import Service
+from .arrays import Arrays
 from .collate import length_bucket
 from .results import InferResult, concatenate_results
-from .run_arrays import Arrays
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
 INLINE_CHARACTERS = 2000  # below this, tokenizing is faster than waking a thread

@@ -1,8 +1,8 @@
-"""A cache of request bodies without their numbers: what the rest of the JSON says is not read again.
+"""Cache of request bodies without their numbers, so that the rest of their JSON is parsed once.
 
-A client that asks again with tensors of the same shapes repeats all but the numbers: whole JSON in front of raw
-tensors, or what stands before and after the numbers of the only input. A `BodyTemplate` is made of a body that was
-found to fit the model, and kept under those bytes; the numbers are checked every time.
+A client that sends tensors of the same shapes again repeats all bytes but the numbers: the whole JSON before raw tensor
+bytes, or the JSON before and after the numbers of a single input. A `BodyTemplate` is made of a body that was checked
+against the model, and found by these bytes; the numbers are checked every time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...spec import TensorSpec
 from ..api.kserve_response import RequestedOutputs
 from ..api.kserve_tensors import narrow
 from ..api.kserve_types import InferRequest
+from ..batching.arrays import Arrays
 from ..batching.collate import Collator
-from ..batching.run_arrays import Arrays
 
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES = 256, 2048  # per model; bytes of each
 DATA = b'"data"'
@@ -32,8 +32,10 @@ decode_integers = msgspec.json.Decoder(list[list[int]]).decode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BodyTemplate:
-    """All of a request but its numbers. `outputs`: those asked for, and whether each goes as raw bytes; `timeout`:
-    seconds; `size`: raw bytes after the JSON, 0 where the numbers are in it; `piece`: of `Collator.measure`.
+    """Request without its numbers.
+
+    `outputs`: requested outputs, and whether each is sent as raw bytes; `timeout`: seconds; `size`: raw bytes after the
+    JSON, 0 if the numbers are in it; `piece`: result of `Collator.measure`.
     """
 
     places: tuple[Place, ...]
@@ -48,15 +50,15 @@ class BodyTemplate:
         return self.piece[2]
 
     def read(self, numbers: Sequence[bytes]) -> Arrays | None:
-        """The tensors of some requests, concatenated along their first dimension; None where any numbers don't fit."""
+        """Decode the tensors of requests, concatenated along their first dimension; None if any numbers do not fit."""
         several = len(numbers)
         if self.size:
             whole = np.frombuffer(b"".join(numbers), np.uint8).reshape(several, self.size)
-            found = {}
+            arrays = {}
             for spec, dtype, shape, count, at in self.places:
                 raw = np.ascontiguousarray(whole[:, at : at + count * dtype.itemsize])
-                found[spec.name] = raw.view(dtype).reshape(_stacked(shape, several))
-            return found
+                arrays[spec.name] = raw.view(dtype).reshape(_stacked(shape, several))
+            return arrays
         ((spec, dtype, shape, count, _),) = self.places
         floats = dtype.kind == "f"
         try:
@@ -71,14 +73,14 @@ class BodyTemplate:
 
 
 class BodyCache:
-    """The templates of one model; cleared when it is full."""
+    """Templates of one model; cleared when full."""
 
     def __init__(self, layout: Collator) -> None:
         self._collator = layout
         self.templates: dict[bytes | tuple[bytes, bytes], BodyTemplate] = {}
 
     def find(self, body: bytes, split: bytes | None) -> tuple[BodyTemplate, bytes] | None:
-        """The template of a body whose first `split` bytes are JSON, or all; and its numbers, for `read`."""
+        """Return the template of a body and its numbers, for `read`. `split`: bytes of JSON, None for all."""
         templates = self.templates
         if not templates:
             return None
@@ -102,9 +104,9 @@ class BodyCache:
         outputs: RequestedOutputs,
         priority: int,
     ) -> None:
-        """Keep the template of a body where nothing but numbers can differ next time.
+        """Add the template of a body, unless more than its numbers could differ next time.
 
-        `inputs`: as the body gives them, in its order, and as they fit the model.
+        `inputs`: checked tensors, in the order of the body.
         """
         if request.id is not None or sys.byteorder != "little":
             return
@@ -129,7 +131,7 @@ class BodyCache:
 
 
 def _key(body: bytes, request: InferRequest, size: int) -> tuple[bytes | tuple[bytes, bytes], int] | None:
-    """The constant bytes of a body whose tensors have `size` bytes, and how many of these follow the JSON."""
+    """Return the constant bytes of a body with `size` tensor bytes, and how many of these follow the JSON."""
     raw = ["binary_data_size" in given.parameters for given in request.inputs]
     if all(raw):
         return body[: len(body) - size], size
@@ -145,6 +147,6 @@ def _stacked(shape: tuple[int, ...], several: int) -> tuple[int, ...]:
 
 
 def _numbers(body: bytes) -> tuple[int, int]:
-    """The bounds of the first flat list after the first "data"."""
+    """Return the bounds of the first flat list after the first "data"."""
     start = body.find(b"[", body.find(DATA))
     return start, body.find(b"]", start) + 1

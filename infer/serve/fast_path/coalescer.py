@@ -1,4 +1,4 @@
-"""Coalescing: requests of one template that arrive in one turn of the event loop become one queue item."""
+"""Coalescing: requests of one template that arrive in one iteration of the event loop become one queue item."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ...errors import InferError
 from ..api.kserve_request import read_tensors
-from ..batching.collate import BATCH
+from ..batching.arrays import BATCH
 from ..batching.queue_items import QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
@@ -25,7 +25,7 @@ Kind = tuple[TensorEngine, BodyTemplate, float, str]
 
 
 class Coalescer:
-    """The fast path of one server; see `http_protocol.FastPath`. All of it runs on the event loop."""
+    """Fast path of one server; see `http_protocol.FastPath`. Runs on the event loop only."""
 
     def __init__(self, app: App) -> None:
         self._service, self._bodies = app.service, app.bodies
@@ -68,7 +68,7 @@ class Coalescer:
         return end
 
     def _study(self, known: KnownHead, engine: TensorEngine, templates: BodyCache, body: bytes) -> None:
-        """Learn the template of a body; heads whose bodies have none are given up after a few."""
+        """Learn the template of a body; after `MAX_STUDIES` bodies of a head no more are tried."""
         if not known.studies or len(body) > engine.limits.max_json_bytes:
             return
         known.studies -= 1
@@ -81,7 +81,7 @@ class Coalescer:
             return
 
     def _flush(self) -> None:
-        """Queue what arrived in this turn; what can't be queued together goes the ordinary path."""
+        """Queue the requests of this loop iteration; those that cannot be coalesced take the ordinary path."""
         arrived, self._arrived = self._arrived, {}
         for (engine, template, timeout, tenant), requests in arrived.items():
             waiting = [request for request in requests if not request.settled]
@@ -105,7 +105,7 @@ def _queue(
     timeout: float,
     tenant: str,
 ) -> bool:
-    """One queue item for all of them; False where numbers don't fit, or not all would be admitted."""
+    """Queue all requests as one item; return False if numbers do not fit, or not all would be admitted."""
     arrays = template.read([request.numbers for request in requests])
     if arrays is None:
         return False

@@ -1,4 +1,4 @@
-"""One request on the fast path, in the place of uvicorn's request cycle."""
+"""Request on the fast path, in place of uvicorn's request cycle."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ CLOSE = (b"connection", b"close")
 
 
 class Group(Protocol):
-    """The owner of the queue item that a request is in."""
+    """Owner of the queue item that a request is in."""
 
     def leave(self, request: GroupedRequest) -> None:
         """Cancel one request."""
 
     def response(self, call: RequestContext, answer: InferResult) -> Response:
-        """Make the reply to one request. Raises `InferError` for outputs that can't be sent."""
+        """Make the response to one request. Raises `InferError` for outputs that can't be sent."""
 
     def end(self, count: int) -> None:
-        """Note that so many requests are answered or gone."""
+        """Note that `count` requests were answered or cancelled."""
 
 
 class GroupedRequest(PendingResult):
-    """Has the attributes of uvicorn's cycle that a connection uses: `disconnected`, `keep_alive`, `message_event`,
-    `response_started`, `response_complete`. `group`: None before it is queued, and again when it is over.
+    """Request with the attributes of uvicorn's cycle that a connection uses.
+
+    These are `disconnected`, `keep_alive`, `message_event`, `response_started` and `response_complete`. `group`: None
+    before it is queued and after it has ended.
     """
 
     __slots__ = (
@@ -59,7 +61,7 @@ class GroupedRequest(PendingResult):
 
     @property
     def call(self) -> RequestContext:
-        """The request as handlers see it; made when an error, a log or a trace needs it."""
+        """Context of the request; made when an error, a log or a trace needs it."""
         call = self._call
         if call is None:
             known, client = self.known, self.connection.client
@@ -81,7 +83,7 @@ class GroupedRequest(PendingResult):
         return self
 
     def set(self) -> None:
-        """Cancel: uvicorn sets its cycle's event when the client has gone, after `disconnected`."""
+        """Cancel the request: uvicorn sets the event of its cycle after `disconnected`."""
         if not self.disconnected or self.response_complete or self.settled:
             return
         self.settled = True
@@ -90,7 +92,7 @@ class GroupedRequest(PendingResult):
         self._end(CLIENT_GONE)
 
     def fall_back(self) -> None:
-        """Answer it on the ordinary path; for requests that are in no queue."""
+        """Answer the request on the ordinary path; it must not be queued."""
         if self.settled:
             return
         self.settled = True
@@ -124,8 +126,9 @@ class GroupedRequest(PendingResult):
             group.end(1)
 
     def release(self) -> None:
-        """Drop all that it holds: a connection at rest keeps its last request, and tracebacks and answers refer to
-        shared memory.
+        """Release all that the request holds.
+
+        An idle connection keeps its last request, whose tracebacks and results refer to shared memory.
         """
         self._bodies.held -= self.held
         self.held = 0
@@ -149,7 +152,7 @@ class GroupedRequest(PendingResult):
         self.write(b"%b%b\r\n%b" % (STATUS_LINE[response.status], header_lines(headers), response.body))
 
     def write(self, answer: bytes) -> None:
-        """Send the whole answer; requests that were held back behind this one go on."""
+        """Send the whole response; requests held back behind this one continue."""
         connection = self.connection
         self.response_started = self.response_complete = True
         connection.transport.write(answer)

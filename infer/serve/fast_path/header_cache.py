@@ -1,4 +1,4 @@
-"""A cache of request heads, by their bytes: the result of parser, limits, keys and router for each."""
+"""Cache of request heads by their bytes: result of parser, limits, API keys and router."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ MAX_STUDIES = 8
 
 @dataclass(slots=True, eq=False)
 class KnownHead:
-    """`head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
+    """Head of an inference request.
+
+    `head`: its bytes; `length`: bytes of the body; `split`: of these, bytes of JSON before raw tensors, as the
     header says it; `timeout`: seconds; `tenant`: see `queue_tenant_of`; `studies`: how many more bodies are looked at
     for a template.
     """
@@ -42,7 +44,7 @@ class KnownHead:
 
 
 class HeaderCache:
-    """Heads of well-formed inference requests; cleared when it is full."""
+    """Heads of well-formed inference requests; cleared when full."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -50,7 +52,7 @@ class HeaderCache:
         self.get = self._known.get
 
     def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
-        """Keep a head whose requests may be coalesced: right key, inference route, short body."""
+        """Add a head whose requests may be coalesced: right API key, inference route, short body."""
         service, headers = self._app.service, dict(connection.headers)
         limits, split = service.limits, headers.get(HEADER_LENGTH)
         if split is None and length > limits.max_json_bytes:
@@ -72,7 +74,7 @@ class HeaderCache:
         self._known[head] = KnownHead(head, *found, headers, length, split, timeout, tenant)
 
     def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
-        """The inference route that a head asks for, with its path parameters."""
+        """Return the inference route of a head, with its path parameters."""
         scope: Scope = connection.scope  # type: ignore[assignment]
         for address in self._app.routes:
             match, found = address.matches(scope)

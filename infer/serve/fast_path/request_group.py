@@ -1,4 +1,4 @@
-"""Requests of one template as the owner of one queue item."""
+"""Group of coalesced requests: owner of one queue item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("infer.serve")
 
 
 class Timer:
-    """The deadline of requests that were queued together, however many batches they run in."""
+    """Deadline timer of requests that were queued together, in any number of batches."""
 
     def __init__(self, engine: TensorEngine, template: BodyTemplate, timeout: float, count: int) -> None:
         self.engine, self.template, self._left = engine, template, count
@@ -31,7 +31,7 @@ class Timer:
         self._alarm = asyncio.get_running_loop().call_later(timeout, self._expire)
 
     def end(self, count: int) -> None:
-        """So many of them are answered or gone."""
+        """Note that `count` requests were answered or cancelled."""
         self._left -= count
         if not self._left:
             self._alarm.cancel()
@@ -45,7 +45,7 @@ class Timer:
 
 
 class RequestGroup(ItemOwner):
-    """`requests`: in the order of the item's rows; one that is cancelled while they wait leaves it."""
+    """Coalesced requests of one queue item. `requests`: in the order of its rows, without cancelled ones."""
 
     __slots__ = ("_timer", "requests")
 
@@ -61,7 +61,7 @@ class RequestGroup(ItemOwner):
         return sum([not request.settled for request in self.requests])
 
     def split_off(self, count: int, item: QueueItem) -> RequestGroup:
-        """Split off the first `count`, whose item is `item`. Any thread that holds the engine's lock."""
+        """Split off the first `count` requests, which own `item`. The caller holds the engine's lock."""
         first = self.requests[:count]
         del self.requests[:count]
         group = RequestGroup(self._timer, first)
@@ -69,7 +69,7 @@ class RequestGroup(ItemOwner):
         return group
 
     def dissolve(self) -> None:
-        """Undo the grouping of requests that are in no queue."""
+        """Undo the grouping of requests that were not queued."""
         for request in self.requests:
             request.group = None
         self.end(len(self.requests))
@@ -78,7 +78,7 @@ class RequestGroup(ItemOwner):
         self._timer.end(count)
 
     def leave(self, request: GroupedRequest) -> None:
-        """Cancel one request; its rows are removed from the item while that waits."""
+        """Cancel one request, and remove its rows if the item still waits."""
         engine = self._timer.engine
         with engine.lock:
             # Not this one where a thread took a part meanwhile.
@@ -87,7 +87,7 @@ class RequestGroup(ItemOwner):
         engine.metrics.cancelled("queued" if queued else "running")
 
     def response(self, call: RequestContext, answer: InferResult) -> Response:
-        """The reply to one of them. Raises `InferError` for outputs that can't be sent."""
+        """Make the response to one request. Raises `InferError` for outputs that cannot be sent."""
         call.measure = answer.timings
         return encode_response(self._timer.engine, None, answer, self._timer.template.outputs)
 
@@ -111,7 +111,7 @@ class RequestGroup(ItemOwner):
         self.requests = []
 
     def _write(self, answer: InferResult) -> tuple[bytes, bytes, list[bytes]] | None:
-        """The common head before and after the request's id, and the bodies; None where each is written by itself."""
+        """Return the common head before and after the request id, and the bodies; None to write each by itself."""
         first, timer = self.requests[0], self._timer
         service = first.known.endpoint.service
         if service.traces or service.state != "ready":
@@ -125,7 +125,7 @@ class RequestGroup(ItemOwner):
         return before, b"\r\n%bcontent-length: " % header_lines(headers), bodies
 
     def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
-        """Answer all that still want one; their times end with the last write."""
+        """Answer all requests that are not cancelled; their times end with the last write."""
         first, name = self.requests[0].known, self._timer.engine.predictor.name
         endpoint, answered = first.endpoint, list[GroupedRequest]()
         observers = endpoint.service.observers

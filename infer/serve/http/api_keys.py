@@ -30,10 +30,10 @@ class ApiKeys:
     def admit(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return True if `Authorization: Bearer KEY` or `X-Api-Key: KEY` is accepted. Compares with every key."""
         given = _given(headers)
-        found = False
+        accepted = False
         for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
-        return found
+            accepted |= hmac.compare_digest(digest, given)
+        return accepted
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> str:
         """Return a name for the key of a request: a keyed digest that reveals nothing and differs between processes."""

@@ -89,15 +89,15 @@ async def _collect(
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                piece, more = message.get("body", b""), message.get("more_body", False)
+                data, more = message.get("body", b""), message.get("more_body", False)
                 if early is not None:
-                    early(piece, not more)
+                    early(data, not more)
                     early = None
-                share.take(len(piece))
+                share.take(len(data))
                 if not body:
-                    body = bytearray(piece) if more else piece
+                    body = bytearray(data) if more else data
                 else:
-                    body += piece
+                    body += data
                 if len(body) > limits.max_body_bytes:
                     raise _too_large(limits)
                 if not more:

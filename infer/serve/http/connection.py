@@ -24,10 +24,11 @@ class RefusedError(Exception):
 
 
 class Connection(HttpToolsProtocol):
-    """What `Wire` reads messages from.
+    """Base of `HttpProtocol`: timers and refusals of one connection.
 
-    `_body` is what remains of the current message, None in its head; `_head` counts the bytes of that. `_held` came
-    after a request that is not answered yet. `_rested`: since when nothing is asked, infinite while something is.
+    `_body`: rest of the current body, None in a head; `_head`: bytes of the head so far; `_held`: bytes received after
+    a request that is not answered yet; `_rested`: loop time since which the connection is idle, infinite while it is
+    not.
     """
 
     limits = ServeLimits()
@@ -44,9 +45,9 @@ class Connection(HttpToolsProtocol):
         self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.limits.header_seconds)
-        crowd = len(self.connections) - self.limits.max_connections
-        self.over = crowd > 0
-        if crowd > self.limits.spare_connections:
+        excess = len(self.connections) - self.limits.max_connections
+        self.over = excess > 0
+        if excess > self.limits.spare_connections:
             self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
             transport.abort()
 

@@ -29,10 +29,10 @@ class AllowedHosts:
 
     def admit(self, value: bytes) -> bool:
         """Return True if a Host header has an accepted name, with any port."""
-        found = HOST.fullmatch(value.decode("latin-1").strip())
-        if found is None:
+        match = HOST.fullmatch(value.decode("latin-1").strip())
+        if match is None:
             return False
-        name = _plain(found[1] if found[1] is not None else found[2])
+        name = _plain(match[1] if match[1] is not None else match[2])
         return OWN.fullmatch(name) is not None or name in self._names
 
 

@@ -19,14 +19,14 @@ def tls_context(
 
     `keyfile`: private key, by default in `certfile`; `password`: of the key.
     """
-    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    made.set_alpn_protocols(["http/1.1"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
     named = str(keyfile or certfile)
     for path in (str(certfile), named):
         if not os.path.isfile(path):
             raise UsageError("no such file", where=path)
     try:
-        made.load_cert_chain(certfile, keyfile, password=lambda: password or "")
+        context.load_cert_chain(certfile, keyfile, password=lambda: password or "")
     except ssl.SSLError as error:
         hint = "Give --ssl-keyfile-password if the key is locked"
         raise UsageError(
@@ -34,7 +34,7 @@ def tls_context(
         ) from error
     except OSError as error:
         raise UsageError(f"can't read the certificate: {error.strerror}", where=str(certfile)) from error
-    return made
+    return context
 
 
 class TlsHandshake(asyncio.Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batching.run_arrays import Arrays
+from ..batching.arrays import Arrays
 from .channel import ClosedError
 from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
 from .restart_policy import RestartLimits

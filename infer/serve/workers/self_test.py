@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import ArtifactError, InferError
 from ...llm.engine.requests import Output, Request, Sampling
-from ..batching.run_arrays import Arrays, run_arrays
+from ..batching.arrays import Arrays, run_arrays
 
 log = logging.getLogger("infer.serve.workers")
 EVERY = 5.0  # seconds without a question from elsewhere

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from ..batching.run_arrays import run_arrays
+from ..batching.arrays import run_arrays
 from .channel import Channel
 from .messages import BatchDone, ErrorMessage, Heartbeat, LoadModel, RunBatch, encode_error
 from .self_test import GoldenInputTest

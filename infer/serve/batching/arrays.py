@@ -1,4 +1,4 @@
-"""Run a predictor on named numpy arrays."""
+"""Named numpy arrays of one request or batch, and a predictor run on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+BATCH = "batch"  # symbolic size of the first dimension of batched tensors
 
 
 def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
