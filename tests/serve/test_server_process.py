@@ -185,11 +185,11 @@ def test_the_command_line_passes_on_load_options(
     import infer.serve
     from infer.cli import main
 
-    seen: list[dict[str, object]] = []
-    monkeypatch.setattr(infer.serve, "run", lambda paths, **options: seen.append(options) or 0)
+    seen: list[infer.serve.ServeOptions] = []
+    monkeypatch.setattr(infer.serve, "start", lambda options: seen.append(options) or 0)
     assert main(["serve", "m.infer", "--batch-invariant", "--max-tokens-per-step", "64"]) == 0
     assert main(["serve", "m.infer"]) == 0
-    found = [(options["batch_invariant"], options["max_tokens_per_step"]) for options in seen]
+    found = [(options.batch_invariant, options.max_tokens_per_step) for options in seen]
     assert found == [(True, 64), (False, None)]
 
 
