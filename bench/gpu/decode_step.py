@@ -37,7 +37,7 @@ if reason := gpu.why_not():  # before the imports that need Triton
 from dataclasses import replace
 
 from bench.gpu.copy_bandwidth import copy_bandwidth
-from infer.attention import KV_DTYPES, Args, PageLayout, reference
+from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, reference
 from infer.attention import triton as ours
 from infer.graph.program import flatten
 from infer.kernels.gpu.crossover import graph_seconds
@@ -54,7 +54,7 @@ PAGE, ROTATED, ROUNDS = 32, 256 << 20, 30
 TOLERANCE = {"bfloat16": 1e-2, "int8": 3e-2}
 
 
-def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> Args:
+def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> AttentionArgs:
     """Return the arguments of a decode step of `batch` sequences of `context` tokens, random keys and values."""
     _, _, _, heads, kv_heads, width, _ = SHAPES[shape]
     layout = PageLayout(kv_heads, width, PAGE, kind)
@@ -74,7 +74,7 @@ def arguments(shape: str, batch: int, context: int, kind: str, layers: int) -> A
         torch.randn(batch, count, width, device="cuda", dtype=torch.bfloat16)
         for count in (heads, kv_heads, kv_heads)
     )
-    return Args(
+    return AttentionArgs(
         *(query, key, value, cache),
         slot_mapping=table[:, place // PAGE].long() * PAGE + place % PAGE,
         block_table=table,
@@ -96,7 +96,9 @@ def check() -> list[str]:
             for batch, context in ((1, 1), (3, 33), (2, 1999)):
                 args = arguments(shape, batch, context, kind, 1)
                 moved = {
-                    n: v.cpu() for n in Args.__dataclass_fields__ if isinstance(v := getattr(args, n), Tensor)
+                    n: v.cpu()
+                    for n in AttentionArgs.__dataclass_fields__
+                    if isinstance(v := getattr(args, n), Tensor)
                 }
                 moved |= {n: moved[n].float() for n in ("query", "key", "value")}
                 want = reference.attend(replace(args, **moved))
@@ -110,7 +112,7 @@ def check() -> list[str]:
     return wrong
 
 
-def sdpa(args: Args, layers: int) -> list[Callable[[], object]]:
+def sdpa(args: AttentionArgs, layers: int) -> list[Callable[[], object]]:
     """Return calls of torch's attention on dense keys and values, the query heads of a key head as its rows."""
     batch, context = args.block_table.shape[0], int(args.seq_lens[0])
     kv_heads, width = args.key.shape[1:]
@@ -125,7 +127,7 @@ def sdpa(args: Args, layers: int) -> list[Callable[[], object]]:
     ]
 
 
-def varlen(args: Args, layers: int) -> list[Callable[[], object]] | None:
+def varlen(args: AttentionArgs, layers: int) -> list[Callable[[], object]] | None:
     """Return torch's variable-length attention over pages, or None where this torch or GPU has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn

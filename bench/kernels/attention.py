@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from bench.shared.results import result_path
 from bench.shared.timing import READ_BYTES, Side, interleaved, reader
 from infer import device as hardware
-from infer.attention import KV_DTYPES, Args, PageLayout, native
+from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, native
 from infer.kernels import cpu as library
 
 PAGE = 32
@@ -81,7 +81,7 @@ def ours(work: Work, dtype: str, query: Tensor, keys: list[Tensor], values: list
     place = torch.arange(context)
     slots = table[:, place // PAGE].long() * PAGE + place % PAGE
 
-    def args(layer: int, first: int, window: int = 0) -> Args:
+    def args(layer: int, first: int, window: int = 0) -> AttentionArgs:
         count = context - first
         new = [
             x[layer][:, :, first:].transpose(1, 2).reshape(batch * count, -1, work.dim)
@@ -89,7 +89,7 @@ def ours(work: Work, dtype: str, query: Tensor, keys: list[Tensor], values: list
         ]
         heads = query if count == work.new else query.new_zeros(batch * count, *query.shape[1:])
         starts = torch.arange(batch + 1, dtype=torch.int32) * count
-        return Args(
+        return AttentionArgs(
             *(heads, *new, cache, slots[:, first:].reshape(-1), table, starts),
             *(torch.full((batch,), context, dtype=torch.int32), None),
             *(layer, PAGE, KV_DTYPES.index(dtype), work.dim**-0.5, window),

@@ -87,7 +87,7 @@ class _Layers(nn.Module):
 
 def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Compile chained layers by AOTInductor, whose code calls the kernels' C functions."""
-    program = partition.fused(torch.export.export(module, (x,)))
+    program = partition.fuse_layers(torch.export.export(module, (x,)))
     settings = {"aot_inductor.custom_ops_to_c_shims": kernels.c_functions()}
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = str(Path(folder) / "copies.pt2")

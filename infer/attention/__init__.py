@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import plugins
 from ..errors import NotUsableError
 from ..kernels.ops import library
-from ._args import Args
+from ._args import AttentionArgs
 from ._pages import KV_DTYPES, PageLayout
 
 FOLDER = "infer.attention"
@@ -33,10 +33,10 @@ __all__ = ["KV_DTYPES", "Args", "PageLayout", "choose"]
 _CHOSEN: dict[tuple[object, ...], str] = {}
 
 
-def choose(args: Args) -> str:
-    """The plug-in that computes the portable operator for arguments of this kind, decided once per process.
+def choose(args: AttentionArgs) -> str:
+    """Return the plug-in that computes the portable operator for such arguments, chosen once per process.
 
-    Raises `NotUsableError` whose text says of each why not.
+    Raises `NotUsableError` with the reason of each plug-in.
     """
     kind = (args.query.device.type, args.query.dtype, args.layout, bool(args.softcap), args.sinks is not None)
     if kind not in _CHOSEN:
@@ -70,7 +70,7 @@ def _attend(
     window: int,
     softcap: float,
 ) -> Tensor:
-    args = Args(
+    args = AttentionArgs(
         *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
         *(layer, page, dtype, scale, window, softcap),
     )

@@ -1,4 +1,4 @@
-"""What an attention kernel is given."""
+"""Arguments of an attention kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ._pages import KV_DTYPES, PageLayout
 
 
 @dataclass(frozen=True)
-class Args:
-    """What a kernel is given. `sinks`: a logit per query head that takes part in the softmax and has no value.
+class AttentionArgs:
+    """Arguments of an attention kernel. `sinks`: a logit per query head, in the softmax only.
 
-    query [T, Hq, D], key and value [T, Hkv, D], one float dtype; kv_cache uint8 [layers, pages, page_bytes], written
-    in place; slot_mapping int64 [T]: page number * page + place, or -1 for a token that is not kept; block_table int32
-    [B, blocks]; query_start int32 [B+1]; seq_lens int32 [B]; sinks float [Hq] or None.
-    window: a query sees its own token and the window-1 before it, 0: all. softcap: logits become
-    softcap * tanh(logits / softcap), 0: they stay.
+    query [T, Hq, D], key and value [T, Hkv, D], one float dtype; kv_cache uint8 [layers, pages, page_bytes], written in
+    place; slot_mapping int64 [T]: page number * page + place, or -1 for a token that is not kept; block_table int32 [B,
+    blocks]; query_start int32 [B+1]; seq_lens int32 [B]; sinks float [Hq] or None.
+
+    window: a query sees its own token and the window-1 before it, 0: all. softcap: logits become softcap * tanh(logits
+    / softcap), 0: they stay.
     """
 
     query: Tensor

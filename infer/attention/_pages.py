@@ -1,4 +1,4 @@
-"""How many bytes a page of the KV cache has, and the portable layout of what is in them."""
+"""Size and portable layout of a page of the KV cache."""
 
 from __future__ import annotations
 

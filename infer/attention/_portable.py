@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._args import Args
+from ._args import AttentionArgs
 
 LEVELS = 127
 TINY = 1e-30
 
 
-def write(args: Args) -> None:
+def write(args: AttentionArgs) -> None:
     """Put the new keys and values into their slots; tokens with slot -1 are left out."""
     kept = args.slot_mapping >= 0
     slots = args.slot_mapping[kept]
@@ -30,8 +30,8 @@ def write(args: Args) -> None:
         steps[pages, :, places] = step
 
 
-def read(args: Args, row: int, length: int) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values of a sequence, float32 [length, kv_heads, head_dim]."""
+def read(args: AttentionArgs, row: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return the first `length` keys and values of a sequence, float32 [length, kv_heads, head_dim]."""
     count = -(-length // args.page)
     pages = args.block_table[row, :count].long()
     parts = args.layout.parts(args.kv_cache[args.layer][pages])
@@ -43,7 +43,7 @@ def read(args: Args, row: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def visible(queries: int, length: int, window: int, device: torch.device) -> Tensor:
-    """bool [queries, length]: which tokens each of the last `queries` tokens of a sequence sees."""
+    """Return bool [queries, length]: the tokens that each of the last `queries` tokens of a sequence sees."""
     own = torch.arange(length - queries, length, device=device)[:, None]
     other = torch.arange(length, device=device)[None, :]
     seen = other <= own

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu.launch import launch
-from ._args import Args
+from ._args import AttentionArgs
 from ._triton_merge import merge, with_sink
 from ._triton_write import views
 
@@ -28,7 +28,7 @@ LOG2E = math.log2(math.e)
 
 @triton.jit
 def _sequence(start_ptr: tl.tensor, tile: tl.tensor, batch: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """The last sequence whose first tile is not after `tile`."""
+    """Return the last sequence whose first tile is not after `tile`."""
     found = 0
     for first in range(0, batch, 128):
         b = first + tl.arange(0, 128)
@@ -158,8 +158,8 @@ def _attend(
             tl.store(at + piece * width, acc, mask=kept)
 
 
-def attend_tiles(args: Args, tile: Tiling, splits: int, least: int) -> Tensor:
-    """The output [T, Hq, D]; keys and values of the new tokens are in the cache already."""
+def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> Tensor:
+    """Return the output [T, Hq, D]; keys and values of the new tokens are in the cache already."""
     query = args.query if args.query.stride(2) == 1 else args.query.contiguous()
     cache, steps = views(args)
     tokens, heads, width = query.shape

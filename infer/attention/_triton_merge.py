@@ -66,7 +66,10 @@ def _merge(
 
 
 def merge(pieces: Tensor, most: Tensor, total: Tensor, sinks: Tensor | None, out: Tensor) -> None:
-    """pieces float32 [splits, T, Hq, D], not divided by their sums; most (times log2 e), total [splits, T, Hq]."""
+    """Merge pieces float32 [splits, T, Hq, D], not divided by their sums.
+
+    most (times log2 e) and total are [splits, T, Hq].
+    """
     splits, tokens, heads, width = pieces.shape
     launch(
         _merge,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu.launch import cdiv, launch
-from ._args import Args
+from ._args import AttentionArgs
 from ._portable import LEVELS, TINY
 
 _LEVELS = tl.constexpr(float(LEVELS))
@@ -77,14 +77,14 @@ def _write(
     _put(value, to + half, steps + heads * PAGE, head < heads, kept, QUANTIZED)
 
 
-def views(args: Args) -> tuple[Tensor, Tensor]:
-    """The layer's pages as numbers of the cache's type and as float32, both [pages, …]."""
+def views(args: AttentionArgs) -> tuple[Tensor, Tensor]:
+    """Return the layer's pages as numbers of the cache's type and as float32, both [pages, …]."""
     layer = args.kv_cache[args.layer]
     kind = getattr(torch, args.layout.dtype)
     return layer.view(kind), layer.view(torch.float32)
 
 
-def write(args: Args) -> None:
+def write(args: AttentionArgs) -> None:
     key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (args.key, args.value))
     cache, steps = views(args)
     tokens, heads, width = key.shape

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import cpu
-from ._args import Args
+from ._args import AttentionArgs
 
 
 def missing() -> str | None:
     return cpu.why_not()
 
 
-def refuses(args: Args) -> str | None:
+def refuses(args: AttentionArgs) -> str | None:
     if args.query.device.type != "cpu":
         return f"it computes on the CPU, the query is on {args.query.device}"
     if args.query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -26,8 +26,8 @@ def refuses(args: Args) -> str | None:
     return None
 
 
-def attend(args: Args) -> Tensor:
-    """Raises `RuntimeError` when a page, a slot or a length does not fit the cache."""
+def attend(args: AttentionArgs) -> Tensor:
+    """Attend by the native kernel; raises `RuntimeError` when a page, a slot or a length does not fit the cache."""
     cpu.load()
     sinks = None if args.sinks is None else args.sinks.float()
     out: Tensor = torch.ops.infer.attend_native(

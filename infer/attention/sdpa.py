@@ -9,20 +9,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import _portable
-from ._args import Args
+from ._args import AttentionArgs
 
 
 def missing() -> str | None:
     return None
 
 
-def refuses(args: Args) -> str | None:
+def refuses(args: AttentionArgs) -> str | None:
     if args.softcap:
         return "scaled_dot_product_attention has no soft cap"
     return "scaled_dot_product_attention has no sinks" if args.sinks is not None else None
 
 
-def attend(args: Args) -> Tensor:
+def attend(args: AttentionArgs) -> Tensor:
     _portable.write(args)
     out = args.query.new_empty(args.query.shape)  # dense, as the operator's shape function says
     starts, lengths = args.query_start.tolist(), args.seq_lens.tolist()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import gpu
-from ._args import Args
+from ._args import AttentionArgs
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head: more do not fit into the registers of a tile
@@ -37,7 +37,7 @@ def missing() -> str | None:
     return gpu.why_not()
 
 
-def refuses(args: Args) -> str | None:
+def refuses(args: AttentionArgs) -> str | None:
     if args.query.device.type != "cuda":
         return f"the tensors are on {args.query.device.type}"
     if args.query.dtype not in FLOATS:
@@ -47,8 +47,8 @@ def refuses(args: Args) -> str | None:
     return "the bytes of a page are not a multiple of 4" if args.kv_cache.shape[2] % 4 else None
 
 
-def tiling(args: Args) -> Tiling:
-    """From shapes alone: as many rows as a sequence has on average, between those of one tensor-core tile and 128."""
+def tiling(args: AttentionArgs) -> Tiling:
+    """Choose tile sizes from shapes alone: rows per sequence on average, between one tensor-core tile and 128."""
     count, heads, width = args.query.shape
     group = heads // args.key.shape[1]
     padded = _power_above(width)
@@ -61,7 +61,7 @@ def tiling(args: Args) -> Tiling:
     return Tiling(rows, rows // group, keys, 8 if rows >= 128 else 4)
 
 
-def splits_of(args: Args, tile: Tiling, processors: int) -> int:
+def splits_of(args: AttentionArgs, tile: Tiling, processors: int) -> int:
     """Into how many pieces the past is cut, so that each multiprocessor has two programs; fixed in a CUDA graph."""
     batch, blocks = args.block_table.shape
     tiles = (args.query.shape[0] + batch * (tile.tokens - 1)) // tile.tokens  # at most so many have work
@@ -72,14 +72,14 @@ def splits_of(args: Args, tile: Tiling, processors: int) -> int:
     return max(1, min(wanted, -(-reach // LEAST), MOST_SPLITS))
 
 
-def attend(args: Args) -> Tensor:
+def attend(args: AttentionArgs) -> Tensor:
     from ..kernels.gpu.launch import processors
 
     tile = tiling(args)
     return run(args, tile, splits_of(args, tile, processors(args.query.device)))
 
 
-def run(args: Args, tile: Tiling, splits: int, least: int = LEAST) -> Tensor:
+def run(args: AttentionArgs, tile: Tiling, splits: int, least: int = LEAST) -> Tensor:
     """`attend` with a given tile and number of pieces; `least`: tokens of a piece."""
     from ._triton_attend import attend_tiles
     from ._triton_write import write

@@ -1,4 +1,4 @@
-"""The short way of a call whose inputs fit: seen without building a sentence, in a microsecond or two."""
+"""Fast check of inputs that fit the specs, in one or two microseconds and without messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FastInputs:
         self._sizes = dict(sizes)
 
     def tensors(self, named: Mapping[str, Any]) -> dict[str, Tensor] | None:
-        """The inputs as tensors, in the order of the specs; None for any that don't fit, of which others say why."""
+        """Return the inputs as tensors, in the order of the specs; None for any that don't fit."""
         if len(named) != self._count:
             return None
         found: dict[str, Tensor] = {}
@@ -61,7 +61,7 @@ class FastInputs:
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype | None:
-    """The same type in numpy, which has no bfloat16."""
+    """Return numpy's type, or None for bfloat16."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:

@@ -1,4 +1,4 @@
-"""Foreign artifacts are opened in a process of their own first: parsers in C++ can crash, hang or take all memory.
+"""Trial opening of foreign artifacts in a subprocess: parsers in C++ can crash, hang or take all memory.
 
 An artifact that this user made here is opened at once.
 """
@@ -23,8 +23,10 @@ NO_MEMORY = 7
 
 
 def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
-    """Raise `ArtifactError` where opening `folder` ends the process or takes too long, `ResourceError` where it takes
-    more memory than is free. Whatever else is wrong with it, opening it says.
+    """Open `folder` in a subprocess first.
+
+    Raises `ArtifactError` where that ends the process or takes too long, `ResourceError` where it takes more memory
+    than is free. Other faults are left to the real opening.
     """
     alone = threading.active_count() == 1  # others would not be there in the child, whatever they hold
     if trust_code or not alone or not sys.platform.startswith("linux") or signed_here(folder):
@@ -38,7 +40,7 @@ def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
 
 
 def _open(folder: Path) -> None:
-    """In the child, which ends here. Exit codes are those of the command line."""
+    """Open the artifact in the child, which ends here; exit codes are those of the command line."""
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

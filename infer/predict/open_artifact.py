@@ -1,4 +1,4 @@
-"""What an artifact needs before it runs here: its machine is compared with this one, its graph lowered again."""
+"""Opening of an artifact: compare its target with this machine, lower its graph again where they differ."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..spec import Finding
 
 
 def generation_shape(manifest: store.Manifest) -> StepShape | None:
-    """The KV cache of a language model that can generate, else None."""
+    """Return the sizes of a language model's KV cache; None for a model that can't generate."""
     found = manifest.meta.get("generation")
     return None if found is None else msgspec.convert(found, StepShape)
 
 
 @contextlib.contextmanager
 def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
-    """Make an `ArtifactError` that says `what` failed of whatever a library raises while it reads an artifact."""
+    """Turn whatever a library raises while it reads an artifact into an `ArtifactError` that names `what`."""
     try:
         yield
     except UsageError as error:  # nothing that the user asked for: names and sizes are the artifact's own
@@ -48,7 +48,7 @@ def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
 
 
 def backend_of(manifest: store.Manifest, folder: Path) -> Any:
-    """The backend that the artifact was made for; raises `ArtifactError` or `NotUsableError`."""
+    """Return the artifact's backend; raises `ArtifactError` or `NotUsableError`."""
     known = plugins.names("backends")
     if manifest.backend not in known:
         raise ArtifactError(
@@ -103,10 +103,11 @@ def lower_again(
 
 
 def _link_to(folder: Path, place: Path) -> None:
-    """Make the graph and the weights in `place` those of `folder`: it was lowered from an equal artifact, which may
-    have moved or changed since.
+    """Link graph and weights in `place` to those of `folder`.
+
+    `place` was lowered from an equal artifact, which may have moved or changed since.
     """
-    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
+    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
         link, target = place / name, str((folder / name).resolve())
         if link.is_symlink() and os.readlink(link) == target:
             continue

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: what comes is checked against the specs, run in pieces that fit, and put together."""
+"""Tensor inputs: checked against the specs, split into batches that fit, and outputs joined."""
 
 from __future__ import annotations
 

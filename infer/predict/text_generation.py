@@ -75,6 +75,8 @@ _OWN = ("priority", "adapter", *_CONSTRAINTS)
 
 
 class TextGeneration(TextInputs):
+    """Predictor's methods for language models."""
+
     kv_memory: str | int | None = None
     max_tokens_per_step: int | None = None
     speculation: bool = True
@@ -242,7 +244,7 @@ class TextGeneration(TextInputs):
 
 
 class _LockedStep:
-    """The step, one call at a time with whatever else the Predictor runs."""
+    """Step that shares the Predictor's lock, so that one call runs at a time."""
 
     def __init__(self, step: Any, lock: threading.Lock) -> None:
         self._step, self._lock = step, lock
@@ -272,7 +274,7 @@ def _grammar(options: Options) -> dict[str, Any] | None:
 
 
 def _split(prompts: Any) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether they came as a list of several."""
+    """Return the prompts, and True if they came as a list of several."""
     if isinstance(prompts, str):
         return [prompts], False
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):

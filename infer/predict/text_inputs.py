@@ -1,4 +1,4 @@
-"""Text in for models of tensors that carry a tokenizer: token ids in rows, and embeddings."""
+"""Text inputs of models that carry a tokenizer: token ids in rows, and embeddings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .tensors import TensorInputs
 
 
 class TextInputs(TensorInputs):
+    """Predictor's methods for text: tokenize and embed."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.padding: dict[str, int] = {}

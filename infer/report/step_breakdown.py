@@ -1,4 +1,4 @@
-"""Time of a decode step by part, from the timers of the native fused programs that its layers run in."""
+"""Breakdown of a decode step of a language model, timed inside the fused programs that run its layers."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 def of_call(call: Callable[[], Any], batch: int) -> StepBreakdown | None:
     """Watch `call`, a step of `batch` sequences without an engine; None where it has no native chain."""
     call()
-    cpu.watch_chains(on=True)
+    cpu.watch_fused_programs(on=True)
     began, calls = time.perf_counter(), 0
     while calls < CALLS and time.perf_counter() - began < SECONDS:
         call()
         calls += 1
     took = time.perf_counter() - began
-    spent = cpu.watch_chains(on=False)
+    spent = cpu.watch_fused_programs(on=False)
     return _breakdown(batch, spent, calls, took) if any(spent) else None
 
 
@@ -93,17 +93,19 @@ def of_engine(engine: Engine, batch: int, context: int, tokens: int, *, seed: in
     while len(begun) < batch and not engine.idle:
         begun |= {output.id for output in engine.step() if output.token_ids}
     before = engine.stats()
-    cpu.watch_chains(on=True)
+    cpu.watch_fused_programs(on=True)
     for _ in range(tokens):
         engine.step()
-    spent, after = cpu.watch_chains(on=False), engine.stats()
+    spent, after = cpu.watch_fused_programs(on=False), engine.stats()
     for i in range(batch):
         engine.cancel(str(i))
     engine.step()  # tells of the cancelled
     return _with_engine(batch, spent, before, after)
 
 
-def _with_engine(batch: int, spent: cpu.ChainTimes, before: EngineStats, after: EngineStats) -> StepBreakdown:
+def _with_engine(
+    batch: int, spent: cpu.FusedProgramTimes, before: EngineStats, after: EngineStats
+) -> StepBreakdown:
     steps = max(after.steps - before.steps, 1)
     around = (after.scheduling_seconds - before.scheduling_seconds) + (
         after.output_seconds - before.output_seconds
@@ -115,8 +117,8 @@ def _with_engine(batch: int, spent: cpu.ChainTimes, before: EngineStats, after: 
     )
 
 
-def _breakdown(batch: int, spent: cpu.ChainTimes, steps: int, took: float) -> StepBreakdown:
-    """Split the seconds `took` of the model's calls into their parts."""
+def _breakdown(batch: int, spent: cpu.FusedProgramTimes, steps: int, took: float) -> StepBreakdown:
+    """The parts of the model's calls; `took` is the seconds of all of them."""
     return StepBreakdown(
         batch=batch,
         weights=spent.multiplying / steps,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from infer import attention
-from infer.attention import Args, reference
+from infer.attention import AttentionArgs, reference
 from infer.attention import triton as plugin
 from tests.support.triton_compile import assembly
 
@@ -45,7 +45,7 @@ def arguments(
     kind: str = "float32",
     dtype: torch.dtype = torch.float32,
     **changes: object,
-) -> Args:
+) -> AttentionArgs:
     """Sequences of `rows` (done, new) tokens, pages given out backwards; what is done is in the cache already."""
     generator = torch.Generator().manual_seed(len(rows) * width + heads)
     layout = attention.PageLayout(kv_heads, width, PAGE, kind)
@@ -54,7 +54,7 @@ def arguments(
     table = torch.arange(pages - 1, 0, -1, dtype=torch.int32).reshape(blocks, len(rows)).t().contiguous()
     cache = torch.zeros(2, pages, layout.num_bytes, dtype=torch.uint8)
 
-    def step(done: list[int], new: list[int]) -> Args:
+    def step(done: list[int], new: list[int]) -> AttentionArgs:
         places = [
             table[i, p // PAGE].item() * PAGE + p % PAGE
             for i, (d, n) in enumerate(zip(done, new, strict=True))
@@ -66,7 +66,7 @@ def arguments(
             name: torch.randn(len(places), count, width, generator=generator).to(exact).to(dtype)
             for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads))
         }
-        return Args(
+        return AttentionArgs(
             **made,
             kv_cache=cache,
             slot_mapping=torch.tensor(places, dtype=torch.int64),
@@ -85,12 +85,14 @@ def arguments(
     return replace(step(done, new), **changes)
 
 
-def both(args: Args, splits: int = 1, least: int = 16, rows: int | None = None) -> tuple[Tensor, Tensor]:
+def both(
+    args: AttentionArgs, splits: int = 1, least: int = 16, rows: int | None = None
+) -> tuple[Tensor, Tensor]:
     """What the kernels give, and the reference on the CPU with a cache of its own."""
     want = reference.attend(replace(args, kv_cache=args.kv_cache.clone()))
     moved = {
         name: value.to(DEVICE, copy=True)
-        for name in Args.__dataclass_fields__
+        for name in AttentionArgs.__dataclass_fields__
         if isinstance(value := getattr(args, name), Tensor)
     }
     args = replace(args, **moved)

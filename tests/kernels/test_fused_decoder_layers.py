@@ -71,7 +71,7 @@ def targets(program: ExportedProgram) -> Counter[str]:
 def differences(name: str, quant: str) -> list[float]:
     """Of chains from single operators, relative, one for each batch and step."""
     step, shape = step_of(name, quant)
-    programs = packed_step(name, quant), prepack.packed(step, chains=False)
+    programs = packed_step(name, quant), prepack.packed(step, fuse_layers=False)
     assert not any("chain" in target for target in targets(programs[1]))
     found = []
     torch.manual_seed(0)

@@ -104,7 +104,7 @@ def run(program: ExportedProgram, *given: Tensor) -> Tensor:
 
 def differences(step: ExportedProgram, *sizes: tuple[int, int]) -> list[float]:
     """Of the chained program from single operators, relative, at each size."""
-    chained, plain = prepack.packed(step), prepack.packed(step, chains=False)
+    chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     found = []
     for size in sizes:
         x, real = inputs(*size)
@@ -141,7 +141,10 @@ def test_a_balanced_encoder_is_one_call_with_as_few_products() -> None:
     chained = targets(prepack.packed(step))
     assert chained["infer.chain.default"] == 1
     assert not [name for name in chained if "packed" in name or "mul" in name]
-    assert sum(n for name, n in targets(prepack.packed(step, chains=False)).items() if "packed" in name) == 8
+    assert (
+        sum(n for name, n in targets(prepack.packed(step, fuse_layers=False)).items() if "packed" in name)
+        == 8
+    )
     found = differences(step, (3, 17), (1, 1), (2, 40))
     assert max(found) < 0.02
 
@@ -215,7 +218,7 @@ class Branches(nn.Module):
 
 def test_rows_of_other_sizes_and_what_lies_between_layers_break_a_chain_and_nothing_else() -> None:
     step = exported(Branches())
-    chained, plain = prepack.packed(step), prepack.packed(step, chains=False)
+    chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     assert targets(chained)["infer.chain.default"] == 3
     for size in ((1, 1), (4, 11)):
         x, real = inputs(*size)
@@ -288,7 +291,7 @@ class Outspoken(nn.Module):
 
 def test_a_chain_may_give_any_number_of_values() -> None:
     step = exported(Outspoken(80))
-    chained, plain = prepack.packed(step), prepack.packed(step, chains=False)
+    chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     assert targets(chained)["infer.chain.default"] == 1
     with torch.no_grad():
         got, expected = chained.module()(*inputs(2, 3)), plain.module()(*inputs(2, 3))

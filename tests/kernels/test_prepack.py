@@ -177,7 +177,7 @@ class Balanced(nn.Module):
 
 def test_layers_balanced_alike_become_one_call_and_nothing_is_multiplied_before() -> None:
     model, x = Balanced(), torch.randn(3, 50)
-    program = prepack.packed(exported(model, x), chains=False)
+    program = prepack.packed(exported(model, x), fuse_layers=False)
     found = [target for target in targets(program) if "slice" not in target]
     assert found == ["infer.linear_int8_balanced_packed.default"] * 2
     for layer, y in zip(model.layers, program.module()(x), strict=True):
@@ -192,7 +192,7 @@ def test_balanced_layers_are_chained() -> None:
         layer.register_buffer("x_multiplier", torch.rand(layer.codes.shape[1]) + 0.1)
     x = torch.randn(7, 50)
     program = exported(model, x)
-    whole, single = prepack.packed(program), prepack.packed(program, chains=False)
+    whole, single = prepack.packed(program), prepack.packed(program, fuse_layers=False)
     assert targets(whole) == ["infer.chain.default"]
     with torch.no_grad():
         assert relative(whole.module()(x), single.module()(x)) < 1e-5

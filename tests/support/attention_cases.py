@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from infer.attention import KV_DTYPES, Args, PageLayout, reference
+from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, reference
 
 LAYERS, SPARE = 2, 3
 
@@ -51,7 +51,7 @@ class Case:
         layout = PageLayout(self.heads[1], self.dim, self.page, self.dtype)
         return torch.full((LAYERS, self.pages, layout.num_bytes), 255, dtype=torch.uint8)
 
-    def args(self, cache: Tensor, start: Sequence[int], count: Sequence[int]) -> Args:
+    def args(self, cache: Tensor, start: Sequence[int], count: Sequence[int]) -> AttentionArgs:
         """Tokens start..start+count of every sequence; the tensors are transposed views, as models give them."""
         rows = [slice(s, s + c) for s, c in zip(start, count, strict=True)]
         slots = [
@@ -63,7 +63,7 @@ class Case:
         queries = self.queries if new else [self._heads(c, self.heads[0]) for c in count]
         starts = torch.tensor([0, *count]).cumsum(0).to(torch.int32)
         lengths = torch.tensor([part.stop for part in rows], dtype=torch.int32)
-        return Args(
+        return AttentionArgs(
             *(
                 _transposed(torch.cat(parts))
                 for parts in (

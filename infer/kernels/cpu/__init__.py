@@ -27,7 +27,7 @@ _FAILED: str | None = None
 
 
 def load(progress: Callable[[int, int, str], None] | None = None) -> ctypes.CDLL:
-    """The library, its operators registered; compiled first where needed. Raises `NotUsableError`."""
+    """Return the library with its operators registered, compiled first where needed; raises `NotUsableError`."""
     global _LOADED, _FAILED
     if _LOADED is None:
         if reason := _refused():
@@ -49,7 +49,7 @@ def _refused() -> str | None:
 
 
 def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | None:
-    """Why there are no native kernels here, or None. Compiles them when that was not yet done."""
+    """Return why there are no native kernels here, or None; compiles them where that was not done."""
     if reason := _refused():
         return reason
     try:
@@ -60,17 +60,17 @@ def why_not(progress: Callable[[int, int, str], None] | None = None) -> str | No
 
 
 def built() -> bool:
-    """Whether no compiling is to be expected: the library is loaded, in the cache, or can't be had."""
+    """Tell if no compilation is to be expected: the library is loaded, in the cache, or not available."""
     return _LOADED is not None or _refused() is not None or compiled()
 
 
 def isa() -> str:
-    """The instruction set in use: avx512_vnni, avx2, neon_dotprod or scalar."""
+    """Return the instruction set in use: avx512_vnni, avx2, neon_dotprod or scalar."""
     return str(load().infer_isa().decode())
 
 
 def isas() -> list[str]:
-    """Those that this CPU can run."""
+    """Return the instruction sets that this CPU can run."""
     return str(load().infer_isas().decode()).split(",")
 
 
@@ -82,7 +82,7 @@ def use_isa(name: str) -> None:
 
 @functools.cache
 def fingerprint() -> str:
-    """What a compiled graph with native operators is tied to; `none` where there are no kernels."""
+    """Return the build that a compiled graph with native operators depends on; `none` without kernels."""
     return "none" if _refused() else digest()
 
 
@@ -90,8 +90,8 @@ def _pointer(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
-class ChainTimes(NamedTuple):
-    """Seconds that the first thread of the chains spent on each kind of work."""
+class FusedProgramTimes(NamedTuple):
+    """Seconds that the first thread spent in fused programs, by kind of operation."""
 
     quantizing: float
     multiplying: float
@@ -100,18 +100,19 @@ class ChainTimes(NamedTuple):
     attention: float
 
 
-def watch_chains(*, on: bool) -> ChainTimes:
-    """What was spent since the last call, while they were watched; all 0 where there are no native kernels."""
-    spent = (ctypes.c_double * len(ChainTimes._fields))()
+def watch_fused_programs(*, on: bool) -> FusedProgramTimes:
+    """Start or stop timing and return the times since the last call; zeros without native kernels."""
+    spent = (ctypes.c_double * len(FusedProgramTimes._fields))()
     if why_not() is None:
         load().infer_chain_watch(ctypes.c_int(on), spent)
-    return ChainTimes(*spent)
+    return FusedProgramTimes(*spent)
 
 
 def sample(logits: Tensor, asked: np.ndarray) -> list[int]:
-    """A token of each row of float32 [rows, vocab], -1 where they are not numbers; `generate.draws` is the slow twin.
+    """Sample a token of each row of float32 [rows, vocab]; -1 for rows that are not numbers.
 
-    asked float64 [rows, 5]: temperature (0: the most likely token), top_k, top_p, min_p, place in [0, 1).
+    `llm.engine.sampler_cpu` is the reference. asked float64 [rows, 5]: temperature (0: the most likely token), top_k,
+    top_p, min_p, place in [0, 1).
     """
     rows, vocab = logits.shape
     logits, asked = logits.contiguous(), np.ascontiguousarray(asked, np.float64)
@@ -133,7 +134,7 @@ def blocks(rows: int) -> int:
 def pack_lut4(
     codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The tensors of `packing.py` with 2, 3 or 4 bits → codes, scale, table, row_scale of the native layout.
+    """Pack the tensors of `bitpack` with 2, 3 or 4 bits: codes, scale, table, row_scale of the native layout.
 
     codes uint8 [blocks, K/64, 512], scale int8 [blocks, K/group, 16], table int8 [blocks, 16] and row_scale float32
     [blocks, 16]; rows beyond N have scale 0.

@@ -47,7 +47,7 @@ SUFFIXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, else the first of g++, clang++, c++ on the path; None when there is none."""
+    """Return the C++ compiler: $CXX, else the first of g++, clang++, c++ on the path; None without any."""
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["g++", "clang++", "c++"]
     return next((found for name in names if (found := shutil.which(name))), None)
@@ -65,7 +65,7 @@ def sources(machine: str = platform.machine()) -> dict[Path, tuple[str, ...]]:
 
 
 def digest() -> str:
-    """What a built library depends on: sources, flags, torch, architecture and compiler."""
+    """Hash what a built library depends on: sources, flags, torch, architecture and compiler."""
     return _digest(sorted(SOURCES.iterdir()), repr(SUFFIXES))
 
 
@@ -79,7 +79,7 @@ def _digest(paths: Iterable[Path], *flags: str) -> str:
 
 
 def _parts(path: Path) -> list[Path]:
-    """A source file and every one of ours that it includes."""
+    """Return a source file and every one of ours that it includes."""
     found = [path]
     for part in found:
         names = re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE)
@@ -88,12 +88,12 @@ def _parts(path: Path) -> list[Path]:
 
 
 def compiled() -> bool:
-    """Whether the cache has the library, or no compiler could make it."""
+    """Tell if the cache has the library, or no compiler could make it."""
     return compiler() is None or (cache_folder("kernels") / digest() / LIBRARY).exists()
 
 
 def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
-    """The path of the library, compiled first where the cache has none.
+    """Return the path of the library, compiled first where the cache has none.
 
     `progress(done, total, what)` is told of each file. Raises `NotUsableError` without a compiler, or with the
     compiler's first message when it fails.
@@ -115,7 +115,7 @@ def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of processes that start together one compiles, with every core, and the others wait for what it makes."""
+    """Hold a lock, so that one of several starting processes compiles and the others wait for its result."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # let go of when the process ends, however it ends

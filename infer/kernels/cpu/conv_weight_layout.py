@@ -50,7 +50,7 @@ class ConvPacking(msgspec.Struct, frozen=True, tag="conv"):
 
 
 def pack_conv(packing: ConvPacking, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The packed tensors by name; in float64 up to the rounding of multiplier and offset."""
+    """Return the packed tensors by name, computed in float64 up to the rounding of multiplier and offset."""
     weight, start = pack(weights[packing.codes], packing.x_zero, packing.stored)
     scale = weights[packing.scale].double()
     multiplier = scale * (packing.x_step / packing.out_step)

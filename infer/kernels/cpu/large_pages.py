@@ -25,7 +25,7 @@ class LargePages:
         self._used = 0
 
     def keep(self, parts: Sequence[Tensor]) -> Tensor:
-        """The parts, [n, …] of one dtype, one after the other: a copy, or the one part itself where it is large."""
+        """Concatenate parts [n, …] of one dtype in large pages; a single large part is returned as it is."""
         size = sum(part.nbytes for part in parts)
         if not size or (len(parts) == 1 and size >= ALONE):
             return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

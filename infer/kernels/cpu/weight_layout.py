@@ -57,7 +57,7 @@ class Packing(msgspec.Struct, frozen=True, tag="linear"):
 
     @property
     def starts(self) -> list[int]:
-        """Where the output features of each layer begin; each starts a new block."""
+        """Return the first output feature of each layer; each starts a new block."""
         starts = [0]
         for layer in self.layers[:-1]:
             starts.append(starts[-1] + cpu.blocks(layer.rows) * cpu.ROWS)
@@ -72,7 +72,7 @@ AnyPacking = Packing | ConvPacking
 
 
 def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The packed tensors by name. `weights` holds the portable ones, on the CPU."""
+    """Return the packed tensors by name; `weights` holds the portable ones, on the CPU."""
     made: dict[str, Tensor] = {}
     memory = LargePages()
     for packing in packings:
@@ -87,7 +87,7 @@ def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[
 
 
 def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the packed tensors those that are no weights, where there are such: bias, step and multiplier of the input."""
+    """Return the packed tensors that are no weights: bias, step and multiplier of the input, where present."""
     made = {}
     if (multiplier := packing.layers[0].x_multiplier) is not None:
         made[f"{packing.name}_x_multiplier"] = weights[multiplier].float()

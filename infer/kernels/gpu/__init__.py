@@ -36,7 +36,7 @@ _WHERE = {
 
 
 def why_not() -> str | None:
-    """Why the Triton kernels can't run here, or None."""
+    """Return why the Triton kernels can't run here, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if importlib.util.find_spec("triton") is None:
@@ -55,7 +55,7 @@ def why_not() -> str | None:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The GPU twin of `infer::<name>`. Imports Triton."""
+    """Return the GPU implementation of `infer::<name>`; imports Triton."""
     return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
 
 
@@ -83,7 +83,7 @@ def _capable(device: torch.device) -> bool:
 
 
 def in_graph() -> dict[OpOverload, Callable[..., Any]]:
-    """For `run_decompositions` of a program on CUDA: only the operators that have no kernel here become plain torch."""
+    """Return decompositions for a program on CUDA: only operators without a kernel here become plain torch."""
     kept = (
         {getattr(getattr(torch.ops, NAMESPACE), name).default for name in _WHERE} if _registrable() else set()
     )

@@ -1,4 +1,4 @@
-"""From how many rows of x on a product goes to the next path: few rows → tensor-core tiles → library (cuBLAS).
+"""Row counts at which a product changes its path: few rows, then tensor-core tiles, then library (cuBLAS).
 
 The figures are measured once on each kind of GPU (`measure`) and kept in the user's cache; before that they come from
 bytes and operations (`estimate`). Reading them launches nothing, so that a first call may be inside a CUDA graph.
@@ -32,12 +32,12 @@ class Crossover(NamedTuple):
 
 
 def of(kind: str, device: torch.device) -> Crossover:
-    """The crossover of one kind of weight on this GPU: measured if it was, else estimated."""
+    """Return the crossover of one kind of weight on this GPU: measured if it was, else estimated."""
     return _table(device)[kind]
 
 
 def estimate(kind: str, bandwidth: float, peak: float) -> Crossover:
-    """From bytes/s and half-precision operations/s of a GPU.
+    """Estimate the crossover from bytes/s and half-precision operations/s of a GPU.
 
     Tiles take max(packed / bandwidth, 2 M / (share * peak)) for each weight. The library first decodes: it reads the
     packed weight, writes and reads it as 16 bits; int8 has nothing to decode.
@@ -67,7 +67,7 @@ def measure(
 
 
 def _first(challenger: list[float], holder: list[float]) -> int:
-    """The row count from which on the challenger is never slower again."""
+    """Return the row count from which on the challenger is never slower again."""
     slower = [rows for rows, new, old in zip(ROWS, challenger, holder, strict=True) if new > old]
     if not slower:
         return 1

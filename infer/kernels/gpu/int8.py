@@ -59,7 +59,7 @@ def _product(
 
 
 def library(q: Tensor, codes: Tensor) -> Tensor:
-    """q int8 [M, K], codes int8 [N, K], K and N multiples of 8 → the sums int32 [1, M, N], by cuBLASLt."""
+    """Multiply by cuBLASLt: sums int32 [1, M, N] of q int8 [M, K], codes int8 [N, K]; K and N multiples of 8."""
     num_rows = q.shape[0]
     if num_rows < _FEWEST:
         q = F.pad(q, (0, 0, 0, _FEWEST - num_rows))

@@ -75,7 +75,10 @@ def _quantize_groups(
 
 
 def quantize_rows(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [M, K] float → int8 [M, K], steps float32 [M]: NaN for a row with NaN, or with infinity unless `given`."""
+    """Quantize x [M, K] float to int8 [M, K] with steps float32 [M].
+
+    The step is NaN for a row with NaN, or with infinity unless `given`.
+    """
     q = torch.empty_like(x, dtype=torch.int8)
     step = x.new_empty(x.shape[0], dtype=torch.float32)
     launch(
@@ -94,7 +97,7 @@ def quantize_rows(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def quantize_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """As `quantize_rows`, with a step for each `group` columns, a power of two: int8 [M, K], float32 [M, K / group]."""
+    """Quantize with a step for each `group` columns, a power of two: int8 [M, K], float32 [M, K / group]."""
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
     step = x.new_empty((x.shape[0], x.shape[1] // group), dtype=torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .launch import cdiv, launch, split_of, words
 
-MOST_ROWS = 8  # of x in one program
+MAX_ROWS = 8  # of x in one program
 INTERPRETED = triton.knobs.runtime.interpret  # Triton's interpreter knows no assembly
 
 
@@ -63,14 +63,17 @@ def _rows(
 
 
 def usable(q: Tensor, codes: Tensor) -> bool:
-    """Whether rows are whole words."""
+    """Tell if rows are whole words."""
     return q.shape[1] % 4 == 0 and q.shape[1] > 0
 
 
 def linear(q: Tensor, codes: Tensor, split: int | None = None) -> Tensor:
-    """q int8 [M, K], codes int8 [N, K] → the sums int32 [parts, M, N], to be added over parts. K is a multiple of 4."""
+    """Multiply q int8 [M, K] by codes int8 [N, K]: sums int32 [parts, M, N], to be added over parts.
+
+    K is a multiple of 4.
+    """
     num_rows, num_out, num_words = q.shape[0], codes.shape[0], q.shape[1] // 4
-    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MOST_ROWS)
+    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MAX_ROWS)
     block_out = 4
     lane_words = max(1, min(16 // block_rows // block_out * 2, 1 << cdiv(num_words, 32).bit_length() >> 1))
     step = 32 * lane_words

@@ -46,14 +46,17 @@ def _tiles(
 
 
 def products(q: Tensor, codes: Tensor, split: int | None = None) -> Tensor:
-    """q int8 [M, K], codes int8 [N, K] → the sums int32 [parts, M, N], to be added over parts."""
+    """Multiply q int8 [M, K] by codes int8 [N, K]: sums int32 [parts, M, N], to be added over parts."""
     return _launch(q, codes, torch.int32, _BK, split)
 
 
 def weight_only(
     x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None, split: int | None = None
 ) -> Tensor:
-    """x [M, K] float, codes int8 [N, K], scale [N] → [M, N] in x's dtype; float32 x is multiplied in full precision."""
+    """Multiply x [M, K] float by codes int8 [N, K] and scale [N]: [M, N] in x's dtype.
+
+    float32 x is multiplied in full precision.
+    """
     return finish(_launch(x, codes, torch.float32, _BK_FLOAT, split), None, scale, bias, x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel needs: direct or traced, on the device of its tensors, enough programs."""
+"""Launch of Triton kernels: direct or traced, on the device of their tensors, with enough programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def processors(device: torch.device) -> int:
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """Number of pieces of `divisor` that cover `number`."""
+    """Divide and round up."""
     return -(-number // divisor)
 
 
@@ -71,7 +71,7 @@ def flat_rows(x: Tensor) -> Tensor:
 
 
 def words(tensor: Tensor) -> Tensor:
-    """The same bytes as int32; copied first if they don't lie on a boundary of 16."""
+    """Return the same bytes as int32; copied first if they don't start at a multiple of 16."""
     tensor = tensor.contiguous()
     aligned = tensor.storage_offset() * tensor.element_size() % 16 == 0
     return (tensor if aligned else tensor.clone()).view(torch.int32)

@@ -30,7 +30,7 @@ def linear_lut(
     rows, bits = flat_rows(x), bits_of(table)
     limit = crossover.of(f"lut{bits}", x.device)
     half = rows.dtype in lut_tiles.HALVES
-    if rows.shape[0] < (limit.tiles if half else 2 * lut_rows.MOST_ROWS + 1):
+    if rows.shape[0] < (limit.tiles if half else 2 * lut_rows.MAX_ROWS + 1):
         y = lut_rows.linear(rows, codes, table, scale, row_scale, bias)
     elif half and rows.shape[0] < limit.library:
         y = lut_tiles.linear(rows, codes, table, scale, row_scale, bias)
@@ -42,7 +42,7 @@ def linear_lut(
 def decoded(
     x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """x [M, K] times the weight decoded to x's dtype."""
+    """Multiply x [M, K] by the weight decoded to x's dtype."""
     num_out = codes.shape[0]
     height = max(_BLOCK // max(x.shape[1], 1) // 32, 1) * 32
     if height >= num_out:

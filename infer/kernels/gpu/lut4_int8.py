@@ -23,7 +23,7 @@ from .int8_quantize import quantize_groups
 from .int8_rows import INTERPRETED, dot4
 from .launch import cdiv, launch, split_of, words
 
-MOST_ROWS = 8
+MAX_ROWS = 8
 _WORDS = 16  # words of codes and sums of one lane
 
 
@@ -31,7 +31,7 @@ _WORDS = 16  # words of codes and sums of one lane
 def _entries(
     codes: tl.tensor, t0: tl.tensor, t1: tl.tensor, t2: tl.tensor, t3: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The eight int8 entries of each word of codes, as two words.
+    """Return the eight int8 entries of each word of codes, as two words.
 
     A selector of `prmt` has three bits; the fourth of each code chooses between the halves of the table.
     """
@@ -140,13 +140,16 @@ def linear(
     bias: Tensor | None = None,
     split: int | None = None,
 ) -> Tensor:
-    """x [M, K] float, 4-bit codes and scales of `packing.py`, table and row scales of `pack` → [M, N] in x's dtype."""
+    """Multiply x [M, K] float by 4-bit codes, scales of `bitpack`, and table and row scales of `pack`: [M, N].
+
+    The result is in x's dtype.
+    """
     num_rows, num_out, num_words = x.shape[0], codes.shape[0], codes.shape[1] // 4
     if scale.shape[1] * GROUP != x.shape[1]:
         raise ValueError(f"{scale.shape[1]} scales for {x.shape[1]} columns: only groups of {GROUP} here")
     q, step = quantize_groups(x, GROUP)
-    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MOST_ROWS)
-    block_out = 2 if block_rows == MOST_ROWS else 4
+    block_rows = min(1 << max(num_rows - 1, 0).bit_length(), MAX_ROWS)
+    block_out = 2 if block_rows == MAX_ROWS else 4
     lane_words = max(1, min(_WORDS // block_rows // block_out, 1 << cdiv(num_words, 32).bit_length() >> 1))
     each = 32 * lane_words
     blocks = cdiv(num_out, block_out)

@@ -90,7 +90,7 @@ def decode(
     dtype: torch.dtype,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """The weight [N, K] in `dtype`, or its rows `ids` [count] (which must be in range)."""
+    """Decode the weight [N, K] to `dtype`, or its rows `ids` [count], which must be in range."""
     count = codes.shape[0] if ids is None else ids.shape[0]
     group, num_groups = group_of(codes, table, scale), scale.shape[1]
     groups = _GROUPS * GROUP // group

@@ -24,7 +24,7 @@ from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
 from .epilogue import finish
 from .launch import cdiv, launch, split_of, words
 
-MOST_ROWS = 8  # of x in one program
+MAX_ROWS = 8  # of x in one program
 _LEVELS = tl.constexpr(LEVELS)
 _WORDS = {2: 1, 3: 3, 4: 1, 6: 3}  # 32-bit words of a unit
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
@@ -46,7 +46,7 @@ def _code(w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, BITS: tl.constexpr, C: tl
 
 @triton.jit
 def _pair(word: tl.tensor, HALF: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The two activations of a word as float32: HALF 1 is float16, 2 bfloat16."""
+    """Return the two activations of a word as float32: HALF 1 is float16, 2 bfloat16."""
     if HALF == 2:
         return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
     low = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -187,15 +187,15 @@ def linear(
     bias: Tensor | None = None,
     split: int | None = None,
 ) -> Tensor:
-    """x [M, K] float32, float16 or bfloat16 → [M, N] in its dtype. Weights are exact, sums float32.
+    """Multiply x [M, K] float32, float16 or bfloat16: [M, N] in its dtype. Weights are exact, sums float32.
 
-    For any M, but made for M ≤ `MOST_ROWS`: the codes are read again for each `MOST_ROWS` rows of x.
+    For any M, but made for M ≤ `MAX_ROWS`: the codes are read again for each `MAX_ROWS` rows of x.
     """
     bits, num_columns = bits_of(table), columns_of(codes, table)
     num_rows, num_out = x.shape[0], codes.shape[0]
     unit_words = _WORDS[bits]
     unit_codes = unit_words * 32 // bits
-    block_rows = min(_power_above(num_rows), MOST_ROWS)
+    block_rows = min(_power_above(num_rows), MAX_ROWS)
     tile = max(_WEIGHTS // unit_codes // block_rows, 1)  # rows of the weight x units of a lane
     block_out = min(tile, 4)
     num_units = num_columns // unit_codes
@@ -240,5 +240,5 @@ def linear(
 
 
 def _power_above(number: int) -> int:
-    """The smallest power of two that is not below `number`, at least 1."""
+    """Return the smallest power of two that is not below `number`, at least 1."""
     return 1 << max(number - 1, 0).bit_length()

@@ -83,7 +83,7 @@ def linear(
     bias: Tensor | None = None,
     split: int | None = None,
 ) -> Tensor:
-    """x [M, K] float16 or bfloat16 → [M, N] in its dtype; the table is rounded to it, sums are float32."""
+    """Multiply x [M, K] float16 or bfloat16: [M, N] in its dtype; the table is rounded to it, sums are float32."""
     num_rows, num_out = x.shape[0], codes.shape[0]
     group, num_groups = group_of(codes, table, scale), scale.shape[1]
     block = min(max(16, 1 << max(num_rows - 1, 0).bit_length()), 128)

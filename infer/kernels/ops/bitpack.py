@@ -42,7 +42,7 @@ def columns_of(codes: Tensor, table: Tensor) -> int:
 
 
 def group_of(codes: Tensor, table: Tensor, scale: Tensor) -> int:
-    """How many weights share a scale: `GROUP` or `FINE`. Raises `ValueError` for any other number."""
+    """Return how many weights share a scale, `GROUP` or `FINE`; raises `ValueError` for any other number."""
     bits, columns, groups = bits_of(table), columns_of(codes, table), scale.shape[1]
     for group in (GROUP, FINE) if bits == 4 else (GROUP,):
         if groups * group == columns and columns % GROUP == 0:
@@ -70,7 +70,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of `pack`: uint8 [N, K]."""
+    """Invert `pack`: uint8 [N, K]."""
     num_bytes, num_codes = _unit(bits)
     units = packed.reshape(packed.shape[0], packed.shape[1] // num_bytes, num_bytes)
     parts = []
@@ -87,7 +87,7 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def unpack_arithmetic(packed: Tensor, bits: int) -> Tensor:
-    """As `unpack`, but float32 and without shifts: compilers vectorise it, and torch's ONNX export shifts wrongly."""
+    """Unpack to float32 without shifts: compilers vectorise it, and torch's ONNX export shifts wrongly."""
     num_bytes, num_codes = _unit(bits)
     units = packed.reshape(packed.shape[0], packed.shape[1] // num_bytes, num_bytes).float()
 
@@ -129,7 +129,7 @@ def decode(
 
 
 def tables_of_rows(num_rows: int, table: Tensor, start: int = 0) -> Tensor | None:
-    """The `table_rows` of rows `start` to `start + num_rows` of a whole weight."""
+    """Return the `table_rows` of rows `start` to `start + num_rows` of a whole weight."""
     if table.shape[0] == 1:
         return None
     return torch.arange(start, start + num_rows, dtype=torch.int32, device=table.device) // TABLE_ROWS

@@ -1,4 +1,4 @@
-"""int8 convolutions whose activations stay bytes from layer to layer: what `conv_fusion` builds chains of.
+"""int8 convolutions whose activations stay bytes from layer to layer, as `conv_fusion` connects them.
 
     conv2d_int8_image          float [B, C, H, W] → an image, and its poison
     conv2d_int8_packed         image → image: convolution, residual, clamp and the rounding for the next layer at once
@@ -39,7 +39,7 @@ def stored_channels(channels: int) -> int:
 
 
 def pack(codes: Tensor, zero: int, stored: int) -> tuple[Tensor, Tensor]:
-    """codes int8 [O, I, kh, kw] → weight int8 [blocks, quads, 16, 4] and start int32 [blocks * 16], by the library."""
+    """Pack codes int8 [O, I, kh, kw]: weight int8 [blocks, quads, 16, 4] and start int32 [blocks * 16]."""
     rows, channels, *kernel = codes.shape
     blocks, codes = -(-rows // BLOCK), codes.contiguous()
     weight = torch.empty((blocks, stored * kernel[0] * kernel[1] // 4, BLOCK, 4), dtype=torch.int8)
@@ -55,7 +55,7 @@ def pack(codes: Tensor, zero: int, stored: int) -> tuple[Tensor, Tensor]:
 
 
 def pack_twin(codes: Tensor, zero: int, stored: int) -> tuple[Tensor, Tensor]:
-    """The same in pure torch: panels of up to `PANEL` blocks, each [quads, blocks, 16, 4]."""
+    """Pack as `pack` does, in pure torch: panels of up to `PANEL` blocks, each [quads, blocks, 16, 4]."""
     rows, channels = codes.shape[:2]
     blocks = -(-rows // BLOCK)
     padded = F.pad(codes, (0, 0, 0, 0, 0, stored - channels, 0, blocks * BLOCK - rows))
@@ -66,7 +66,7 @@ def pack_twin(codes: Tensor, zero: int, stored: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(weight: Tensor, kernel: Sequence[int]) -> Tensor:
-    """weight → codes int8 [blocks * 16, stored channels, kh, kw]."""
+    """Return the codes int8 [blocks * 16, stored channels, kh, kw] of a packed weight."""
     blocks, quads = weight.shape[:2]
     flat, parts, first = weight.reshape(-1), [], 0
     for at in range(0, blocks, PANEL):
@@ -88,7 +88,7 @@ def _bordered(inside: Tensor, border: int, fill: int) -> Tensor:
 def image_twin(
     x: Tensor, step: float, zero: int, low: int, border: int, channels: int
 ) -> tuple[Tensor, Tensor]:
-    """Of `conv2d_int8_image`."""
+    """Compute `conv2d_int8_image` in pure torch, as its reference."""
     q = (x / step).nan_to_num(low - zero, 3e38, -3e38).clamp(low - zero, 255 - zero).round() + zero
     inside = F.pad(q.permute(0, 2, 3, 1), (0, channels - x.shape[1])).to(torch.uint8)
     poison = torch.where(x.isnan().flatten(1).any(1), torch.nan, 0.0)
@@ -96,7 +96,7 @@ def image_twin(
 
 
 def sums_twin(x: Tensor, weight: Tensor, start: Tensor, window: Sequence[int], border: int) -> Tensor:
-    """The exact sums, float64 [B, blocks * 16, H, W]. The border of x is real input: it holds zero points."""
+    """Return the exact sums, float64 [B, blocks * 16, H, W]; the border of x is real input (zero points)."""
     kernel, stride, padding, dilation = (list(window[i : i + 2]) for i in range(0, 8, 2))
     top, left = border - padding[0], border - padding[1]
     image = x[:, top : x.shape[1] - top, left : x.shape[2] - left].permute(0, 3, 1, 2).double()
@@ -105,7 +105,7 @@ def sums_twin(x: Tensor, weight: Tensor, start: Tensor, window: Sequence[int], b
 
 
 def _fma(a: Tensor, b: Tensor | float, c: Tensor) -> Tensor:
-    """Rounded once; the product of two float32 is exact in float64."""
+    """Multiply and add with one rounding; the product of two float32 is exact in float64."""
     return (a.float().double() * b + c.double()).float()
 
 
@@ -142,7 +142,7 @@ def twin(
     borders: Sequence[int],
     fill: int,
 ) -> Tensor:
-    """Of `conv2d_int8_packed`."""
+    """Compute `conv2d_int8_packed` in pure torch, as its reference."""
     sums = sums_twin(x, weight, start, window, borders[0])
     y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
     return _bordered(y.round().nan_to_num(0.0).to(torch.uint8), borders[2], fill)
@@ -163,14 +163,14 @@ def float_twin(
     borders: Sequence[int],
     poison: Tensor,
 ) -> Tensor:
-    """Of `conv2d_int8_packed_float`."""
+    """Compute `conv2d_int8_packed_float` in pure torch, as its reference."""
     sums = sums_twin(x, weight, start, window, borders[0])
     y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
     return (y[..., :out_channels] + poison[:, None, None, None]).contiguous()
 
 
 def max_pool_twin(x: Tensor, window: Sequence[int], borders: Sequence[int], fill: int) -> Tensor:
-    """Of `conv2d_int8_max_pool`."""
+    """Compute `conv2d_int8_max_pool` in pure torch, as its reference."""
     kernel, stride, padding, dilation = (list(window[i : i + 2]) for i in range(0, 8, 2))
     inside = _inside(x, borders[0]).permute(0, 3, 1, 2).float()
     y = F.max_pool2d(inside, kernel, stride, padding, dilation).permute(0, 2, 3, 1)

@@ -1,13 +1,13 @@
-"""Operators that the fusion of layers puts in place of many small ones, and the chain that runs them natively.
+"""Operators that replace many small ones: rms_norm, rotate, and the fused programs `infer::chain` run natively.
 
     rms_norm(x, weight, offset, eps)   x / sqrt(mean(x²) + eps) * (weight + offset) over the last axis
     rotate(x, cos, sin)                rotary positions: the first R columns (a, b) → (a cos - b sin, b cos + a sin),
                                        R the width of cos and sin, which broadcast against x
-    chain(operands, program, numbers)  a run of layers in one call: float32 [rows, width]; see native/src/chain.h
+    chain(operands, program, numbers)  a fused program in one call: float32 [rows, width]; see cpu/src/chain.h
     chain_attend(kv_cache, …)          the same with attention over a paged cache, which is written
 
-`chain_match` finds the first two in captured programs, `chain_build` makes chains of them; the slow twin of a chain is
-the program that it was made from.
+`passes.fused_program.match` finds the first two in captured programs, `partition` makes fused programs of them; the
+reference of a fused program is the graph that it was made from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _like(x: Tensor, *rest: object) -> Tensor:
 
 
 def result_shape(operands: Sequence[Tensor], program: Sequence[int]) -> tuple[int, ...]:
-    """[rows, width] of what a chain gives; rows of several sizes are counted as its tokens are."""
+    """Return [rows, width] of a fused program's result; rows of several sizes are counted as its tokens are."""
     tokens, tokens_width, picked = program[:3]
     lead, domain, width = program[HEADER - 1 : HEADER + 2]
     if lead:
@@ -48,19 +48,19 @@ def result_shape(operands: Sequence[Tensor], program: Sequence[int]) -> tuple[in
     return operands[tokens].numel() // tokens_width if domain == 0 else operands[picked].numel(), width
 
 
-def _chain_shape(operands: Sequence[Tensor], program: Sequence[int], numbers: Sequence[float]) -> Tensor:
+def _program_shape(operands: Sequence[Tensor], program: Sequence[int], numbers: Sequence[float]) -> Tensor:
     return operands[0].new_empty(result_shape(operands, program), dtype=torch.float32)
 
 
 def _attend_shape(
     kv_cache: Tensor, operands: Sequence[Tensor], program: Sequence[int], numbers: Sequence[float]
 ) -> Tensor:
-    return _chain_shape(operands, program, numbers)
+    return _program_shape(operands, program, numbers)
 
 
 define("rms_norm(Tensor x, Tensor? weight, float offset, float eps) -> Tensor", _rms_norm, _like)
 define("rotate(Tensor x, Tensor cos, Tensor sin) -> Tensor", _rotate, _like)
-declare("chain(Tensor[] operands, int[] program, float[] numbers) -> Tensor", _chain_shape)
+declare("chain(Tensor[] operands, int[] program, float[] numbers) -> Tensor", _program_shape)
 declare(
     "chain_attend(Tensor(a!) kv_cache, Tensor[] operands, int[] program, float[] numbers) -> Tensor",
     _attend_shape,

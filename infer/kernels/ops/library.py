@@ -1,4 +1,4 @@
-"""How an operator comes into the namespace `infer`: schema, slow reference, shape function, decomposition.
+"""Definition of operators in the namespace `infer`: schema, slow reference, shape function, decomposition.
 
 The reference is registered as CompositeExplicitAutograd, so that it runs on every device until a native
 kernel is registered for one (`library().impl(name, kernel, "CPU")`), which then wins there. There are no
@@ -30,7 +30,7 @@ _C_TYPES = {
 
 
 def library() -> torch.library.Library:
-    """Where native kernels are registered."""
+    """Return the torch library in which native kernels are registered."""
     return _LIBRARY
 
 
@@ -67,13 +67,13 @@ def names() -> list[str]:
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """A table for `ExportedProgram.run_decompositions`: every `infer::` operator as plain aten operators."""
+    """Return a table for `ExportedProgram.run_decompositions`: `infer::` operators as plain aten operators."""
     namespace = getattr(torch.ops, NAMESPACE)
     return {getattr(namespace, name).default: function for name, function in _DECOMPOSITIONS.items()}
 
 
 def c_functions() -> dict[OpOverload, list[str]]:
-    """The C declaration of each native operator, for AOTInductor's `custom_ops_to_c_shims`."""
+    """Return the C declaration of each native operator, for AOTInductor's `custom_ops_to_c_shims`."""
     namespace = getattr(torch.ops, NAMESPACE)
     return {op: [_declaration(op)] for op in (getattr(namespace, name).default for name in _NATIVE)}
 

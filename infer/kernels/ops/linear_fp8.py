@@ -43,7 +43,7 @@ def _shape(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) 
 
 
 def _plain(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As the reference, with x's own leading sizes: no reshape that a compiler would have to prove."""
+    """Compute as the reference with x's own leading sizes: no reshape that a compiler would have to prove."""
     q, step = to_float8(x.float())
     y = F.linear(q.float(), codes.float()) * step * scale.float()
     return (y if bias is None else y + bias.float()).to(x.dtype)

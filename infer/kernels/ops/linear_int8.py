@@ -29,12 +29,12 @@ def row_step(x: Tensor) -> Tensor:
 
 
 def to_grid(x: Tensor, step: Tensor) -> Tensor:
-    """The integers of ±127 nearest to x / step (halves to even), as float32; NaN stays NaN."""
+    """Round x / step to the integers of ±127 (halves to even), as float32; NaN stays NaN."""
     return (x / step).round().clamp(-LEVELS, LEVELS)
 
 
 def exact_matmul(q: Tensor, codes: Tensor) -> Tensor:
-    """q [M, K] (integers as float32) by codes int8 [N, K]: the int32 sums [M, N], rounded once to float32."""
+    """Multiply q [M, K] (integers as float32) by codes int8 [N, K]: int32 sums [M, N], rounded once to float32."""
     if q.shape[-1] <= EXACT_TERMS:
         return q @ codes.float().t()
     total = q.new_zeros((q.shape[0], codes.shape[0]), dtype=torch.float64)

@@ -40,7 +40,7 @@ def _linear(
 def _linear_plain(
     x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """As the reference, but the product is in x's dtype, whose units accelerators have."""
+    """Compute as the reference, with the product in x's dtype, which accelerators have units for."""
     blocks = row_blocks(codes.shape[0], columns_of(codes, table))
     parts = []
     for start, stop in blocks:

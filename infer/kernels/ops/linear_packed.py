@@ -1,4 +1,4 @@
-"""The same layers on weights packed for the CPU at hand: what `prepack` puts in place of the portable operators.
+"""Linear layers on weights packed for this CPU, which `prepack` puts in place of the portable operators.
 
     linear_lut4_packed          `linear_lut` of 2 to 4 bits, activations to int8 for each group of 64 columns
     linear_int8_packed          `linear_int8_static`, the same numbers; without x_scale `linear_int8`, but with
@@ -40,7 +40,7 @@ def rounded_table(table: Tensor) -> tuple[Tensor, Tensor]:
 def lut4_twin(
     x: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """What `linear_lut4_packed` computes, from the portable tensors of `packing.py`: x [..., K] → [..., N].
+    """Compute `linear_lut4_packed` from the portable tensors of `bitpack`: x [..., K] → [..., N].
 
     Tables are rounded to int8 and so is each group of 64 columns of x, whatever the groups of the weight; the integer
     sums are exact.
@@ -66,7 +66,7 @@ def lut4_twin(
 
 
 def int8_twin(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What `linear_int8_packed` computes without x_scale, from int8 codes [N, K] and scale [N]: x [..., K] → [..., N].
+    """Compute `linear_int8_packed` without x_scale from int8 codes [N, K] and scale [N]: x [..., K] → [..., N].
 
     Zero is on the grid of every row, so that zeros (padding, ReLU) stay exact; -128 is not, because AVX2 can't
     negate it.

@@ -1,4 +1,4 @@
-"""Chains of static int8 convolutions, in a captured program that is lowered for the CPU.
+"""Fusion of static int8 convolutions in a captured program that is lowered for the CPU.
 
 A value between convolutions becomes an image of bytes (`conv2d_packed.py`) on the grid that the next convolution was
 calibrated for: the convolution before it adds the residual, clamps and rounds in one pass. What is never negative
@@ -63,7 +63,7 @@ class Image:
 
 
 def fusable(node: fx.Node) -> bool:
-    """Whether the native kernels compute this convolution; grouped ones stay with the portable operator."""
+    """Tell if the native kernels compute this convolution; grouped ones stay with the portable operator."""
     if node.op != "call_function" or str(node.target) != CONV:
         return False
     value, codes = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ def fusable(node: fx.Node) -> bool:
 
 
 def fuse_convolutions(program: ExportedProgram) -> tuple[ExportedProgram, list[ConvPacking]]:
-    """A program that computes its static int8 convolutions on images, and what those are packed from."""
+    """Return a program with fused static int8 convolutions, and what their operands are packed from."""
     if not any(fusable(node) for node in program.graph.nodes):
         return program, []
     with quiet():
@@ -137,7 +137,7 @@ class _Fusion(Rewriter):
         return next(iter(node.users)) if len(node.users) == 1 else None
 
     def _step(self, value: fx.Node, adder: fx.Node | None = None) -> float | None:
-        """The one step that the convolutions reading `value` agree on; that of a convolution that is only added."""
+        """Return the one step that the convolutions reading `value` share, or that of one that is only added."""
         steps = {self._convs[user].step for user in value.users if self._reads(user, value)}
         steps |= {s for user in value.users if is_pool(user) and (s := self._step(user)) is not None}
         if not steps and value in self._convs and list(value.users) == [adder]:
@@ -148,7 +148,7 @@ class _Fusion(Rewriter):
         return user in self._convs and self._convs[user].x is value
 
     def _becomes_image(self, value: fx.Node) -> bool:
-        """Whether everything that reads a value reads bytes of one step, so that it need not exist in float."""
+        """Tell if all readers of a value read bytes of one step, so that it need not exist in float."""
         adder = self._only_user(value)
         return self._step(value, adder) is not None and all(
             self._reads(user, value)
@@ -158,7 +158,7 @@ class _Fusion(Rewriter):
         )
 
     def _border(self, value: fx.Node) -> int:
-        """The widest padding that a convolution reading `value` wants."""
+        """Return the widest padding of the convolutions that read `value`."""
         return max(
             (max(self._convs[user].window[4:6]) for user in value.users if self._reads(user, value)),
             default=0,
@@ -176,7 +176,7 @@ class _Fusion(Rewriter):
         return node
 
     def _image(self, value: fx.Node, step: float) -> Image:
-        """The bytes of `value`: made by what computes it, or here from its floats."""
+        """Return the bytes of `value`: made by the operator that computes it, or here from its floats."""
         if value in self._shared:
             return self._shared[value]
         if (value, step) not in self._images:

@@ -1,4 +1,4 @@
-"""What the nodes around a convolution mean: additions, clamps and max-pools of a functional aten graph."""
+"""Additions, clamps and max-pools around a convolution in a functional aten graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEEP_SIGN = (POOL, "aten.avg_pool2d.default", "aten.adaptive_avg_pool2d.default
 
 
 def bounds(node: fx.Node) -> tuple[float, float] | None:
-    """The limits of a clamp of any name; None for another operator."""
+    """Return the limits of any clamp; None for another operator."""
     name = str(node.target)
     if name == "aten.relu.default":
         return 0.0, math.inf
@@ -31,7 +31,7 @@ def bounds(node: fx.Node) -> tuple[float, float] | None:
 
 
 def never_negative(node: fx.Node) -> bool:
-    """Whether the graph itself says that a value has no negative number."""
+    """Tell if the graph itself rules out negative numbers in a value."""
     limits = bounds(node)
     if limits is not None:
         return limits[0] >= 0
@@ -40,7 +40,7 @@ def never_negative(node: fx.Node) -> bool:
 
 
 def other_operand(add: fx.Node, one: fx.Node) -> fx.Node | None:
-    """What is added to `one`, when it is another float32 value of the same shape."""
+    """Return the value added to `one`, if it is float32 of the same shape."""
     if add.kwargs.get("alpha", 1) != 1 or len(add.args) != 2:
         return None
     others = [value for value in add.args if value is not one]
@@ -72,6 +72,6 @@ def _pair(value: Any) -> list[int]:
 
 
 def is_pool(node: fx.Node) -> bool:
-    """Whether it is a max-pool of whole windows."""
+    """Tell if it is a max-pool of whole windows."""
     ceiling = node.kwargs.get("ceil_mode", node.args[5] if len(node.args) > 5 else False)
     return str(node.target) == POOL and not ceiling

@@ -28,13 +28,13 @@ class Rewriter:
         self._tensors = {**program.state_dict, **program.constants}
 
     def _names_of(self, node: fx.Node) -> dict[str, str]:
-        """The weights that an operator reads, by argument; "" for an operand that is computed. Without `x`."""
+        """Return the weights that an operator reads, by argument, without `x`; "" for an operand that is computed."""
         given = node.normalized_arguments(self._module, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]
         operands = {k: v for k, v in given.kwargs.items() if k != "x"} if given else {}
         return {k: str(self._names.get(v.name, "")) for k, v in operands.items() if isinstance(v, fx.Node)}
 
     def _operand(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> fx.Node:
-        """A new buffer of the program: unwritten memory, which costs none until `pack` brings the real tensor."""
+        """Add a buffer to the program: unwritten memory, which costs none until `pack` brings the real tensor."""
         place = next(
             i
             for i, spec in enumerate([*self._specs, None])

@@ -44,7 +44,7 @@ ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks amo
 
 
 def usable(program: ExportedProgram) -> bool:
-    """Whether the program has layers or attention for the native kernels, and they work here."""
+    """Tell if the program has layers or attention for the native kernels, and they work here."""
     return _wanted(program) + _attentions(program) > 0 and cpu.why_not() is None
 
 
@@ -58,7 +58,7 @@ def _attentions(program: ExportedProgram) -> int:
 
 
 def findings(program: ExportedProgram) -> list[Finding]:
-    """Which kernels compute the quantized layers and the attention of a program on the CPU, and why."""
+    """Report the kernels of a program's quantized layers and attention on the CPU, and why."""
     counts = {"native layers": _wanted(program), "native attention": _attentions(program)}
     if not any(counts.values()):
         return []
@@ -71,27 +71,27 @@ def findings(program: ExportedProgram) -> list[Finding]:
     ]
 
 
-def packed(program: ExportedProgram, *, chains: bool = True) -> ExportedProgram:
+def packed(program: ExportedProgram, *, fuse_layers: bool = True) -> ExportedProgram:
     """`program` on packed operators, its weights packed: what plain torch runs."""
-    planned, packings = plan_packing(program, chains=chains)
+    planned, packings = plan_packing(program, fuse_layers=fuse_layers)
     made = pack(packings, {**program.state_dict, **program.constants})
     planned._state_dict = {**planned.state_dict, **made}
     return planned
 
 
 def plan_packing(
-    program: ExportedProgram, *, chains: bool = True
+    program: ExportedProgram, *, fuse_layers: bool = True
 ) -> tuple[ExportedProgram, list[AnyPacking]]:
-    """A program that calls the packed operators, and what they are packed from. The input is left as it is.
+    """Return a program that calls the packed operators, and what they are packed from; the input stays as it is.
 
-    Whole layers, of the step of a language model all of them, become one call, unless `chains` is false.
+    Whole layers, of the step of a language model all of them, become one call, unless `fuse_layers` is false.
     """
     program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)
     rewriter.run()
     rewriter.attend()
     program = rewriter.program()
-    return partition.fused(program) if chains else program, [*convolutions, *rewriter.packings]
+    return partition.fuse_layers(program) if fuse_layers else program, [*convolutions, *rewriter.packings]
 
 
 class _Rewriter(Rewriter):
@@ -117,7 +117,7 @@ class _Rewriter(Rewriter):
         self._drop_unused()
 
     def attend(self) -> None:
-        """The native attention in place of the portable one."""
+        """Replace the portable attention by the native one."""
         for node in self._graph.nodes:
             if str(node.target) != ATTENTION:
                 continue
@@ -128,7 +128,7 @@ class _Rewriter(Rewriter):
                     node.update_arg(SINKS, self._cast(sinks, torch.float32))
 
     def _layer(self, node: fx.Node) -> tuple[str, Layer] | None:
-        """What to pack for this node, or None: another operator, device or dtype, or operands that are computed."""
+        """Return what to pack for this node; None for other operators, devices, dtypes and computed operands."""
         kind = _KINDS.get(str(node.target)) if node.op == "call_function" else None
         if kind is None or node.meta["val"].device.type != "cpu" or node.meta["val"].dtype == torch.float64:
             return None
@@ -150,7 +150,7 @@ class _Rewriter(Rewriter):
         return None if layer.x_scale is None else float(self._tensors[layer.x_scale])
 
     def _balanced(self, node: fx.Node) -> tuple[fx.Node, str] | None:
-        """x and the name of the vector, where the input of a layer is float32 x times a vector of the program."""
+        """Return x and the vector's name, where a layer's input is float32 x times a vector of the program."""
         product = node.args[0]
         if not isinstance(product, fx.Node) or product.target != torch.ops.aten.mul.Tensor:
             return None

@@ -1,4 +1,4 @@
-"""Operations of a chain → the integers that native/src/chain.h describes, its slots given out."""
+"""Encoding of a fused program as the integers that cpu/src/chain.h describes, with its slots allocated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ CODES = (
     "attend_all",
 )
 RESULT = 2  # the kind of a slot that is the result
-MOST_INPUTS = 16  # tensors besides weights
+MAX_INPUTS = 16  # tensors besides weights
 
 
 @dataclass
 class Operation:
-    """`operands` are weights or None, `numbers` constants, in the order of chain.h; `read` are other tensors: the rows
-    to pick, or slots, block table, starts and lengths, then the cache.
+    """Operation of a fused program.
+
+    `operands` are weights or None, `numbers` constants, in the order of chain.h; `read` are other tensors: the rows to
+    pick, or slots, block table, starts and lengths, then the cache.
     """
 
     name: str
@@ -46,12 +48,12 @@ class Operation:
 def encode(
     operations: Sequence[Operation], given: Sequence[Value]
 ) -> tuple[list[fx.Node], list[int], list[float]]:
-    """The operands of `infer::chain`, its program and its numbers. `given`: the values that make the result."""
+    """Return operands, program and numbers of `infer::chain`. `given`: the values that make the result."""
     return _Encoder(operations, given).encoded()
 
 
 def inputs_of(operations: Sequence[Operation]) -> list[fx.Node]:
-    """Tensors that are read besides weights."""
+    """Return the tensors read besides weights."""
     made = {o.result.value for o in operations}
     nodes = [v.value.node for o in operations for v in o.inputs if v.value not in made]
     nodes += [node for o in operations for node in o.read if node is not None]
@@ -59,7 +61,7 @@ def inputs_of(operations: Sequence[Operation]) -> list[fx.Node]:
 
 
 class _Slots:
-    """Which memory each value lies in. A slot that all threads write must not be one that some may still read."""
+    """Allocation of memory slots to values; a slot that all threads write must have no readers left."""
 
     def __init__(self, operations: Sequence[Operation], kept: set[Value]) -> None:
         self.slots: list[list[int]] = []  # kind, domain, width
@@ -92,8 +94,10 @@ class _Slots:
         self.of[value] = slot
 
     def stride(self, value: Value) -> int:
-        """Floats between rows. What threads write row by row keeps each to its own part of a slot; what all write
-        together is dense.
+        """Return the floats between rows.
+
+        Rows that threads write separately keep each to its own part of a slot; what all threads write together is
+        dense.
         """
         return value.width if value.kind == TEAM else self.slots[self.of[value]][2]
 
@@ -172,7 +176,7 @@ class _Encoder:
         ]
 
     def _attention(self) -> list[int]:
-        """Where slots, block table, starts and lengths are; the page and the dtype of the cache."""
+        """Return the indices of slots, block table, starts and lengths; the page and the dtype of the cache."""
         first = next((o for o in self._operations if o.name == "attend"), None)
         if first is None:
             return [-1] * 6

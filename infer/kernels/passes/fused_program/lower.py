@@ -1,4 +1,4 @@
-"""Nodes of a captured program → operations of a chain, where they are float32 rows on the CPU."""
+"""Lowering of graph nodes to operations of a fused program, where they are float32 rows on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACTIVATIONS = {
 
 
 class Reader:
-    """What is known of a program's nodes. `flat`: its rows are the tokens of a language model's step."""
+    """Views of a program's nodes. `flat`: its rows are the tokens of a language model's step."""
 
     def __init__(self, *, flat: bool) -> None:
         self.views = Views()
@@ -38,12 +38,12 @@ class Reader:
         self._flat = flat
         self._outside: dict[fx.Node, View] = {}
 
-    def in_chain(self, node: fx.Node) -> bool:
+    def in_program(self, node: fx.Node) -> bool:
         view = self.views.known.get(node)
         return view is not None and view.value in self.values
 
     def operation(self, node: Any) -> Operation | None:
-        """What of a chain `node` is, or None."""
+        """Return the operation that `node` is, or None."""
         tensor = node.meta.get("val")
         if (
             not isinstance(tensor, torch.Tensor)
@@ -77,7 +77,7 @@ class Reader:
         return view if view is not None and view.is_rows() else None
 
     def _vector(self, node: Any, width: int) -> bool:
-        """Whether it is a float32 weight of so many numbers, or None."""
+        """Return a float32 weight of so many numbers, or None."""
         if node is None:
             return True
         if not isinstance(node, fx.Node) or node.op != "placeholder":
@@ -86,7 +86,7 @@ class Reader:
         return value.dtype == torch.float32 and tuple(value.shape) == (width,)
 
     def _made(self, node: fx.Node, like: View, kind: int = ROW, width: int = 0) -> View:
-        """The dense result of an operation, its axes as those of `like`."""
+        """Return the dense result of an operation, its axes as those of `like`."""
         value = Value(node, like.value.domain, width or like.columns, kind, lead=like.value.lead)
         if width or like.heads == 1:
             return View(value, like.axes, width or like.width)
@@ -150,7 +150,7 @@ class Reader:
             return None
         if len(x.axes) < len(y.axes):
             x, y = y, x
-        if not (self.in_chain(x.value.node) or self.in_chain(y.value.node)):
+        if not (self.in_program(x.value.node) or self.in_program(y.value.node)):
             return None  # a chain starts with a norm or a linear layer
         return Operation("add" if is_call(node, aten.add.Tensor) else "multiply", [x, y], self._made(node, x))
 
@@ -177,7 +177,7 @@ class Reader:
         if (
             any(i is not None for i in before)
             or not isinstance(rows, fx.Node)
-            or not self.in_chain(x.value.node)
+            or not self.in_program(x.value.node)
         ):
             return None
         value = rows.meta["val"]
@@ -190,7 +190,7 @@ class Reader:
         query, key, value = views = [self._view(n) for n in node.args[:3]]
         read = list(node.args[4:8])
         sinks, layer, page, dtype, scale, window, softcap = node.args[8:]
-        if query is None or key is None or value is None or not self.in_chain(query.value.node):
+        if query is None or key is None or value is None or not self.in_program(query.value.node):
             return None
         if any(view is None or view.axes != (TOKENS, HEADS, COLUMNS) for view in views):
             return None
@@ -202,7 +202,7 @@ class Reader:
         views = [self._view(n) for n in node.args[:3]]
         mask, dropout, causal = _rest(node, node.args[3:], attn_mask=None, dropout_p=0.0, is_causal=False)
         query, key, value = views
-        if query is None or key is None or value is None or dropout or not self.in_chain(query.value.node):
+        if query is None or key is None or value is None or dropout or not self.in_program(query.value.node):
             return None
         if any(v.axes != (BATCH, HEADS, TOKENS, COLUMNS) for v in (query, key, value)):
             return None
@@ -239,7 +239,7 @@ def _rest(node: Any, given: Sequence[Any], **defaults: Any) -> list[Any]:
 
 
 def _mask(node: Any, lead: list[str]) -> tuple[fx.Node, list[int]] | None:
-    """A mask of all heads as it is before it is expanded, and whether it is float, has batches and has rows."""
+    """Return a mask of all heads before it is expanded, and if it is float, has batches and has rows."""
     while is_call(node, aten.expand.default):
         node = node.args[0]
     tensor = node.meta["val"]

@@ -46,7 +46,7 @@ def is_call(node: Any, *targets: Any) -> bool:
 
 
 def width_of(node: fx.Node) -> int:
-    """The last size, 0 where it is symbolic."""
+    """Return the last size, 0 where it is symbolic."""
     size = node.meta["val"].shape[-1]
     return size if isinstance(size, int) else 0
 
@@ -92,7 +92,7 @@ class _Matcher(Rewriter):
 
 
 def _rms_core(node: Any) -> Found:
-    """x * rsqrt(mean(x²) + eps)"""
+    """Match x * rsqrt(mean(x²) + eps)."""
     for x, root in _orders(node, aten.mul.Tensor):
         if not is_call(root, aten.rsqrt.default) or not is_call(root.args[0], aten.add.Tensor):
             continue
@@ -109,7 +109,7 @@ def _rms_core(node: Any) -> Found:
 
 
 def _rms_weight(node: Any) -> Found:
-    """A norm times a weight, or one plus a weight."""
+    """Match a norm times a weight, or one plus a weight."""
     for norm, weight in _orders(node, aten.mul.Tensor):
         if not is_call(norm, own.rms_norm.default) or norm.args[1] is not None or len(norm.users) > 1:
             continue
@@ -125,7 +125,7 @@ def _rms_weight(node: Any) -> Found:
 
 
 def _rotation(node: Any) -> Found:
-    """x * cos + cat(-b, a) * sin, x being (a, b)"""
+    """Match x * cos + cat(-b, a) * sin, x being (a, b)."""
     for straight, crossed in _orders(node, aten.add.Tensor):
         for turned, sin in _orders(crossed, aten.mul.Tensor):
             x = _half_turned(turned)
@@ -138,7 +138,7 @@ def _rotation(node: Any) -> Found:
 
 
 def _partial_rotation(node: Any) -> Found:
-    """cat(rotated first columns, the others)"""
+    """Match cat(rotated first columns, the others)."""
     if not is_call(node, aten.cat.default) or len(node.args[0]) != 2 or not _last(node, 1):
         return None
     turned, rest = node.args[0]
@@ -157,7 +157,7 @@ def _partial_rotation(node: Any) -> Found:
 
 
 def _new_gelu(node: Any) -> Found:
-    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))"""
+    """Match 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))."""
     for half, one_more in _orders(node, aten.mul.Tensor):
         for tanh, one in _orders(one_more, aten.add.Tensor):
             if one != 1.0 or not is_call(tanh, aten.tanh.default):
@@ -169,7 +169,7 @@ def _new_gelu(node: Any) -> Found:
 
 
 def _orders(node: Any, target: Any) -> list[tuple[Any, Any]]:
-    """The two operands of a call of `target`, both ways round; nothing for other nodes."""
+    """Yield the two operands of a call of `target` in both orders; nothing for other nodes."""
     if not is_call(node, target) or len(node.args) != 2 or node.kwargs:
         return []
     a, b = node.args
@@ -182,13 +182,13 @@ def _is_float(node: Any) -> bool:
 
 
 def _last(node: Any, at: int) -> bool:
-    """Whether an operator works on the last axis, which argument `at` (default the first axis) names."""
+    """Tell if an operator works on the last axis, which argument `at` (default the first axis) names."""
     axis = node.args[at] if len(node.args) > at else 0
     return axis in (-1, node.meta["val"].dim() - 1)
 
 
 def _slice_of(node: Any) -> tuple[fx.Node, int, int] | None:
-    """What a slice of the last axis is cut from, and where."""
+    """Return the tensor that a slice of the last axis is cut from, and the range."""
     if not is_call(node, aten.slice.Tensor) or not _last(node, 1) or len(node.args) > 4:
         return None
     source, _, begin, end = (*node.args, ENDLESS)[:4]

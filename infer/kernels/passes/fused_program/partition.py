@@ -1,4 +1,4 @@
-"""Layers → chains: which nodes of a captured program one call of `infer::chain` computes."""
+"""Partition of a captured program into fused programs, each one call of `infer::chain`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.export import ExportedProgram
 
 from ...ops import fused_program  # noqa: F401 - the operator that is put in
 from ..graph_pass import Rewriter
-from .encode import MOST_INPUTS, Operation, encode, inputs_of
+from .encode import MAX_INPUTS, Operation, encode, inputs_of
 from .lower import Reader
 from .match import matched
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
-FEWEST = 3  # operations that are worth a chain
+MIN_OPERATIONS = 3  # operations that are worth a chain
 # Operators that read memory in the order of the original graph, which the results of chains need not have.
 LAYOUT = (
     "aten.as_strided.default",
@@ -31,8 +31,8 @@ IN_PLACE = re.compile(r"aten\.[a-z]\w*_\.\w+")  # writes its operand, which chai
 CACHE = 3  # the place of the cache among the arguments of attention
 
 
-def fused(program: ExportedProgram) -> ExportedProgram:
-    """A packed program with its layers on chains; what does not fit, and programs without such layers, as they are."""
+def fuse_layers(program: ExportedProgram) -> ExportedProgram:
+    """Replace the layers of a packed program by fused programs; what does not fit stays as it is."""
     calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     if not any("linear_" in call and "_packed." in call for call in calls):
         return program
@@ -44,7 +44,9 @@ def fused(program: ExportedProgram) -> ExportedProgram:
 
 
 @dataclass
-class _Chain:
+class _Group:
+    """Operations of one fused program."""
+
     operations: list[Operation] = field(default_factory=list)
     values: set[Value] = field(default_factory=set)
     tainted: set[fx.Node] = field(default_factory=set)  # computed outside from what the chain gives
@@ -52,72 +54,72 @@ class _Chain:
 
 class _Builder(Rewriter):
     def run(self, *, flat: bool) -> None:
-        """`flat`: the program is a language model's step, whose chains may write a paged cache and pick rows."""
+        """Fuse all layers. `flat`: a language model's step, whose programs may write a paged cache and pick rows."""
         self._flat, self._reader = flat, Reader(flat=flat)
         self._known = self._reader.views.known
         self._absorbed: dict[fx.Node, Operation] = {}
-        self._chains: list[_Chain] = []
+        self._groups: list[_Group] = []
         self._begin()
         for node in self._graph.nodes:
             if node.op != "call_function" or self._reader.views.follow(node):
                 continue
             operation = self._reader.operation(node)
-            tainted = self._chains[-1].tainted
+            tainted = self._groups[-1].tainted
             if operation is not None:
                 self._append(node, operation)
-            elif any(n in tainted or self._reader.in_chain(n) for n in node.all_input_nodes):
+            elif any(n in tainted or self._reader.in_program(n) for n in node.all_input_nodes):
                 tainted.add(node)
-        for chain in self._chains:
-            self._emit(chain)
+        for group in self._groups:
+            self._emit(group)
         self._sort()
         self._graph.eliminate_dead_code()
         self._drop_unused()
 
     # Which chain
 
-    def _begin(self) -> _Chain:
-        chain = _Chain()
-        self._chains.append(chain)
-        self._reader.values = chain.values
-        return chain
+    def _begin(self) -> _Group:
+        group = _Group()
+        self._groups.append(group)
+        self._reader.values = group.values
+        return group
 
     def _append(self, node: fx.Node, operation: Operation) -> None:
-        chain = self._chains[-1]
+        group = self._groups[-1]
         needed = [v.value.node for v in operation.inputs] + [o for o in operation.operands if o is not None]
         needed += operation.read
-        domains = {o.result.value.domain for o in chain.operations} | {operation.result.value.domain}
-        again = operation.name == "gather" and any(o.name == "gather" for o in chain.operations)
-        inputs = len(inputs_of([*chain.operations, operation]))
+        domains = {o.result.value.domain for o in group.operations} | {operation.result.value.domain}
+        again = operation.name == "gather" and any(o.name == "gather" for o in group.operations)
+        inputs = len(inputs_of([*group.operations, operation]))
         if (
-            chain.tainted.intersection(needed)
+            group.tainted.intersection(needed)
             or len(domains) > (2 if self._flat else 1)
             or again
-            or inputs > MOST_INPUTS
+            or inputs > MAX_INPUTS
         ):
-            chain = self._begin()
+            group = self._begin()
             if not all(self._plain(view.value) for view in operation.inputs):
                 return
-        chain.operations.append(operation)
-        chain.values.add(operation.result.value)
+        group.operations.append(operation)
+        group.values.add(operation.result.value)
         self._known[node] = operation.result
         self._absorbed[node] = operation
 
     def _plain(self, value: Value) -> bool:
-        """Whether its tensor in the graph is the rows themselves, so that another chain can read it."""
+        """Tell if its tensor in the graph is the rows themselves, so that another fused program can read it."""
         view = self._known.get(value.node)
         return view is None or view.in_order()
 
     # What becomes of them
 
-    def _emit(self, chain: _Chain) -> None:
-        operations = chain.operations
-        if len(operations) < FEWEST or not any(o.name == "linear" for o in operations):
+    def _emit(self, group: _Group) -> None:
+        operations = group.operations
+        if len(operations) < MIN_OPERATIONS or not any(o.name == "linear" for o in operations):
             return
         given = self._given(operations)
         if len({value.domain for value in given}) > 1:
             middle = next(i for i, o in enumerate(operations) if o.name == "gather")
-            self._emit(_Chain(operations[:middle]))
-            self._emit(_Chain(operations[middle:]))
+            self._emit(_Group(operations[:middle]))
+            self._emit(_Group(operations[middle:]))
             return
         operands, program, numbers = encode(operations, given)
         last = operations[-1].result.value.node
@@ -150,13 +152,13 @@ class _Builder(Rewriter):
         )
 
     def _erase(self, node: fx.Node) -> None:
-        """A node that only looked at what is gone, with all that looks at it."""
+        """Erase a node that only looked at what is gone, with all that looks at it."""
         while node.users:
             self._erase(next(iter(node.users)))
         self._graph.erase_node(node)
 
     def _given(self, operations: Sequence[Operation]) -> list[Value]:
-        """The values that something outside reads."""
+        """Return the values that something outside reads."""
         members = {o.result.value.node for o in operations}
         given = []
         for operation in operations:

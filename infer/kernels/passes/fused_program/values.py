@@ -1,4 +1,4 @@
-"""Which tensors of a captured step are rows of a chain: values, and the views through which the graph looks at them."""
+"""Values of a fused program, rows of a captured step's tensors, and the views through which the graph reads them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ ONE, BATCH, TOKENS, HEADS, COLUMNS = "1", "batch", "tokens", "heads", "columns"
 
 @dataclass(eq=False)
 class Value:
-    """float32 [rows, width], dense. `node` is the tensor of the graph, which has only sizes of one besides; or several
-    sizes that count the rows: `lead` of them.
+    """Dense float32 [rows, width].
+
+    `node` is the tensor of the graph, which besides has only sizes of one; or several sizes that count the rows: `lead`
+    of them.
     """
 
     node: fx.Node
@@ -50,17 +52,17 @@ class View:
         return self.heads * self.width
 
     def is_rows(self) -> bool:
-        """Whether the tensor is [1…, tokens, columns] or [batch…, tokens, columns]."""
+        """Tell if the tensor is [1…, tokens, columns] or [batch…, tokens, columns]."""
         return self.axes[-2:] == (TOKENS, COLUMNS) and self.in_order()
 
     def in_order(self) -> bool:
-        """Whether what comes before the tokens leaves the rows in their order."""
+        """Tell if the axes before the tokens leave the rows in their order."""
         return set(self.axes[: self.axes.index(TOKENS)]) <= {ONE, BATCH}
 
 
 @dataclass
 class Views:
-    """What is known of each node."""
+    """Views of each node."""
 
     known: dict[fx.Node, View] = field(default_factory=dict)
     parts: dict[fx.Node, list[View]] = field(default_factory=dict)  # of split and chunk
@@ -131,7 +133,7 @@ def _split(view: View, node: Any) -> list[View] | None:
 
 
 def _cut(view: View, axis: int, begin: int, end: int) -> View | None:
-    """Of the last axis, which is the columns or what is in a head."""
+    """Slice the last axis, which is the columns or the width of a head."""
     if axis != len(view.axes) - 1 or view.axes[axis] != COLUMNS:
         return None
     begin = begin % view.width if begin < 0 else min(begin, view.width)
@@ -165,7 +167,7 @@ def _reshaped(view: View, node: Any) -> View | None:
 
 
 def _reshaped_batches(view: View, node: Any) -> View | None:
-    """The same of [batch…, tokens, …], or no change at all."""
+    """Reshape [batch…, tokens, …], or leave it unchanged."""
     before, after = ([str(size) for size in n.meta["val"].shape] for n in (node.args[0], node))
     if before == after:
         return view
@@ -187,8 +189,9 @@ def _reshaped_batches(view: View, node: Any) -> View | None:
 
 
 def outside(node: Any, *, flat: bool) -> View | None:
-    """A float32 CPU tensor that no chain made: [batch…, tokens, columns], or where the program is `flat`
-    [1…, tokens, columns] or [1…, tokens, heads, width] with one size that is a symbol.
+    """Return a view of a float32 CPU tensor from outside: [batch…, tokens, columns].
+
+    Where the program is `flat`: [1…, tokens, columns] or [1…, tokens, heads, width] with one size that is a symbol.
     """
     if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
