@@ -88,7 +88,7 @@ def arguments(
 def both(
     args: AttentionArgs, splits: int = 1, least: int = 16, rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What the kernels give, and the reference on the CPU with a cache of its own."""
+    """Return the kernels' output, and the reference on the CPU with a cache of its own."""
     want = reference.attend(replace(args, kv_cache=args.kv_cache.clone()))
     moved = {
         name: value.to(DEVICE, copy=True)
@@ -230,7 +230,7 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Launches that were not made: (kernel, arguments, options)."""
+    """Collect launches that were not made: (kernel, arguments, options)."""
     launches: list[tuple] = []
     for module in (_triton_attend, _triton_merge, _triton_write):
         monkeypatch.setattr(
@@ -284,7 +284,7 @@ def test_pieces_fill_the_processors_and_no_more() -> None:
     assert plugin.splits_of(replace(many, block_table=table.expand(64, -1)), tile, 132) == 3
 
 
-def test_a_reason_is_said_where_it_can_not_run() -> None:
+def test_a_reason_is_given_where_it_can_not_run() -> None:
     assert plugin.refuses(arguments(ROWS[:1])) == "the tensors are on cpu"
     if not CUDA:
         assert "CUDA" in str(plugin.missing()) or "GPU" in str(plugin.missing())

@@ -1,4 +1,4 @@
-"""Whole decoder layers in one native call: found in captured steps, and equal to what they stand for."""
+"""Fused programs of decoder layers: found in captured steps, and equal to the operators they replace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def targets(program: ExportedProgram) -> Counter[str]:
 
 
 def differences(name: str, quant: str) -> list[float]:
-    """Of chains from single operators, relative, one for each batch and step."""
+    """Return relative differences of fused programs from single operators, one for each batch and step."""
     step, shape = step_of(name, quant)
     programs = packed_step(name, quant), prepack.packed(step, fuse_layers=False)
     assert not any("chain" in target for target in targets(programs[1]))

@@ -1,4 +1,4 @@
-"""Encoders and plain networks on chains: whole layers, attention of all to all, and what a chain leaves alone."""
+"""Fused programs of encoders and plain networks: whole layers, full attention, and operators left alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList([Layer(**{"before": False, **layer}) for _ in range(2)])
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """x float32 [rows, tokens, width], real bool [rows, tokens] -> float32 [rows, tokens, width]."""
+        """Attend over x float32 [rows, tokens, width], real bool [rows, tokens] -> float32 [rows, tokens, width]."""
         mask: Tensor | None = None
         if self.mask in ("keys", "expanded"):
             mask = real[:, None, None, :]
@@ -103,7 +103,7 @@ def run(program: ExportedProgram, *given: Tensor) -> Tensor:
 
 
 def differences(step: ExportedProgram, *sizes: tuple[int, int]) -> list[float]:
-    """Of the chained program from single operators, relative, at each size."""
+    """Return relative differences of the fused program from single operators, at each size."""
     chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     found = []
     for size in sizes:
@@ -115,7 +115,7 @@ def differences(step: ExportedProgram, *sizes: tuple[int, int]) -> list[float]:
 
 
 @pytest.mark.parametrize("mask", ["none", "keys", "expanded", "square", "float"])
-def test_a_whole_encoder_is_one_call_that_computes_what_single_operators_do(mask: str) -> None:
+def test_a_whole_encoder_is_one_call_and_equals_single_operators(mask: str) -> None:
     step = exported(Encoder(mask))
     found = targets(prepack.packed(step))
     assert found["infer.chain.default"] == 1
@@ -216,7 +216,7 @@ class Branches(nn.Module):
         return self.c(mixed) * real.unsqueeze(-1), a.softmax(-1), b
 
 
-def test_rows_of_other_sizes_and_what_lies_between_layers_break_a_chain_and_nothing_else() -> None:
+def test_only_other_row_counts_and_foreign_operators_split_a_fused_program() -> None:
     step = exported(Branches())
     chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     assert targets(chained)["infer.chain.default"] == 3

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def compiled(source: Path, *flags: str) -> Path:
-    """The object file of a source for ARM, kept from run to run."""
+    """Compile a source for ARM, kept from run to run."""
     folder = paths.cache("kernels") / "objects"
     folder.mkdir(exist_ok=True)
     target = folder / f"arm-{source.stem}-{build._digest(build._parts(source), COMPILER, *flags)}.o"

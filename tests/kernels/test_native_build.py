@@ -40,7 +40,7 @@ def test_a_library_is_compiled_once(cache: Path, small_sources: Path) -> None:
     assert "again" not in told
 
 
-def test_those_who_start_together_wait_for_one_who_compiles(cache: Path, small_sources: Path) -> None:
+def test_processes_that_start_together_wait_for_one_compilation(cache: Path, small_sources: Path) -> None:
     if build.compiler() is None:
         pytest.skip("no C++ compiler")
     told: list[str] = []
@@ -65,7 +65,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(cache: Path, small_s
     assert [path.name for path in (cache / "kernels").rglob("*") if path.is_file()] == ["lock"]
 
 
-def test_without_a_compiler_the_sentence_says_what_to_install(
+def test_without_a_compiler_the_message_says_what_to_install(
     cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")

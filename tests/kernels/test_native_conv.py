@@ -46,7 +46,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def isas() -> Iterator[list[str]]:
-    """Those that this CPU has; for twins that take longer than every kernel together."""
+    """Return the instruction sets of this CPU, for references slower than every kernel together."""
     best = cpu.isa()
     yield [name for name in ISAS if name in cpu.isas()]
     cpu.use_isa(best)
@@ -166,7 +166,7 @@ class Block(nn.Module):
 
 
 def quantized(model: nn.Module, x: Tensor) -> tuple[torch.export.ExportedProgram, Tensor]:
-    """The static int8 model, batch norms folded, as a program; and what the float model gives."""
+    """Return the static int8 model, batch norms folded, as a program; and what the float model gives."""
     rows = torch.export.Dim("rows", min=1, max=64)
     with torch.no_grad():
         expected = model(x)

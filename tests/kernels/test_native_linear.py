@@ -23,7 +23,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 @pytest.fixture
 def isas() -> Iterator[list[str]]:
-    """Those of this CPU; the best is in use again afterwards."""
+    """Yield the instruction sets of this CPU; the best is in use again afterwards."""
     found = cpu.isas()
     yield found
     cpu.use_isa(found[0])
@@ -213,7 +213,7 @@ def test_threads_that_are_held_up_leave_the_team_for_a_while(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_nobody_leaves_a_meeting_before_all_have_come(tmp_path: Path) -> None:
+def test_no_thread_leaves_a_barrier_before_all_have_arrived(tmp_path: Path) -> None:
     """Teams of 1 to 9 threads, some of whom are late by so long that the others sleep."""
     compiler, program = build.compiler(), tmp_path / "barrier"
     if compiler is None:

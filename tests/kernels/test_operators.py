@@ -259,7 +259,7 @@ def test_conv2d_int8_isolates_samples_and_takes_an_empty_batch() -> None:
     assert OPS.conv2d_int8(x[:0], codes, scale).shape == (0, 4, 3, 3)
 
 
-def test_reloading_registers_nothing_twice_and_every_op_has_a_decomposition() -> None:
+def test_reloading_is_harmless_and_every_operator_has_a_decomposition() -> None:
     before = infer.kernels.names()
     for module in (infer.kernels.ops.linear_int8, infer.kernels.ops.linear_lut, infer.kernels):
         importlib.reload(module)

@@ -175,7 +175,7 @@ class Balanced(nn.Module):
         return [layer(x) for layer in self.layers]
 
 
-def test_layers_balanced_alike_become_one_call_and_nothing_is_multiplied_before() -> None:
+def test_equally_balanced_layers_become_one_call_without_a_product_before() -> None:
     model, x = Balanced(), torch.randn(3, 50)
     program = prepack.packed(exported(model, x), fuse_layers=False)
     found = [target for target in targets(program) if "slice" not in target]
@@ -229,7 +229,7 @@ def test_rows_that_are_not_dense_are_read_right(make: Any) -> None:
     assert torch.equal(module(wide[::2, ::2]), module(wide[::2, ::2].contiguous()))
 
 
-def test_a_wrong_width_says_what_came() -> None:
+def test_a_wrong_width_is_refused_with_the_width_that_was_given() -> None:
     packed = cpu.pack_int8(torch.ones(4, 8, dtype=torch.int8), torch.ones(4))
     with pytest.raises(RuntimeError, match="expected x with 8 columns, got 9"):
         torch.ops.infer.linear_int8_packed(torch.ones(1, 9), *packed, None, None, 4, 8)

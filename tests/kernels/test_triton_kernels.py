@@ -78,7 +78,7 @@ def int8_weights(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reference(name: str, *args: Tensor | None) -> Tensor:
-    """The portable operator, computed on the CPU."""
+    """Compute the portable operator on the CPU."""
     return getattr(OPS, name)(*(None if a is None else a.cpu() for a in args)).to(DEVICE)
 
 
@@ -249,7 +249,7 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Launches that were not made: (kernel, arguments, options)."""
+    """Collect launches that were not made: (kernel, arguments, options)."""
     launches: list[tuple] = []
     modules = (
         embedding,
@@ -271,7 +271,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 @on_host
 def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
-    """What makes the kernel fast: 128 codes of a lane are 128 shuffles, and nothing in the loop goes through memory."""
+    """Check what makes the kernel fast: 128 codes of a lane are 128 shuffles, and the loop uses no memory."""
     lut_rows.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *lut_weights(4096, 4096, 4), split=1)
     text = assembly(captured, 90)[0]
     assert 128 <= text.count("shfl.sync.idx") <= 132
@@ -375,7 +375,7 @@ def test_compilers_see_the_kernel_where_the_number_of_rows_is_known(run_python) 
 
 
 @on_host
-def test_without_a_gpu_the_reason_is_said() -> None:
+def test_without_a_gpu_the_reason_is_given() -> None:
     if gpu.why_not() is None:
         pytest.skip("there is a GPU that can run the kernels")
     assert "GPU" in str(gpu.why_not()) or "CUDA" in str(gpu.why_not())

@@ -72,7 +72,7 @@ def test_text_parts_are_joined() -> None:
     assert "user\none\ntwo<" in template(CHATML).render([{"role": "user", "content": parts}])
 
 
-def test_a_developer_is_the_system_to_a_template_that_does_not_know_him() -> None:
+def test_a_developer_message_is_rendered_as_system_for_older_templates() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert template(CHATML).render(messages).startswith("<|im_start|>system")
     assert template("{# developer #}" + CHATML).render(messages).startswith("<|im_start|>developer")
@@ -126,7 +126,7 @@ def test_a_wrong_message_is_named(messages: list, sentence: str) -> None:
         template(CHATML).render(messages)
 
 
-def test_what_a_template_refuses_is_said_in_its_words() -> None:
+def test_a_refusal_by_the_template_keeps_its_message() -> None:
     with pytest.raises(InputError, match="refuses this: roles must alternate - at messages"):
         template("{{ raise_exception('roles must alternate') }}").render([USER])
     with pytest.raises(InputError, match="can't render this: TypeError"):

@@ -18,7 +18,7 @@ LENGTHS = (9, 1, 14, 6, 3)
 
 
 class Replays:
-    """What `torch.cuda` does with a graph: a call is recorded with its addresses and run again by replay."""
+    """Stand-in of `torch.cuda` graphs: a call is recorded with its addresses and run again by replay."""
 
     def __init__(self, error: str = "") -> None:
         self.error, self.records, self.replays = error, 0, 0
@@ -76,7 +76,7 @@ def inputs(
 
 
 def filled(step: Step) -> Tensor:
-    """A cache with the past of all sequences."""
+    """Make a cache with the past of all sequences."""
     cache = step.shape.new_cache(40)
     step.run(inputs(step.shape, cache, (0,) * len(LENGTHS), list(LENGTHS)))
     return cache
@@ -127,7 +127,7 @@ def test_prefill_and_mixed_steps_run_as_they_are(step: Step) -> None:
     assert recorder.records == 0
 
 
-def test_a_recording_that_fails_is_said_once_and_the_step_runs_as_it_is(step: Step) -> None:
+def test_a_failed_recording_is_reported_once_and_the_step_still_runs(step: Step) -> None:
     cache = filled(step)
     want = step.run(decode(step, cache, 2))["logits"]
     graphed = GraphedStep(step, "cpu", Replays("operation not permitted when stream is capturing\nmore"))

@@ -18,14 +18,14 @@ WORDS = ["▁Hello", "▁", "▁▁", "World", "!", "▁a", "é", "▁日本", "
 
 
 def byte_level() -> Tokenizer:
-    """The tokenizer of pydoc_lm with two more tokens whose text is not of bytes."""
+    """Make the tokenizer of pydoc_lm with two more tokens whose text is not of bytes."""
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / "pydoc_lm" / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken("<tool call>", special=False), AddedToken("Ünï", special=False)])
     return tokenizer
 
 
 def sentencepiece(**changes: Any) -> Tokenizer:
-    """As Llama 2 and Gemma decode: ▁ for spaces, bytes for what has no token."""
+    """Make a tokenizer that decodes as Llama 2 and Gemma: ▁ for spaces, bytes for unknown characters."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *WORDS]
     tokenizer = Tokenizer(
         models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True)
@@ -95,7 +95,7 @@ def test_a_completion_goes_on_from_its_prompt(name: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
-def test_an_emoji_of_four_byte_tokens_comes_out_whole(name: str) -> None:
+def test_an_emoji_of_four_byte_tokens_is_decoded_as_one_character(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     if name == "byte_level":
         pieces = DetokenizerFactory(tokenizer)
@@ -110,7 +110,7 @@ def test_an_emoji_of_four_byte_tokens_comes_out_whole(name: str) -> None:
     assert "".join(shown) == "🦜!"
 
 
-def test_a_completion_that_ends_within_a_character_says_so_with_a_replacement() -> None:
+def test_a_completion_cut_within_a_character_ends_with_u_fffd() -> None:
     assert pieces_of("sentencepiece", [], [3 + 0xF0, 3 + 0x9F], skip=True) == ["", "", "��"]
 
 
@@ -141,7 +141,7 @@ def test_text_ends_at_the_same_stop_string_however_it_is_cut(data: st.DataObject
     assert shown_of(StopStrings(stops, include=include), pieces) == expected
 
 
-def test_what_may_be_the_beginning_of_a_stop_string_is_held_back() -> None:
+def test_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
     stops = StopStrings(["\n\nHuman:"])
     assert stops.push("Yes.\n") == ("Yes.", None)
     assert stops.push("\nHu") == ("", None)

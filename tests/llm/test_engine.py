@@ -114,10 +114,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize(
     ("quant", "most"), [("none", 0.0005), ("int8", 0.005), ("nf4", 0.04), ("cluster:4", 0.04)]
 )
-def test_the_perplexity_of_a_trained_model_through_pages_is_that_of_its_own_code(
-    quant: str, most: float
-) -> None:
-    """And near that of its floats, read in windows by transformers."""
+def test_paged_perplexity_of_a_trained_model_equals_transformers(quant: str, most: float) -> None:
+    """Compare with the quantized model's own code, and with the floats in windows by transformers."""
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""What the engine promises about its loop: who goes first, who waits, who is refused, how things end."""
+"""The engine's loop: order of requests, admission, refusals, cancellation and ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def words() -> Tokenizer:
     return tokenizer
 
 
-def test_a_long_prompt_stalls_neither_who_decodes_nor_short_prompts() -> None:
+def test_a_long_prompt_stalls_neither_decoding_nor_short_prompts() -> None:
     running = engine(step_tokens=16, mixed_tokens=8, max_running=8)
     running.submit(request("decoding", letters(3), max_tokens=60))
     running.step()
@@ -102,7 +102,7 @@ def test_priority_goes_first_and_waiting_counts() -> None:
     assert order == ["first", "soon", "later", "last"]
 
 
-def test_an_urgent_request_takes_the_place_of_a_lesser_one_that_runs() -> None:
+def test_an_urgent_request_preempts_a_running_one_of_lower_priority() -> None:
     running = engine(max_running=1, step_tokens=32, clock=lambda: 0.0)
     running.submit(request("slow", letters(4), priority=1, max_tokens=20))
     running.step()
@@ -113,7 +113,7 @@ def test_an_urgent_request_takes_the_place_of_a_lesser_one_that_runs() -> None:
     assert tokens(outputs, "urgent") == expected(request("urgent", letters(5), max_tokens=2))
 
 
-def test_a_cancelled_request_frees_its_pages_at_once_and_says_so() -> None:
+def test_a_cancelled_request_frees_its_pages_at_once_and_reports_its_end() -> None:
     running = engine()
     running.submit(request("a", letters(30), n=3, temperature=1.0))
     running.submit(request("b", letters(9)))
@@ -129,7 +129,7 @@ def test_a_cancelled_request_frees_its_pages_at_once_and_says_so() -> None:
     assert tokens(drive(running), "b")
 
 
-def test_a_request_cancelled_while_it_waits_is_heard_of_and_nobody_is_idle_before() -> None:
+def test_cancelling_a_waiting_request_is_reported_before_going_idle() -> None:
     running = engine(max_running=1)
     running.submit(request("a", letters(3)))
     running.submit(request("b", letters(3), n=2))
@@ -165,7 +165,7 @@ def test_what_can_never_run_is_refused_with_a_sentence(asked: Request, sentence:
     assert running.idle
 
 
-def test_what_fits_alone_always_ends_whoever_else_asks() -> None:
+def test_a_request_that_fits_alone_always_finishes_under_load() -> None:
     running = engine(pages=20, max_running=8)
     for i in range(6):
         running.submit(request(str(i), letters(20, i), max_tokens=60))
@@ -183,7 +183,7 @@ def test_an_id_may_not_run_twice() -> None:
     running.submit(request("a", letters(4)))
 
 
-def test_too_many_waiting_requests_are_turned_away_with_a_time_to_come_back() -> None:
+def test_requests_beyond_the_queue_limits_are_refused_with_retry_after() -> None:
     running = engine(max_queued=2, max_running=1)
     running.submit(request("0", letters(3)))
     running.step()
@@ -308,7 +308,7 @@ def test_end_tokens_end_a_completion_unless_they_are_ignored_or_too_early() -> N
     assert third not in tokens(drive(running), "b")[:5]
 
 
-def test_no_tokens_are_made_where_none_are_asked_for() -> None:
+def test_max_tokens_0_generates_no_tokens() -> None:
     running = engine()
     running.submit(request("a", letters(9), max_tokens=0, n=2, prompt_logprobs=0))
     outputs = drive(running)
@@ -391,7 +391,7 @@ def test_a_grammar_allows_what_it_allows_and_ends_where_it_ends(speculation: Gue
     assert tokens(outputs, "free") == expected(request("free", letters(5), max_tokens=9))
 
 
-def test_a_batch_invariant_sequence_runs_in_calls_of_its_own_in_fixed_pieces() -> None:
+def test_a_batch_invariant_sequence_runs_alone_in_chunks_of_fixed_size() -> None:
     step = FakeStep(PAGE)
     running = engine(step=step, step_tokens=16, max_running=4, batch_invariant=True, pages=25)
     running.submit(request("alone", letters(37), max_tokens=20))
@@ -432,7 +432,7 @@ def test_integrity_notices_a_page_that_was_forgotten() -> None:
         running.check_integrity()
 
 
-def test_the_step_is_told_where_drafts_go_and_pages_taken_for_them_come_back() -> None:
+def test_pages_of_rejected_drafts_are_released() -> None:
     running = engine(speculation=Guesses(1, 1.0), max_draft=16)
     running.submit(request("a", letters(4), max_tokens=40))
     while not running.idle:

@@ -170,7 +170,7 @@ def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: EngineThread
     assert "a" in engine.cancelled
 
 
-def test_what_is_wrong_is_said_to_whoever_submits(driver: EngineThread) -> None:
+def test_submit_raises_for_an_invalid_request(driver: EngineThread) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         driver.submit(request("a"), lambda outputs: None)
     assert driver.running == 0
@@ -197,7 +197,7 @@ def test_requests_that_came_together_wait_until_the_engine_takes_them(
     assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
 
 
-def test_a_name_that_runs_is_taken(driver: EngineThread, engine: Echo) -> None:
+def test_the_id_of_a_running_request_is_taken(driver: EngineThread, engine: Echo) -> None:
     engine.gate.clear()
     box = Box()
     driver.submit(request("a", 1), box.put)
@@ -209,7 +209,7 @@ def test_a_name_that_runs_is_taken(driver: EngineThread, engine: Echo) -> None:
     box.wait(2)
 
 
-def test_the_death_of_the_engine_is_an_error_of_all_and_is_kept(driver: EngineThread, engine: Echo) -> None:
+def test_a_failure_of_the_engine_ends_all_requests_and_is_kept(driver: EngineThread, engine: Echo) -> None:
     boxes = [Box(), Box()]
     engine.gate.clear()
     for i, box in enumerate(boxes):
@@ -261,7 +261,7 @@ def test_closing_cancels_what_runs(engine: Echo) -> None:
         driver.submit(request("b", 1), box.put)
 
 
-def test_an_idle_driver_shows_that_it_lives_and_costs_nothing(driver: EngineThread) -> None:
+def test_an_idle_engine_thread_keeps_its_heartbeat(driver: EngineThread) -> None:
     steps, beat = driver.steps, driver.beat
     deadline = time.monotonic() + 5
     while driver.beat == beat and time.monotonic() < deadline:

@@ -64,7 +64,7 @@ class Clocked:
                     self.finished[output.id] = self.steps
 
     def until(self, id: str, most: int) -> int:
-        """Steps until it is finished."""
+        """Count the steps until it is finished."""
         for count in range(1, most + 1):
             self.step()
             if id in self.finished:
@@ -104,7 +104,7 @@ def test_long_prompts_of_one_tenant_hold_up_no_prompt_of_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_everybody_is_served_within_a_bounded_number_of_steps(seed: int) -> None:
+def test_every_tenant_is_served_within_a_bounded_number_of_steps(seed: int) -> None:
     random, began = np.random.default_rng(seed), dict[str, int]()
     clocked = Clocked(pages=120, step_tokens=48, max_running=12, mixed_tokens=24)
     quiet = [f"quiet{i}" for i in range(4)]
@@ -204,7 +204,7 @@ def _sequence(tenant: str, number: int = 0) -> Sequence:
     )
 
 
-def test_a_tenant_that_was_away_is_owed_nothing_and_owes_what_it_took() -> None:
+def test_an_idle_tenant_earns_no_credit_and_keeps_its_debt() -> None:
     shares, busy, late = FairShares(), _sequence("busy"), _sequence("late")
     shares.join("busy", [])
     shares.charge(busy, 1000, output=False)

@@ -30,7 +30,7 @@ def byte_level() -> Any:
 
 
 def sentence_piece() -> Any:
-    """As Llama-2's: pieces with ▁ for a space, single bytes as <0xNN>."""
+    """Make a tokenizer like Llama-2's: pieces with ▁ for a space, single bytes as <0xNN>."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", *map(chr, range(33, 127)), "▁a", '":', "name", '{"']
     merges = [("▁", "a"), ('"', ":"), ("{", '"')]
@@ -57,7 +57,7 @@ def grammars() -> GrammarCache:
 
 
 def bitmask(matcher: Matcher, vocab: int = VOCAB) -> list[int]:
-    """The tokens that may come."""
+    """Return the allowed tokens."""
     words = torch.full((2, -(-vocab // 32)), -1, dtype=torch.int32)
     matcher.fill(words, 1)
     assert bool((words[0] == -1).all())
@@ -66,7 +66,7 @@ def bitmask(matcher: Matcher, vocab: int = VOCAB) -> list[int]:
 
 
 def takes(matcher: Matcher, text: str, tokenizer: Any = BYTES) -> bool:
-    """Whether `text` is a complete output."""
+    """Tell if `text` is a complete output."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return all(matcher.accept(token) for token in ids) and matcher.complete
 
@@ -190,7 +190,7 @@ def test_tokens_the_tokenizer_lacks_are_never_allowed(grammars: GrammarCache) ->
     assert max(bitmask(grammars.open({"regex": "(?s).*"}))) < known
 
 
-def test_a_model_with_fewer_words_than_its_tokenizer_is_masked_all_the_same() -> None:
+def test_a_vocabulary_smaller_than_the_tokenizer_s_is_masked() -> None:
     matcher = GrammarCache(BYTES, 4000, [0]).open({"regex": "[a-z]+"})
     assert max(bitmask(matcher, vocab=4000)) < 4000
 
@@ -216,7 +216,7 @@ def test_whitespace_of_json_is_bounded(grammars: GrammarCache) -> None:
         ({"enum": []}, "empty"),
     ],
 )
-def test_what_a_schema_asks_and_nobody_can_enforce_is_refused_by_name(
+def test_a_schema_keyword_that_can_not_be_enforced_is_refused_by_name(
     grammars: GrammarCache, schema: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as caught:
@@ -252,7 +252,7 @@ def test_a_constraint_that_makes_no_sense_is_refused(
         grammars.check(constraint)
 
 
-def test_an_unknown_kind_is_told_the_known_ones(grammars: GrammarCache) -> None:
+def test_an_unknown_kind_of_grammar_is_refused_with_the_known_ones(grammars: GrammarCache) -> None:
     with pytest.raises(UsageError, match="Did you mean regex"):
         grammars.check({"regx": "a"})
 
@@ -358,7 +358,7 @@ def test_the_cache_and_all_grammars_in_use_stay_within_their_memory() -> None:
     grammars.check({"choice": ["e"]}, 60 << 20)
 
 
-def test_a_constraint_in_use_is_not_compiled_again_though_the_cache_lost_it(grammars: GrammarCache) -> None:
+def test_a_grammar_in_use_is_not_compiled_again_after_its_eviction(grammars: GrammarCache) -> None:
     grammars = GrammarCache(BYTES, VOCAB, [0], GrammarLimits(cached=1))
     first = grammars.open({"choice": ["a"]})
     grammars.check({"choice": ["b"]})
@@ -389,7 +389,7 @@ def test_a_tokenizer_without_bytes_is_refused_with_a_sentence() -> None:
         GrammarCache(tokenizers.Tokenizer(model), 3, [2]).check({"choice": ["hello"]})
 
 
-def test_special_tokens_in_calls_are_asked_for_by_id(grammars: GrammarCache) -> None:
+def test_special_tokens_in_tool_calls_are_required_by_id(grammars: GrammarCache) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     calls = {
         "schema": schema,

@@ -99,9 +99,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("route", "body"), ROUTES)
-def test_a_whole_answer_whose_grammar_fails_late_is_422(
-    server: Live, route: str, body: dict[str, Any]
-) -> None:
+def test_a_response_whose_grammar_fails_late_is_422(server: Live, route: str, body: dict[str, Any]) -> None:
     answer = httpx.post(server.url + route, json=body)
     assert answer.status_code == 422, answer.text
     error = answer.json()["error"]

@@ -47,7 +47,7 @@ def test_a_float_plan_keeps_exact_keys_and_values(
 
 
 def refusal(plan: Plan, shape: StepShape | None) -> GateError:
-    """What the fidelity gate says of a trial whose logits are far off."""
+    """Return the fidelity gate's verdict on a trial whose logits are far off."""
     far = [Metric("logits", "relative_error", 0.9), Metric("logits", "rows", 64)]
     trial = Trial(
         "eager", Path(), far, {}, size=0, reads=0, changed=False, task="text-generation", shape=shape

@@ -37,7 +37,7 @@ def plan(source: str, **changes: object) -> Plan:
     return Plan(source=source, backend="eager", batches=(), data="random").with_(**changes)
 
 
-def test_a_hybrid_says_first_that_it_scores_text_only_and_why(hybrid: str, tmp_path: Path) -> None:
+def test_a_hybrid_reports_first_that_it_only_scores_text_and_why(hybrid: str, tmp_path: Path) -> None:
     artifact = optimize(plan(hybrid), tmp_path / "a.infer")
     assert artifact.manifest.verdict[0].startswith(f"scores text only: {HYBRID}")
     assert "generation" not in artifact.manifest.meta
@@ -47,7 +47,7 @@ def test_a_hybrid_says_first_that_it_scores_text_only_and_why(hybrid: str, tmp_p
     assert "--backend" not in str(refused.value)  # no other one could either
 
 
-def test_a_hybrid_asked_to_generate_is_refused_before_it_is_captured(hybrid: str, tmp_path: Path) -> None:
+def test_generation_with_a_hybrid_is_refused_before_capture(hybrid: str, tmp_path: Path) -> None:
     steps = Steps()
     with pytest.raises(NotUsableError) as refused:
         run(plan(hybrid, task="generate"), tmp_path / "a.infer", reporter=steps)
@@ -57,7 +57,7 @@ def test_a_hybrid_asked_to_generate_is_refused_before_it_is_captured(hybrid: str
     assert not (tmp_path / "a.infer").exists()
 
 
-def test_a_decoder_made_to_score_says_how_to_let_it_generate(tmp_path: Path) -> None:
+def test_a_refusal_of_a_scoring_artifact_says_how_to_enable_generation(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path / "llama")
     artifact = optimize(plan(str(tmp_path / "llama"), task="score"), tmp_path / "a.infer")
     assert artifact.manifest.verdict[0] == "scores text only: asked for by --task score"
@@ -80,7 +80,7 @@ def test_a_task_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
         run(plan("absent", task="generat"), tmp_path / "a.infer")
 
 
-def test_a_task_is_asked_of_language_models_only(tmp_path: Path) -> None:
+def test_the_task_option_is_for_language_models_only(tmp_path: Path) -> None:
     source = Path(__file__).resolve().parents[2] / "models/digits"
     asked = Plan(source=f"{source}.pt", model=f"{source}.py:build", task="generate", backend="eager")
     with pytest.raises(UsageError, match="--task generate is for language models"):

@@ -58,7 +58,7 @@ def llama() -> Graph:
 
 
 def sizes(model: nn.Module, targets: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the layers by name."""
+    """Return inputs and outputs of the layers by name."""
     named = {n: m for n, m in model.named_modules() if n.rpartition(".")[2] in targets}
     return {
         n: (m.weight.shape[0], m.weight.shape[1]) if type(m).__name__ == "Conv1D" else (m.in_features, m.out_features)
@@ -69,7 +69,7 @@ def sizes(model: nn.Module, targets: tuple[str, ...]) -> dict[str, tuple[int, in
 def peft(
     folder: Path, layers: Mapping[str, tuple[int, int]], *, seed: int = 0, rank: int = 3, **config: Any
 ) -> Path:
-    """An adapter as PEFT saves it."""
+    """Write an adapter as PEFT saves it."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (inputs, outputs) in layers.items():
@@ -84,7 +84,7 @@ def peft(
 
 
 def merged(model: nn.Module, folder: Path, scale: float) -> nn.Module:
-    """A copy of the model with the adapter added to its weights."""
+    """Return a copy of the model with the adapter added to its weights."""
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "adapter_model.safetensors")
@@ -107,7 +107,7 @@ def logits(model: Any, ids: list[int]) -> Tensor:
 
 
 def together(graph: Graph, adapters: Adapters, prompts: list[list[int]], slots: list[int]) -> Tensor:
-    """The logits after each prompt, in one call of the step."""
+    """Return the logits after each prompt, in one call of the step."""
     shape, counts = graph.shape, [len(prompt) for prompt in prompts]
     table = torch.arange(len(prompts) * 8, dtype=torch.int32).reshape(len(prompts), 8)
     named = attention_inputs(shape, [0] * len(prompts), counts, table)
@@ -118,9 +118,7 @@ def together(graph: Graph, adapters: Adapters, prompts: list[list[int]], slots: 
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_two_adapters_and_none_in_one_batch_give_the_logits_of_merged_weights(
-    name: str, tmp_path: Path
-) -> None:
+def test_two_adapters_and_none_in_one_batch_equal_merged_weights(name: str, tmp_path: Path) -> None:
     model = build(name)
     graph = Graph(model)
     assert graph.shape.adapters is not None
@@ -239,7 +237,7 @@ def test_requests_of_different_adapters_run_together_as_they_run_alone(
     assert len({tuple(tokens) for tokens in alone.values()}) == 3
 
 
-def test_pages_are_not_shared_between_adapters_nor_with_an_earlier_one_of_the_same_name(
+def test_pages_are_not_shared_between_adapters_or_reloads_of_a_name(
     llama: Graph, loaded: Adapters, tmp_path: Path
 ) -> None:
     running = engine(llama, loaded)
@@ -318,9 +316,7 @@ def test_a_configuration_that_means_more_than_lora_is_refused(
         Adapters(llama.shape.adapters).load("x", folder)
 
 
-def test_weights_that_do_not_fit_are_refused_and_the_slots_stay_as_they_were(
-    llama: Graph, tmp_path: Path
-) -> None:
+def test_adapter_weights_that_do_not_fit_are_refused_without_effect(llama: Graph, tmp_path: Path) -> None:
     assert llama.shape.adapters is not None
     adapters = Adapters(llama.shape.adapters)
     name, size = next(iter(sizes(build("llama"), ("q_proj",)).items()))

@@ -108,7 +108,7 @@ class Base:
         self.graph.shape, self.graph._model_runner = shape, captured.callable()
 
     def loaded(self, folder: Path) -> torch.Tensor:
-        """The logits after the prompt, with the adapter of a folder."""
+        """Return the logits after the prompt, with the adapter of a folder."""
         assert self.graph.shape.adapters is not None
         adapters = Adapters(self.graph.shape.adapters)
         adapters.load("x", folder)

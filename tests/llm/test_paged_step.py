@@ -45,7 +45,7 @@ def test_a_step_gives_the_logits_of_transformers(name: str) -> None:
     torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
 
 
-def test_layers_are_told_apart_by_their_order() -> None:
+def test_layers_are_distinguished_by_their_order() -> None:
     """The exporter passes stand-ins for modules that live for one call, so that their ids come again."""
     shape = llm.StepShape(
         layers=3, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64, page=4
@@ -73,7 +73,7 @@ def test_a_cache_of_fewer_bits_stays_near(dtype: str, error: float) -> None:
     assert (got - expected).norm() / expected.norm() < error
 
 
-def test_a_model_without_the_attention_interface_is_refused_with_the_reason() -> None:
+def test_a_model_without_the_attention_interface_is_refused() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(

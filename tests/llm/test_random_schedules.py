@@ -30,7 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 class Visitors:
-    """Who asks: prompts of a few families with common beginnings, some drawn, some several times, some leave early."""
+    """Clients with prompts of a few families with common beginnings; some sampled, some with n > 1, some cancelled."""
 
     def __init__(self, seed: int, longest: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ class Visitors:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_ten_thousand_requests_leave_nothing_behind_and_get_their_own_tokens(name: str) -> None:
+def test_ten_thousand_requests_get_their_own_tokens_and_leak_nothing(name: str) -> None:
     setting, count = SCHEDULES[name], COUNT
     shape, now = fake_shape(PAGE), [0.0]
     engine = Engine(

@@ -49,7 +49,7 @@ def distribution(row: list[float], s: Sampling) -> dict[int, float]:
 
 
 def walk(row: list[float], s: Sampling, draw: float) -> tuple[int, float]:
-    """The token by the inverse of the cumulative distribution, and how near the draw was to a border."""
+    """Return the token by the inverse of the cumulative distribution, and how near the draw was to a border."""
     probabilities = distribution(row, s)
     cut = s.top_k or s.top_p < 1 or s.min_p > 0
     order = list(probabilities) if cut else sorted(probabilities)

@@ -51,7 +51,7 @@ def short_convolution(x: Tensor) -> Tensor:
 
 
 def running_mean(x: Tensor) -> Tensor:
-    """A state over all tokens of this call, of whatever sequence."""
+    """Keep a state over all tokens of this call, of whatever sequence."""
     return x + 0.1 * x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
 
@@ -112,7 +112,7 @@ class Runner:
 
 
 def pages_in_order(given: dict[str, Tensor]) -> None:
-    """Reads pages 0, 1, 2 … of whatever sequence, and writes there."""
+    """Read pages 0, 1, 2 … of whatever sequence, and writes there."""
     table, page = given["block_table"], 32
     given["block_table"] = torch.arange(table.shape[1], dtype=torch.int32).expand_as(table).contiguous()
     given["slot_mapping"] = given["positions"] // page * page + given["positions"] % page
@@ -123,7 +123,7 @@ def tables_of_the_first(given: dict[str, Tensor]) -> None:
 
 
 def no_prefix(given: dict[str, Tensor]) -> None:
-    """A sequence that begins behind two cached pages reads the second for the first."""
+    """Start a sequence that begins behind two cached pages reads the second for the first."""
     counts = given["query_start"].diff()
     foreign = (given["seq_lens"] - counts == 64) & (counts > 1)
     given["block_table"] = given["block_table"].clone()
@@ -131,7 +131,7 @@ def no_prefix(given: dict[str, Tensor]) -> None:
 
 
 def token_lost(given: dict[str, Tensor]) -> None:
-    """The keys of one token near the end are not kept when it is decoded: seven tokens are touched."""
+    """Drop the keys of one token near the end are not kept when it is decoded: seven tokens are touched."""
     decoded = given["query_start"].diff() == 1
     lost = (given["positions"] == 64) & decoded.repeat_interleave(given["query_start"].diff().long())
     given["slot_mapping"] = given["slot_mapping"].where(~lost, -1)
@@ -241,7 +241,7 @@ def test_judged_windows_differ_in_length_and_fit_the_model(shape: tuple[int, int
     assert [len(w) for w in judged_windows(torch.arange(200)[None], 200, 512)] == [72, 45]
 
 
-def test_an_error_of_a_token_ignores_what_softmax_ignores_and_finds_what_is_not_finite() -> None:
+def test_token_errors_ignore_softmax_shifts_and_find_non_finite_logits() -> None:
     rows = torch.randn(3, 8)
     assert token_errors(rows, rows + 7).max() < 1e-6
     hidden = rows.clone()

@@ -87,7 +87,7 @@ def test_of_a_long_prompt_only_the_end_is_indexed() -> None:
     assert len(speculator._before) < WINDOW
 
 
-def test_a_draft_is_never_longer_than_asked() -> None:
+def test_a_draft_is_never_longer_than_its_limit() -> None:
     assert len(lookup(most=8).draft([1, 2, 3, 4, 5, 6, 1, 2], 3)) <= 3
     assert len(lookup(most=2).draft([1, 2, 3, 4, 5, 6, 1, 2], 9)) <= 2
 

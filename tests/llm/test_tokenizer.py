@@ -43,7 +43,7 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> LLMTokenizer:
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_text_comes_back_whole_however_long(text: LLMTokenizer, words: str) -> None:
+def test_text_of_any_length_round_trips(text: LLMTokenizer, words: str) -> None:
     ids = text.encode(words)
     assert ids[0] == 0
     assert ids[1:] == text.encode(words, special=False)
@@ -102,7 +102,7 @@ def test_ends_of_a_text_come_from_every_file_that_names_one(tmp_path: Path) -> N
     assert found == GenerationConfig((5, 6, 7), 3, 8, {"top_p": 0.9})
 
 
-def test_what_the_makers_recommend_gives_way_to_what_is_asked() -> None:
+def test_given_parameters_override_recommended_ones() -> None:
     config = GenerationConfig(sampling={"temperature": 0.6, "top_p": 0.9})
     made = config.complete({"temperature": 0.0, "top_p": None, "stop": "\n", "max_tokens": 7})
     assert (made.temperature, made.top_p, made.stop, made.max_tokens) == (0.0, 0.9, ("\n",), 7)

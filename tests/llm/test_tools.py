@@ -95,7 +95,7 @@ def test_calls_and_content_of_a_whole_output(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_stream_says_the_same_however_it_is_cut(name: str) -> None:
+def test_streamed_parsing_does_not_depend_on_the_chunks(name: str) -> None:
     style, text, content, calls = CASES[name]
     for seed in range(12):
         chance = random.Random(seed)
@@ -129,13 +129,13 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert [d.arguments for d in reader.push('ty": "x"')] == ['ty": "x"']
 
 
-def test_text_is_streamed_as_it_comes_but_for_what_may_become_a_marker() -> None:
+def test_text_is_streamed_except_what_may_become_a_marker() -> None:
     reader = tool_parser("hermes", TOOLS)
     assert [d.content for d in reader.push("Hello <tool")] == ["Hello"]
     assert [d.content for d in reader.push("s> and")] == [" <tools> and"]
 
 
-def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
+def test_json_that_can_not_be_a_call_is_not_held_back() -> None:
     reader = tool_parser("llama", TOOLS)
     assert "".join(d.content for d in reader.push('{"city": "Pa')) == '{"city": "Pa'
 

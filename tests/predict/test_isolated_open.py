@@ -32,7 +32,7 @@ def eat(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact that another user signed; opening it takes no second process where that is not fork()."""
+    """Make an artifact that another user signed; opening it takes no second process where that is not fork()."""
     made = make(tmp_path / "toy.infer")
     monkeypatch.setenv("INFER_CONFIG", str(tmp_path / "other"))
     monkeypatch.setattr(isolated_open.threading, "active_count", lambda: 1)
@@ -74,7 +74,9 @@ def test_an_artifact_of_this_user_or_a_trusted_one_opens_at_once(
     isolated_open.open_in_subprocess(make(tmp_path / "own.infer"))
 
 
-def test_what_else_is_wrong_is_said_by_opening_it(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_faults_are_reported_by_the_real_opening(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     isolated_open.open_in_subprocess(stranger)
     (stranger / "weights/a.bin").write_bytes(b"changed")
     isolated_open.open_in_subprocess(stranger)

@@ -43,7 +43,7 @@ def example_inputs():
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with recipe.py and model.pt of a two-input model."""
+    """Write a folder with recipe.py and model.pt of a two-input model."""
     folder = tmp_path_factory.mktemp("recipe")
     (folder / "recipe.py").write_text(RECIPE)
     space: dict[str, object] = {}
@@ -194,7 +194,7 @@ def test_wrong_numbers_are_caught_when_it_is_opened(made: Path, tmp_path: Path) 
         Predictor.load(copy)
 
 
-def test_an_artifact_with_code_from_somebody_else_needs_trust(
+def test_an_artifact_with_code_of_another_user_needs_trust(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFER_CONFIG", str(tmp_path))

@@ -29,7 +29,7 @@ PROMPT = [1, 5, 9, 13, 200]
 
 @pytest.fixture(scope="module")
 def model(tiny_artifact: Path) -> Iterator[Predictor]:
-    """The tiny llama: token ids only, 256 positions."""
+    """Open the tiny llama: token ids only, 256 positions."""
     with Predictor.load(tiny_artifact, kv_memory="8MB") as p:
         yield p
 
@@ -41,7 +41,7 @@ def lm(pydoc_artifact: Path) -> Iterator[Predictor]:
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """By transformers, the whole text again for each token."""
+    """Generate by transformers, the whole text again for each token."""
     network, ids = build("llama"), list(prompt)
     with torch.no_grad():
         for _ in range(count):
@@ -50,7 +50,7 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 
 
 def settled(predictor: Predictor) -> bool:
-    """Whether nothing runs any more, and the engine's books agree."""
+    """Tell if nothing runs any more, and the engine's books agree."""
     deadline = time.monotonic() + 20
     while predictor.driver.running and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -96,7 +96,7 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(model: Predictor) -> Non
     assert model.generate(prompt, max_tokens=1).cached_tokens == 96
 
 
-def test_a_batch_invariant_model_gives_the_same_bits_whoever_else_asks(model: Predictor) -> None:
+def test_a_batch_invariant_model_gives_the_same_bits_under_load(model: Predictor) -> None:
     asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     others = [[i + 3] * (5 * i + 1) for i in range(9)]
     with Predictor.load(model.path, kv_memory="8MB", batch_invariant=True) as predictor:
@@ -134,7 +134,7 @@ def test_pieces_make_up_the_completion(lm: Predictor) -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "with", "drop"])
-def test_a_stream_that_nobody_reads_is_cancelled(model: Predictor, way: str) -> None:
+def test_a_stream_that_is_not_read_is_cancelled(model: Predictor, way: str) -> None:
     cancelled = model.driver.stats().cancelled
     stream = model.stream(PROMPT, max_tokens=200, ignore_eos=True)
     next(stream)
@@ -272,7 +272,7 @@ def test_a_wrong_call_is_named(model: Predictor, prompt: object, options: dict, 
     assert settled(model)
 
 
-def test_what_an_artifact_lacks_is_said_with_the_way_out(model: Predictor) -> None:
+def test_a_refusal_names_the_missing_part_and_what_to_do(model: Predictor) -> None:
     with pytest.raises(UsageError, match=r"tiny has no tokenizer.json. Give token ids"):
         model.generate("text")
     with pytest.raises(UsageError, match=r"no chat template.*--chat-template FILE; completions need none"):
@@ -283,7 +283,7 @@ def test_what_an_artifact_lacks_is_said_with_the_way_out(model: Predictor) -> No
         model.generate(PROMPT, regex="a", choice=["b"])
 
 
-def test_a_backend_without_pages_scores_windows_and_says_why_it_generates_nothing(
+def test_a_backend_without_paged_attention_only_scores_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from backends import eager

@@ -77,7 +77,7 @@ class Case:
         )
 
     def run(self, kernel: ModuleType, cache: Tensor | None = None) -> Tensor:
-        """What the new tokens get, [sum of new, heads, dim], after a step that put the earlier ones in the cache."""
+        """Run a step that fills the cache and return the output of the new tokens, [sum of new, heads, dim]."""
         cache = self.cache() if cache is None else cache
         if any(self.done):
             kernel.attend(self.args(cache, [0] * len(self.new), self.done))

@@ -77,7 +77,7 @@ class FakeStep:
 
 
 def expected(request: Request, index: int = 0, sampler: Sampler | None = None) -> list[int]:
-    """What one completion of the request must be, token by token, alone."""
+    """Return what one completion of the request must be, token by token, alone."""
     sampling = request.sampling
     state = RequestState(request, 0, 0.0, 1.0)
     alone = Completion(state, index)

@@ -26,7 +26,7 @@ def pydoc(folder: Path, **changes: object) -> Path:
 
 
 def tiny(folder: Path, *, speaks: bool = False, **changes: object) -> Path:
-    """A random llama of 320 tokens and 256 positions; one that `speaks` has a token for each byte and a template."""
+    """Make a random llama of 320 tokens, 256 positions; with `speaks` a token for each byte and a template."""
     source = folder / "tiny"
     build("llama").save_pretrained(source)
     if speaks:

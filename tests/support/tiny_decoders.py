@@ -56,7 +56,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(name: str, *, sizes: dict[str, Any] | None = None, **changes: Any) -> nn.Module:
-    """The same weights at every call, large enough that logits differ; attention as plain as transformers has it.
+    """Make the same weights at every call, large enough that logits differ; attention as plain as transformers has it.
 
     `sizes`: the configuration of an architecture that SIZES does not have.
     """

@@ -1,5 +1,6 @@
-"""Tiny random language models with layers that keep state of their own, of every architecture that transformers has,
-attention first wherever the configuration allows it.
+"""Tiny random language models with stateful layers, of every such architecture that transformers has.
+
+Attention comes first wherever the configuration allows it.
 """
 
 from __future__ import annotations
