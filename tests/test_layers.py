@@ -19,7 +19,8 @@ ORDER = [
     "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 RINGS_TO_OPEN = [
-    {"infer.attention._triton_attend", "infer.attention.triton"},
+    {"infer.serve.llm.llm_engine", "infer.serve.llm.token_stream"},
+    {"infer.serve.workers.remote_llm", "infer.serve.workers.remote_predictor"},
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,3 +57,12 @@ class AttentionArgs:
             lambda: f"pages of {self.kv_cache.shape[2]} bytes, needed {self.layout.num_bytes}",
         )
         torch._check(self.query_start.shape[0] == self.seq_lens.shape[0] + 1, lambda: "query_start")
+
+
+class Tiling(NamedTuple):
+    """Tile of a Triton program: `tokens` new tokens of a sequence in `rows` ≥ tokens * group rows, `keys` at a time."""
+
+    rows: int
+    tokens: int
+    keys: int
+    warps: int

@@ -8,7 +8,6 @@ without work. Logits are kept times log2(e), so that exponentials are powers of 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,12 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu.launch import launch
-from ._args import AttentionArgs
+from ._args import AttentionArgs, Tiling
 from ._triton_merge import merge, with_sink
 from ._triton_write import views
-
-if TYPE_CHECKING:
-    from .triton import Tiling
 
 LOG2E = math.log2(math.e)
 

@@ -10,27 +10,16 @@ every operator whose number of rows is symbolic: the best tile is known when it 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from ..kernels import gpu
-from ._args import AttentionArgs
+from ._args import AttentionArgs, Tiling
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head: more do not fit into the registers of a tile
 LEAST = 256  # tokens of a piece of the past, at least: below that merging costs more than it saves
 MOST_SPLITS = 64
-
-
-class Tiling(NamedTuple):
-    """A program attends with `tokens` new tokens of one sequence, `rows` ≥ tokens * group, to `keys` at a time."""
-
-    rows: int
-    tokens: int
-    keys: int
-    warps: int
 
 
 def missing() -> str | None:
@@ -62,7 +51,7 @@ def tiling(args: AttentionArgs) -> Tiling:
 
 
 def splits_of(args: AttentionArgs, tile: Tiling, processors: int) -> int:
-    """Into how many pieces the past is cut, so that each multiprocessor has two programs; fixed in a CUDA graph."""
+    """Return the number of pieces of the past: two programs for each multiprocessor; fixed in a CUDA graph."""
     batch, blocks = args.block_table.shape
     tiles = (args.query.shape[0] + batch * (tile.tokens - 1)) // tile.tokens  # at most so many have work
     reach = blocks * args.page
@@ -80,7 +69,7 @@ def attend(args: AttentionArgs) -> Tensor:
 
 
 def run(args: AttentionArgs, tile: Tiling, splits: int, least: int = LEAST) -> Tensor:
-    """`attend` with a given tile and number of pieces; `least`: tokens of a piece."""
+    """Attend with a given tile and number of pieces; `least`: tokens of a piece."""
     from ._triton_attend import attend_tiles
     from ._triton_write import write
 

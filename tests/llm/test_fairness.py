@@ -206,21 +206,21 @@ def _sequence(tenant: str, number: int = 0) -> Sequence:
 
 def test_an_idle_tenant_earns_no_credit_and_keeps_its_debt() -> None:
     shares, busy, late = FairShares(), _sequence("busy"), _sequence("late")
-    shares.join("busy", [])
+    shares.on_arrival("busy", [])
     shares.charge(busy, 1000, output=False)
-    shares.join("late", [busy])
+    shares.on_arrival("late", [busy])
     assert shares.served["late"] == 1000
     shares.charge(late, 500, output=False)
-    shares.join("late", [busy])  # it left, and comes again at once
+    shares.on_arrival("late", [busy])  # it left, and comes again at once
     assert shares.served["late"] == 1500
 
 
 def test_names_of_tenants_take_bounded_memory() -> None:
     shares, busy = FairShares(), _sequence("busy")
-    shares.join("busy", [])
+    shares.on_arrival("busy", [])
     shares.charge(busy, 10, output=True)
     for number in range(3 * MAX_TENANTS):
-        shares.join(f"t{number}", [busy])
+        shares.on_arrival(f"t{number}", [busy])
     assert len(shares.served) <= MAX_TENANTS + 1
     assert shares.served["busy"] == 11
 

@@ -30,7 +30,7 @@ class FairShares:
         self.served: dict[str, float] = {}
         self._turns: dict[str, int] = {}  # sequences admitted
 
-    def join(self, tenant: str, others: Iterable[Sequence]) -> None:
+    def on_arrival(self, tenant: str, others: Iterable[Sequence]) -> None:
         """Count a tenant as active from now on: the time in which it had no request earns it nothing.
 
         `others`: the sequences that wait or run already.
@@ -48,7 +48,7 @@ class FairShares:
         cost = tokens - 1 + OUTPUT_COST if output else tokens
         self.served[sequence.tenant] = self.served.get(sequence.tenant, 0.0) + cost
 
-    def first(self, waiting: Many[Sequence]) -> Sequence:
+    def next_to_admit(self, waiting: Many[Sequence]) -> Sequence:
         """Return the next sequence to admit; `waiting` is in order of rank."""
         heads: dict[str, Sequence] = {}
         for sequence in waiting:
@@ -58,18 +58,18 @@ class FairShares:
             return min((s for s in waiting if s.tenant == tenant), key=arrival_order)
         return heads[tenant]
 
-    def admitted(self, sequence: Sequence) -> None:
+    def on_admission(self, sequence: Sequence) -> None:
         """Note that a sequence was admitted; one admitted for its age is not preempted for a priority."""
         if self._is_oldest_next(sequence.tenant):
             sequence.rank = (-math.inf, *sequence.rank[1:])
         self._turns[sequence.tenant] = self._turns.get(sequence.tenant, 0) + 1
 
-    def last(self, running: Many[Sequence]) -> Sequence:
+    def next_to_preempt(self, running: Many[Sequence]) -> Sequence:
         """Return the first sequence to preempt: of a tenant with more than others, else the latest arrival."""
         places = _places(running)
         return max(running, key=lambda sequence: (places[id(sequence)], arrival_order(sequence)))
 
-    def victim(self, first: Sequence, running: Many[Sequence], lacking: int) -> Sequence | None:
+    def victim_for(self, first: Sequence, running: Many[Sequence], lacking: int) -> Sequence | None:
         """Return a running sequence that `first` may preempt, where `lacking` pages are missing, or None."""
         places = _places(running)
         held = sum(sequence.tenant == first.tenant for sequence in running)
@@ -81,7 +81,7 @@ class FairShares:
             return None
         return own if first.state.request.priority < own.state.request.priority else None
 
-    def shortest(self, sequence: Sequence) -> tuple[float, int, int, tuple[float, int, int]]:
+    def prefill_key(self, sequence: Sequence) -> tuple[float, int, int, tuple[float, int, int]]:
         """Return the sort key of prefills: least served tenant, priority, fewest tokens left."""
         left = len(sequence.tokens) - sequence.num_computed_tokens
         served = self.served.get(sequence.tenant, 0.0)

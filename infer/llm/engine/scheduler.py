@@ -45,7 +45,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.fair_shares.join(sequence.tenant, itertools.chain(self.waiting, self.running))
+        self.fair_shares.on_arrival(sequence.tenant, itertools.chain(self.waiting, self.running))
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
@@ -121,7 +121,7 @@ class Scheduler:
         scored = self.limits.score_tokens
         order = [min(waiting, key=arrival_order)]
         if len(waiting) > 1:
-            order += sorted(waiting, key=self.fair_shares.shortest)
+            order += sorted(waiting, key=self.fair_shares.prefill_key)
         for i, sequence in enumerate(order):
             self._use_cached_pages(sequence)
             left = len(sequence.tokens) - sequence.num_computed_tokens - counts.get(sequence.table_row, 0)
@@ -138,7 +138,7 @@ class Scheduler:
         """Return the running prefills by rank after admitting waiting ones; of each tenant at least one."""
         found = [s for s in self.running if len(s.tokens) - s.num_computed_tokens > 1]
         while self.waiting:
-            first = self.fair_shares.first(self.waiting)
+            first = self.fair_shares.next_to_admit(self.waiting)
             if len(found) >= self.limits.max_prefills and any(s.tenant == first.tenant for s in found):
                 break
             if not self._can_admit(first, hits := self._match_prefix(first)):
@@ -150,11 +150,11 @@ class Scheduler:
     def _preempt_for_waiting(self) -> None:
         """Preempt for the first waiting sequence while its share or priority allows it and room is missing."""
         while self.waiting and self.running:
-            first = self.fair_shares.first(self.waiting)
+            first = self.fair_shares.next_to_admit(self.waiting)
             lacking = self._num_missing_pages(first, self._match_prefix(first))
             if self.free_rows and lacking <= 0:
                 return
-            if (victim := self.fair_shares.victim(first, self.running, lacking)) is None:
+            if (victim := self.fair_shares.victim_for(first, self.running, lacking)) is None:
                 return
             self.preempt(victim)
 
@@ -182,7 +182,7 @@ class Scheduler:
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += sequence.num_cached_tokens
         self.waiting.remove(sequence)
-        self.fair_shares.admitted(sequence)
+        self.fair_shares.on_admission(sequence)
         self._start_running(sequence)
 
     def _match_prefix(self, sequence: Sequence) -> list[int]:
@@ -237,7 +237,7 @@ class Scheduler:
         if block < len(pages) and length <= len(pages) * page and block_manager.ref_counts[pages[block]] == 1:
             return True
         while self._num_pages_to_allocate(sequence, length) > block_manager.num_available:
-            last = self.fair_shares.last(self.running)
+            last = self.fair_shares.next_to_preempt(self.running)
             self.preempt(last)
             if last is sequence:
                 return False
@@ -298,7 +298,7 @@ class Scheduler:
         reading = [sequence for sequence in reading if sequence.table_row >= 0]
         if reading:
             self._turn += 1
-            order = arrival_order if self._turn % OLDEST_EVERY == 0 else self.fair_shares.shortest
+            order = arrival_order if self._turn % OLDEST_EVERY == 0 else self.fair_shares.prefill_key
             sequence = min(reading, key=order)
             piece = self.limits.step_tokens
             end = min((sequence.num_computed_tokens // piece + 1) * piece, sequence.state.prompt_length)
