@@ -113,7 +113,7 @@ def _pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple
 
 
 def as_int8(codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors of `packing.py` → int8 codes [N, K] and a scale [N]: for codes too wide to be looked up in registers.
+    """Tensors of `bitpack` → int8 codes [N, K] and a scale [N]: for codes too wide to be looked up in registers.
 
     One scale for each row adds about 0.8 % of error to the weights, where 6-bit codes have 2.4 %.
     """

@@ -1,6 +1,6 @@
 """Rows of packed weights: gathered first, decoded after, so that no weight is ever whole in float.
 
-    embedding_lut(ids, codes, table, scale, row_scale)   tensors of `packing.py`; result in the table's dtype
+    embedding_lut(ids, codes, table, scale, row_scale)   tensors of `bitpack`; result in the table's dtype
     embedding_int8(ids, codes, scale)                    int8 [N, K], scale [N]; result in the scale's dtype
 
 ids are int32 or int64 of any shape; the result is [*ids.shape, K]. An id outside 0..N-1 raises IndexError.

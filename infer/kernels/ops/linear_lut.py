@@ -1,6 +1,6 @@
 """Linear layers whose weight is packed indices into a table: nf4 (one table), cluster (a table for 32 rows).
 
-`linear_lut(x, codes, table, scale, row_scale, bias)`; the tensors are those of `packing.py`. x is [..., K] of
+`linear_lut(x, codes, table, scale, row_scale, bias)`; the tensors are those of `bitpack`. x is [..., K] of
 any float dtype and the result has it. Codes of 2, 3, 4 and 6 bits, known from the table's width; a scale for each 64
 or 16 columns, known from their number.
 """

@@ -1,4 +1,4 @@
-"""Encoding of a fused program as the integers that cpu/src/chain.h describes, with its slots allocated."""
+"""Encoding of a fused program as the integers that cpu/src/fused_program.h describes, with its slots allocated."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MAX_INPUTS = 16  # tensors besides weights
 class Operation:
     """Operation of a fused program.
 
-    `operands` are weights or None, `numbers` constants, in the order of chain.h; `read` are other tensors: the rows to
-    pick, or slots, block table, starts and lengths, then the cache.
+    `operands` are weights or None, `numbers` constants, in the order of fused_program.h; `read` are other tensors: the
+    rows to pick, or slots, block table, starts and lengths, then the cache.
     """
 
     name: str

@@ -1,8 +1,8 @@
-// Binds the chain to torch. The caller's program comes from kernels/chain_encode.py.
+// Binds fused programs to torch (`infer::chain`). kernels/passes/fused_program/encode.py makes the programs.
 #include <vector>
 
 #include "attend_check.h"
-#include "chain.h"
+#include "fused_program.h"
 
 using namespace infer_native;
 
@@ -37,16 +37,16 @@ AttendArgs attention_of(const View& cache, const std::vector<View>& inputs, cons
   return args;
 }
 
-// That every layer finds its cache and every sequence its pages.
-void check_attention(const ChainCall& call, const View& cache) {
+// Raises unless every layer has its cache and every sequence its pages.
+void check_attention(const ProgramCall& call, const View& cache) {
   int64_t seen = -1;  // a window that has been checked
-  each_attention(call.program, [&](const int64_t* a) {
+  each_attention(call.program, [&](const AttendOp& op) {
     AttendArgs args = call.attention;
     const int64_t size = args.cache_type == Number::FLOAT32 ? 4 : args.cache_type == Number::INT8 ? 1 : 2;
-    const int64_t needed = 2 * a[14] * args.page * (a[15] * size + (args.cache_type == Number::INT8 ? 4 : 0));
-    STD_TORCH_CHECK(a[16] < cache.sizes[0] && needed <= args.page_bytes, "kv_cache has ", cache.sizes[0], " layers and pages of ",
+    const int64_t needed = 2 * op.kv_heads * args.page * (op.head_dim * size + (args.cache_type == Number::INT8 ? 4 : 0));
+    STD_TORCH_CHECK(op.layer < cache.sizes[0] && needed <= args.page_bytes, "kv_cache has ", cache.sizes[0], " layers and pages of ",
                     args.page_bytes, " bytes, needed ", needed);
-    args.window = a[18];
+    args.window = op.window;
     if (args.window != seen) check_pages(args, cache.sizes[1]);
     seen = args.window;
   });
@@ -90,7 +90,7 @@ AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const in
   if (sizes.empty()) sizes.push_back(rows[program[HEADER]]);
   sizes.push_back(program[HEADER + 1]);
   const AtenTensorHandle result = new_floats(sizes.data(), static_cast<int64_t>(sizes.size()));
-  ChainCall call{program + HEADER, numbers, pointers.data(), strides.data(), {rows[0], rows[1]}, View(result).as<float>()};
+  ProgramCall call{program + HEADER, numbers, pointers.data(), strides.data(), {rows[0], rows[1]}, View(result).as<float>()};
   if (program[LEAD] > 0) call.tokens = sizes[program[LEAD] - 1];
   if (cache != nullptr && rows[0] > 0) {
     const View pages(cache);
@@ -98,7 +98,7 @@ AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const in
     call.layer_bytes = pages.sizes[1] * pages.sizes[2];
     check_attention(call, pages);
   }
-  run_chain(call);
+  run_program(call);
   return result;
 }
 

@@ -1,4 +1,4 @@
-// How much memory one call of a chain needs, where each value lies in it, and how many threads are worth waking.
+// Layout of one call of a fused program: bytes of memory, offset of each value, number of threads worth starting.
 #pragma once
 
 #include <omp.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "chain.h"
+#include "fused_program.h"
 #include "isa.h"
 #include "team.h"
 
@@ -28,14 +28,14 @@ inline const Staged& staged(int64_t kind) {
   }
 }
 
-// Of one operation, without the addresses of its values.
-inline AttendArgs attend_args(const ChainCall& call, const int64_t* a) {
+// Arguments of one operation, without the addresses of its values.
+inline AttendArgs attend_args(const ProgramCall& call, const AttendOp& op) {
   AttendArgs args = call.attention;
-  args.query_heads = a[13], args.kv_heads = a[14], args.head_dim = a[15];
-  args.pages += a[16] * call.layer_bytes;
-  args.sinks = a[17] < 0 ? nullptr : static_cast<const float*>(call.operands[a[17]]);
-  args.window = a[18];
-  args.scale = static_cast<float>(call.numbers[a[19]]), args.softcap = static_cast<float>(call.numbers[a[20]]);
+  args.query_heads = op.query_heads, args.kv_heads = op.kv_heads, args.head_dim = op.head_dim;
+  args.pages += op.layer * call.layer_bytes;
+  args.sinks = op.sinks < 0 ? nullptr : static_cast<const float*>(call.operands[op.sinks]);
+  args.window = op.window;
+  args.scale = static_cast<float>(call.numbers[op.scale]), args.softcap = static_cast<float>(call.numbers[op.softcap]);
   return args;
 }
 
@@ -45,9 +45,9 @@ struct Stretch {
   int64_t blocks, block_bytes;
 };
 
-inline Stretch stretch(const ChainCall& call, const int64_t* a) {
-  const int64_t lines = a[0] == LUT4 || a[0] == LUT4_FINE ? a[8] / GROUP * 8 : (a[8] + 3) / 4;
-  return {static_cast<const char*>(call.operands[a[9]]), packed_blocks(a[7]), lines * LINE};
+inline Stretch stretch(const ProgramCall& call, const LinearOp& op) {
+  const int64_t lines = op.kind == LUT4 || op.kind == LUT4_FINE ? op.columns / GROUP * 8 : (op.columns + 3) / 4;
+  return {static_cast<const char*>(call.operands[op.weight[0]]), packed_blocks(op.features), lines * LINE};
 }
 
 struct Layout {
@@ -60,7 +60,7 @@ struct Layout {
   bool alone;  // every thread computes the row work for itself
   int64_t products = 0, layers = 0, shares = 0, counters = 0, attention = 0, attention_bytes = 0, meetings = 0;
 
-  explicit Layout(const ChainCall& call)
+  explicit Layout(const ProgramCall& call)
       : slots(call.program + 3), operations(slots + 3 * call.program[2]), count(call.program[2]), offset(count), alone(call.rows[0] == 1) {
     int64_t activations = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -69,13 +69,14 @@ struct Layout {
       offset[i] = size;
       size += aligned(call.rows[slots[3 * i + 1]] * slots[3 * i + 2] * static_cast<int64_t>(sizeof(float)));
     }
-    for (const int64_t* op = operations; *op != END; op += chain_length(*op)) {
+    for (const int64_t* op = operations; *op != END; op += op_length(*op)) {
       shares += *op == LINEAR || *op == ATTEND || *op == ATTEND_ALL;
       if (*op != LINEAR) continue;
-      stretches.push_back(stretch(call, op + 1));
-      const int64_t rows = call.rows[slots[3 * op[5] + 1]];
-      activations = std::max(activations, staged(op[1]).bytes(rows, op[9]));
-      products += op[8] * op[9];
+      const LinearOp& linear = fields<LinearOp>(op);
+      stretches.push_back(stretch(call, linear));
+      const int64_t rows = call.rows[slots[3 * linear.y.slot + 1]];
+      activations = std::max(activations, staged(linear.kind).bytes(rows, linear.columns));
+      products += linear.features * linear.columns;
       layers += 1;
     }
     int64_t& size = alone ? own_bytes : shared_bytes;
@@ -85,10 +86,10 @@ struct Layout {
     shared_bytes += shares * LINE;
   }
 
-  // Room for the partial results of attention by so many threads, behind everything that is shared.
-  void make_room(const ChainCall& call, int64_t threads) {
-    each_attention(call.program, [&](const int64_t* a) {
-      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, a), threads)));
+  // Allocate the partial results of attention by so many threads, behind everything that is shared.
+  void make_room(const ProgramCall& call, int64_t threads) {
+    each_attention(call.program, [&](const AttendOp& op) {
+      attention_bytes = std::max(attention_bytes, aligned(attend_scratch_bytes(attend_args(call, op), threads)));
     });
     attention = shared_bytes;
     meetings = attention + attention_bytes;

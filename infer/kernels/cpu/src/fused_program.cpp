@@ -1,4 +1,4 @@
-#include "chain.h"
+#include "fused_program.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <memory>
 #include <new>
 
-#include "chain_worker.h"
+#include "fused_program_worker.h"
 #include "oversubscription.h"
 
 namespace infer_native {
@@ -21,25 +21,34 @@ struct Free {
 
 }  // namespace
 
-int64_t chain_length(int64_t code) {
+namespace {
+
+template <class Op>
+constexpr int64_t length_of() {
+  return 1 + sizeof(Op) / sizeof(int64_t);
+}
+
+}  // namespace
+
+int64_t op_length(int64_t code) {
   switch (code) {
-    case LINEAR: return 15;
-    case RMS_NORM: return 13;
-    case LAYER_NORM: return 11;
-    case ACTIVATE: return 12;
+    case LINEAR: return length_of<LinearOp>();
+    case RMS_NORM: return length_of<RmsNormOp>();
+    case LAYER_NORM: return length_of<LayerNormOp>();
+    case ACTIVATE: return length_of<ActivateOp>();
     case ADD:
-    case MULTIPLY: return 11;
-    case SCALE: return 9;
-    case ROTATE: return 17;
-    case GATHER: return 9;
-    case COPY: return 10;
-    case ATTEND: return 22;
-    case ATTEND_ALL: return 25;
+    case MULTIPLY: return length_of<CombineOp>();
+    case SCALE: return length_of<ScaleOp>();
+    case ROTATE: return length_of<RotateOp>();
+    case GATHER: return length_of<GatherOp>();
+    case COPY: return length_of<CopyOp>();
+    case ATTEND: return length_of<AttendOp>();
+    case ATTEND_ALL: return length_of<AttendAllOp>();
     default: return 0;
   }
 }
 
-void run_chain(const ChainCall& call) {
+void run_program(const ProgramCall& call) {
   thread_local std::unique_ptr<char, Free> buffer;
   thread_local int64_t size = 0;
   if (call.rows[0] == 0) return;
