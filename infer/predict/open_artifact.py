@@ -107,7 +107,7 @@ def _link_to(folder: Path, place: Path) -> None:
 
     `place` was lowered from an equal artifact, which may have moved or changed since.
     """
-    for name in (capture.SIGNATURE, capture.PROGRAM, "weights"):
+    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         link, target = place / name, str((folder / name).resolve())
         if link.is_symlink() and os.readlink(link) == target:
             continue

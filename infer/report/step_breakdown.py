@@ -118,7 +118,7 @@ def _with_engine(
 
 
 def _breakdown(batch: int, spent: cpu.FusedProgramTimes, steps: int, took: float) -> StepBreakdown:
-    """The parts of the model's calls; `took` is the seconds of all of them."""
+    """Split the seconds `took` of the model's calls into their parts."""
     return StepBreakdown(
         batch=batch,
         weights=spent.multiplying / steps,
