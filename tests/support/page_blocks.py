@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -170,6 +171,10 @@ def serving(command: Command, folder: Path) -> Iterator[int]:
                 try:
                     with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
                         break
+                except urllib.error.HTTPError as error:
+                    if error.code == 401:  # it has keys, and listens
+                        break
+                    time.sleep(0.2)
                 except OSError:
                     time.sleep(0.2)
             yield port
