@@ -69,6 +69,7 @@ def publish(
         baseline=best.baseline,
         backends=selected.backends,
         limitations=best.limitations(),
+        quantized=best.quantized or small.quantized,
         original_size=loaded.weight_bytes,
         ceiling=ceiling,
         memory=measured,

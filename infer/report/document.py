@@ -91,6 +91,7 @@ class Results:
     baseline: str = ""  # what it was timed against
     backends: Sequence[BackendResult] = ()
     limitations: Sequence[str] = ()  # sentences of the verdict on what the artifact can't do
+    quantized: str = ""  # for display: the share of the weights that is quantized
     original_size: int | None = None  # bytes of the weights as the source stores them
     ceiling: Ceiling | None = None
     memory: Memory | None = None
@@ -126,6 +127,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     fidelity: tuple[FidelityRow, ...]
     latency: tuple[LatencyRow, ...]
     layers: tuple[LayerChoice, ...] = ()
+    quantized: str = ""  # for display: `94 % of the weights are int8`
     size: int
     original_size: int | None
     decodes: bool = False  # what was timed is one decode step of `batch` sequences, not a batch of samples
@@ -181,6 +183,7 @@ def from_manifest(manifest: Manifest, results: Results) -> Report:
         fidelity=tuple(_fidelity_row(metric, plan, allowed, results.fidelity) for metric in results.fidelity),
         latency=rows,
         layers=manifest.layers,
+        quantized=results.quantized,
         size=results.size,
         original_size=results.original_size,
         ceiling=results.ceiling,

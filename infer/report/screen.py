@@ -65,7 +65,7 @@ def _figures(report: Report, width: int) -> Iterator[tuple[str, str]]:
         yield "speed", _speed(report)
     if report.fidelity:
         yield "fidelity", _fidelity(report, width)
-    if report.layers:
+    if report.layers or report.quantized:
         yield "layers", _layers(report)
     if memory := _memory(report):
         yield "memory", memory
@@ -110,11 +110,12 @@ def _fidelity(report: Report, width: int) -> str:
 
 
 def _layers(report: Report) -> str:
-    """Count the layers of each format."""
+    """Count the layers of each format; say which share of the weights is quantized."""
     counts: dict[str, int] = {}
     for layer in report.layers:
         counts[layer.format] = counts.get(layer.format, 0) + 1
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    formats = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return "; ".join(text for text in (formats, report.quantized) if text)
 
 
 def _memory(report: Report) -> str:

@@ -171,6 +171,7 @@ def test_the_command_line_refuses_a_small_share_unless_asked(
     if given:
         manifest = msgspec.json.decode((target / "manifest.json").read_bytes())
         assert "5.6 % of the weights are int8" in manifest["verdict"]
+        assert "; 5.6 % of the weights are int8" in said.out
         found = {f["what"]: f for f in manifest["findings"]}
         assert found["share quantized"]["value"] == pytest.approx(4096 / 72_771, rel=1e-6)
         assert found["stays float: Mixing"]["value"] == 64 * 1024
