@@ -20,10 +20,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-readme_commands pipeline triton_kernels street serve_language chain attention_triton mixed_street serve_adapters
-ort_steps traps cli_generate chain_encoder predict_generate step cli readme serve_page serve_worker serve_chaos
-tutorials serve_rows onnx_tables models serve_artifact prepack serve_openapi trt tools
+test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_triton_kernels pipeline/test_every_source
+serve/test_trained_llm kernels/test_fused_decoder_layers attention/test_triton_attention pipeline/test_mixed_precision
+serve/test_lora backends/test_ort_steps kernels/test_slow_operators cli/test_generate kernels/test_fused_encoder_layers
+predict/test_text_generation llm/test_paged_step cli/test_cli test_readme serve/test_page serve/test_workers serve/test_chaos
+serve/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack serve/test_openapi
+backends/test_trt llm/test_tools
 """.split()  # noqa: SIM905 - a word is a file
+TESTS = Path(__file__).parent
 FOUND_OUT = (
     ("onnxscript._internal.values", "TracedOnnxFunction", "function_ir"),
     ("torch._inductor.codecache", "", "_precompile_header"),
@@ -35,15 +39,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = places(list(dict.fromkeys(item.path.stem.removeprefix("test_") for item in items)))
-    items.sort(key=lambda item: place[item.path.stem.removeprefix("test_")])
+    names = {item: item.path.relative_to(TESTS).with_suffix("").as_posix() for item in items}
+    place = places(list(dict.fromkeys(names.values())))
+    items.sort(key=lambda item: place[names[item]])
 
 
 def places(names: list[str]) -> dict[str, float]:
-    """Where each file stands: those of servers, which wait for most of their time, evenly among those that compute."""
+    """Order test files: the longest first, those of servers, which mostly wait, evenly among those that compute."""
     place = {name: float(LONGEST.index(name) - len(LONGEST)) for name in names if name in LONGEST}
     for serving in (True, False):
-        group = [name for name in names if name not in place and name.startswith("serve_") is serving]
+        group = [name for name in names if name not in place and name.startswith("serve/") is serving]
         place |= {name: (index + 0.5) / len(group) for index, name in enumerate(group)}
     return place
 

@@ -114,7 +114,9 @@ def _layers(report: Report) -> str:
     counts: dict[str, int] = {}
     for layer in report.layers:
         counts[layer.format] = counts.get(layer.format, 0) + 1
-    formats = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    formats = ", ".join(
+        f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])
+    )
     return "; ".join(text for text in (formats, report.quantized) if text)
 
 
