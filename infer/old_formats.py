@@ -50,13 +50,13 @@ def upgrade_manifest(manifest: Row) -> Row:
 
 
 def _with_metric(row: Row) -> Row:
-    """A metric was named by its label alone: `logits.top1`."""
+    """Read a metric that was named by its label alone: `logits.top1`."""
     subject, _, metric = str(row.get("what")).rpartition(".")
     return {**row, "subject": subject, "metric": metric}
 
 
 def _with_decider(row: Row) -> Row:
-    """Who decided the format of a layer was said by how the reason begins."""
+    """Infer what decided the format of a layer from the first words of its reason."""
     why, is_float = str(row.get("why", "")), row.get("format") == "float"
     by = "speed" if why else ""
     for start, name in (("pinned", "pin"), ("by --", "budget"), ("rose ", "sensitivity")):

@@ -1,4 +1,4 @@
-"""Who is told what a run does and finds: silent for the Python API, shown by the command line."""
+"""Receiver of a run's progress and findings: silent for the Python API, shown by the command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Reporter:
         self.findings: list[Finding] = []
 
     def step(self, name: str, detail: str = "") -> None:
-        """A step of the run begins."""
+        """Begin a step of the run."""
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """The step at work has done so much of what can be counted."""
+        """Report progress of the current step, in units that it counts."""
 
     def show(self, finding: Finding) -> None:
         """Display one finding."""

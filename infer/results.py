@@ -73,14 +73,14 @@ class BackendResult(msgspec.Struct, frozen=True):
 
 
 class ScoresOnly(msgspec.Struct, frozen=True):
-    """Why a language model scores text and generates none. `by_model`: no other backend would change it."""
+    """Reason that a language model scores text and generates none. `by_model`: no other backend would change it."""
 
     reason: str
     by_model: bool
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """What a backend made of a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
+    """Result of lowering a graph. `quantized` is for backends that quantize an ONNX source themselves: the share of
     its weights, as the verdict says it.
     """
 

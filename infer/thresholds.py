@@ -8,7 +8,7 @@ from .plan import Plan
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the fidelity gate allows; `None` is not judged. Shares are 0..1, `kl` in nats per row.
+    """Limits of the fidelity gate; `None` is not judged. Shares are 0..1, `kl` in nats per row.
 
     Of language models, relative errors of the worst single token: `worst_token` against the float model, and
     `schedule` against the same step in one prefill, which no budget of the user (`max_drop`, `max_error`) loosens.
@@ -71,7 +71,7 @@ LIMITS: dict[str, Limits] = {
 
 
 def precision_class(quant: str, dtype: str) -> str:
-    """The row of `LIMITS` that judges this quantization and compute dtype."""
+    """Return the row of `LIMITS` that judges this quantization and compute dtype."""
     name, _, option = quant.partition(":")
     if name == "cluster":
         return {"2": "2bit", "3": "3bit", "6": "int8"}.get(option, "4bit")
@@ -83,15 +83,17 @@ def precision_class(quant: str, dtype: str) -> str:
 
 
 def precision(plan: Plan) -> str:
-    """The row of `LIMITS` that judges a plan: of a bit budget by its bits, else by format and compute dtype; the KV
-    cache of a language model counts where it is coarser.
+    """Return the row of `LIMITS` that judges a plan.
+
+    A bit budget is judged by its bits, other plans by format and compute dtype; the KV cache of a language model counts
+    where it is coarser.
     """
     weights = _precision_of_weights(plan)
     return plan.kv_dtype if coarser_cache(plan) else weights
 
 
 def coarser_cache(plan: Plan) -> bool:
-    """True when the KV cache of a language model keeps less precision than its weights and compute dtype."""
+    """Return True when the KV cache of a language model keeps less precision than its weights and compute dtype."""
     order = list(LIMITS)
     return plan.kv_dtype in order and order.index(plan.kv_dtype) > order.index(_precision_of_weights(plan))
 
@@ -107,16 +109,18 @@ def _precision_of_weights(plan: Plan) -> str:
 
 
 def default_kv_dtype(plan: Plan) -> str:
-    """The KV cache of a plan whose dtypes and format are resolved: a float plan keeps the float model's answers."""
+    """Choose the KV cache's dtype for a resolved plan: a float plan keeps the float model's answers."""
     if plan.dtype == "bfloat16":
         return "bfloat16"
     return "float32" if _precision_of_weights(plan) == "float32" else "float16"
 
 
 def limits(plan: Plan, task: str) -> Limits:
-    """What the gate allows. `max_drop` replaces the row of its precision class by one label-free measure: the relative
-    increase of perplexity of a language model, the share of rows whose best class changed of a classifier, and the
-    relative error of the outputs of everything else.
+    """Return the limits of the gate for a plan and task.
+
+    `max_drop` replaces the row of its precision class by one label-free measure: the relative increase of perplexity of
+    a language model, the share of rows whose best class changed of a classifier, and the relative error of the outputs
+    of everything else.
     """
     if plan.max_drop is None:
         return LIMITS[precision(plan)]

@@ -20,12 +20,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # What takes longest goes first, so that at the end no worker waits for another: `make test` keeps this order.
 LONGEST = """
-test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_triton_kernels pipeline/test_every_source
-serve/test_trained_llm kernels/test_fused_decoder_layers attention/test_triton_attention pipeline/test_mixed_precision
-serve/test_lora backends/test_ort_steps kernels/test_slow_operators cli/test_generate kernels/test_fused_encoder_layers
-predict/test_text_generation llm/test_paged_step cli/test_cli test_readme serve/test_page serve/test_workers serve/test_chaos
-serve/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack serve/test_openapi
-backends/test_trt llm/test_tools
+test_readme_commands test_tutorials pipeline/test_backends_and_formats kernels/test_triton_kernels
+pipeline/test_every_source serve/test_trained_llm kernels/test_fused_decoder_layers
+attention/test_triton_attention pipeline/test_mixed_precision serve/test_lora backends/test_ort_steps
+kernels/test_slow_operators cli/test_generate kernels/test_fused_encoder_layers predict/test_text_generation
+llm/test_paged_step cli/test_cli test_readme serve/test_page serve/test_workers serve/test_chaos
+serve/test_bad_requests onnx/test_table_layers test_models serve/test_end_to_end kernels/test_prepack
+serve/test_openapi backends/test_trt llm/test_tools
 """.split()  # noqa: SIM905 - a word is a file
 TESTS = Path(__file__).parent
 FOUND_OUT = (
@@ -55,14 +56,14 @@ def places(names: list[str]) -> dict[str, float]:
 
 @pytest.fixture(scope="session")
 def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the workers of a run share."""
+    """Make a folder that the workers of a run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @contextlib.contextmanager
 def alone(folder: Path, name: str) -> Iterator[Path]:
-    """A folder of the run that one worker fills while the others wait."""
+    """Lock a folder of the run that one worker fills while the others wait."""
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / name).mkdir(exist_ok=True)
@@ -96,7 +97,7 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured_memory(private_folders: Path) -> Iterator[None]:
-    """Publishing starts a process that measures memory, and takes longer than all else it does for a small model.
+    """Skip the process that measures memory at publishing: it takes longer than the rest for a small model.
 
     Tests of that process are in test_report_memory; that publishing asks it, in test_pipeline (`measured_memory`).
     """
@@ -121,7 +122,7 @@ def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def pydoc_artifact(of_the_run: Path) -> Path:
-    """The trained language model of models/pydoc_lm, made once; for tests that filter the exporter's warnings."""
+    """Optimize the trained language model of models/pydoc_lm, once; for tests that filter the exporter's warnings."""
     pytest.importorskip("transformers")
     from tests.support.llm_artifacts import pydoc
 
@@ -132,7 +133,7 @@ def pydoc_artifact(of_the_run: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_artifact(of_the_run: Path) -> Path:
-    """The random llama of `language_artifacts.tiny`, without text, made once; its source lies beside it."""
+    """Optimize the random llama of `llm_artifacts.tiny`, without text, once; its source lies beside it."""
     pytest.importorskip("transformers")
     from tests.support.llm_artifacts import tiny
 
@@ -159,7 +160,7 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def found_out_once() -> None:
-    """What takes longer than a small model, or a small server, and is found out again for each, is kept once known.
+    """Cache results that libraries compute again for each model or server, and that take longer than a small one.
 
     Torch's ONNX exporter parses the source of each function of torchlib to learn one string, the domain; AOTInductor
     puts all of torch's headers through the preprocessor, twice, to learn whether they have changed; httpx reads the
@@ -175,7 +176,7 @@ def found_out_once() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def old_objects_aside() -> None:
-    """The collector, which every timing calls, and who looks for leaks need not go through all that is imported."""
+    """Freeze imported objects, so that the garbage collector does not go through them at every timing."""
     gc.collect()
     gc.freeze()
 

@@ -64,7 +64,7 @@ def perceptron() -> nn.Module:
 
 
 def published(tmp_path: Path, **changes: object) -> tuple[Predictor, nn.Module, np.ndarray]:
-    """An artifact of a small module with `changes` of the plan, the module, and inputs that it was not made with."""
+    """Make an artifact of a small module with `changes` of the plan; return it, the module and other inputs."""
     module, rows = perceptron(), torch.randn(40, 64)
     torch.save(module, tmp_path / "model.pt")
     np.savez(tmp_path / "rows.npz", input=rows[:32].numpy())

@@ -1,6 +1,9 @@
-"""The pages that are written from the code say what the code says."""
+"""Pages that are generated from the code are up to date; docstrings stand alone."""
 
 from __future__ import annotations
+
+import ast
+import re
 
 import pytest
 
@@ -15,3 +18,18 @@ def test_a_page_says_what_the_code_says(name: str) -> None:
 
 def test_every_error_is_explained() -> None:
     assert not [kind.__name__ for kind in docs_pages.errors() if not docs_pages._what(kind)]
+
+
+OPENERS = re.compile(r"(What|Who|Whose|Whether|The same|How|Where|When|Why|Which|That|As|If|It|They|This) ")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_no_docstring_opens_with_a_question_or_a_reference() -> None:
+    found = []
+    for folder in ("infer", "backends", "bench", "models", "tests"):
+        for path in sorted((docs_pages.ROOT / folder).rglob("*.py")):
+            nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED))
+            found += [
+                f"{path}: {text}" for node in nodes if OPENERS.match(text := ast.get_docstring(node) or "")
+            ]
+    assert not found

@@ -74,7 +74,7 @@ def rings(edges: dict[str, set[str]]) -> list[set[str]]:
 
 
 def file_edges() -> dict[str, set[str]]:
-    """Imports between files; a package's `__init__` that re-exports its own files is no edge back to it."""
+    """Collect imports between files; a package's `__init__` that re-exports its own files is no edge back to it."""
     return {
         name: {other for other in imports(path) if other in MODULES and not name.startswith(f"{other}.")}
         - {name}

@@ -1,4 +1,4 @@
-"""What the reference models promise: they load, are small, are good, and learned nothing held out."""
+"""Promises of the reference models: they load, are small, are good, and learned nothing held out."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ PLANS = [
 
 
 def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """The plan that `infer optimize` runs for these words."""
+    """Return the plan that `infer optimize` runs for these words."""
     seen: list[Plan] = []
 
     def stop(plan: Plan, *_: Any, **__: Any) -> None:
@@ -219,7 +219,7 @@ SERVED = [
 
 
 def served(words: list[str], monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
-    """The options that `infer serve` starts a server with, on Ray or here."""
+    """Return the options that `infer serve` starts a server with, on Ray or here."""
     seen: list[ServeOptions] = []
     for name in ("infer.serve.server.start", "infer.serve.ray_run.start"):
         monkeypatch.setattr(name, lambda options: seen.append(options) or 0)

@@ -1,4 +1,4 @@
-"""What users type does not change by accident: public names, command line flags, manifest keys, exit codes."""
+"""Public names, command line flags, manifest keys and exit codes: none changes by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole models in int8 by ONNX Runtime and OpenVINO, made as their documentation recommends for a CPU.
+"""Complete models in int8 by ONNX Runtime and OpenVINO, made as their documentation recommends for a CPU.
 
 Each `make_*` writes into a folder and may take minutes; each `open_*` gives a function from named tensors to the
 first output. Both engines use as many threads as torch.

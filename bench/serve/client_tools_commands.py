@@ -15,7 +15,7 @@ Done = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tools run.
+    """Places that the tools run in.
 
     `address`: host:port; `text`, `embedding`: names of the models; `artifact`: of the first; `tools`, `comply`:
     environments; `work`: an empty folder.

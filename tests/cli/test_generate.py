@@ -36,7 +36,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened_once(monkeypatch: pytest.MonkeyPatch, lm: Path, kept: dict[str, Predictor]) -> None:
-    """Calls of `infer generate` and `infer chat` find `lm` open, which is most of what they take; anything else, and
+    """Keep `lm` open for calls of `infer generate` and `infer chat`, which saves most of their time; anything else, and
     any option of opening, they open themselves.
     """
     load = Predictor.load

@@ -1,4 +1,4 @@
-"""What `infer optimize` prints: the verdict on one screen, a line of progress for each stage, all of it on request."""
+"""Output of `infer optimize`: the verdict on one screen, a line of progress for each stage, all of it on request."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ DATA = f"{MODELS / 'digits.py'}:example_inputs"
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[nn.Module, torch.Tensor]:
-    """The trained classifier, importable by name as a pickle needs it, and 64 held-out images."""
+    """Load the trained classifier, importable by name as a pickle needs it, and 64 held-out images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(MODELS)
         recipe = importlib.import_module("digits")

@@ -1,4 +1,4 @@
-"""Which trial is published, and when plain torch is tried; times are given, never taken."""
+"""Choice of the trial that is published, and of plain torch as a candidate; times are given, never taken."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def chosen(*trials: Trial) -> tuple[str, str]:
 
 
 def test_a_trial_timed_while_the_machine_was_slow_is_not_ranked_by_it() -> None:
-    """ort lost to the float form and inductor won, though the machine was twice as slow when inductor was timed."""
+    """Rank inductor, which won, over ort, which lost, though the machine was twice as slow when inductor was timed."""
     inductor = trial("inductor", (1.6, 1.6), rival=(2.0, 2.0))
     ort = trial("ort", (1.2, 1.2), rival=(1.0, 1.0))
     assert chosen(ort, inductor) == ("inductor", "the fastest here; time of the others: ort 1.50x")

@@ -127,7 +127,7 @@ TIMED = [Timed(1, pair(0.0061, 0.0128, "faster")), Timed(8, pair(0.0328, 0.0441,
 def sample(
     fidelity: tuple[Metric, ...] = METRICS, measured: Mapping[str, Any] = MappingProxyType({}), **changes: Any
 ) -> document.Report:
-    """A report of the manifest with `changes`; `measured` replaces results."""
+    """Make a report of the manifest with `changes`; `measured` replaces results."""
     results = document.Results(
         fidelity=fidelity,
         backends=BACKENDS,

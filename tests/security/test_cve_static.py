@@ -1,5 +1,7 @@
-"""What shipped code may never hold. CVE-2025-32444, -29783, -47277, CVE-2024-11041 and their kin: pickle between
-processes; CVE-2026-27893, -22807: remote code switched on somewhere; CVE-2026-41523: a check that `python -O` drops.
+"""Constructs that shipped code may never hold.
+
+CVE-2025-32444, -29783, -47277, CVE-2024-11041 and their kin: pickle between processes; CVE-2026-27893, -22807: remote
+code switched on somewhere; CVE-2026-41523: a check that `python -O` drops.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ metric_list: [{metrics}]
 
 
 def tool(name: str) -> str:
-    """The path of a client's program; skips the test where it is not installed."""
+    """Find a client's program; skips the test where it is not installed."""
     found = shutil.which(name, path=f"{ROOT / '.conformance/bin'}{os.pathsep}{os.environ['PATH']}")
     if found is None:
         pytest.skip(f"{name} is not installed: make conformance")

@@ -37,7 +37,7 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
 
 @contextmanager
 def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
-    """A client of an engine whose gate is closed, and which is believed to take 15 s for a prompt of one token."""
+    """Open a client of an engine whose gate is closed, with 15 s predicted for a prompt of one token."""
     engine = Alphabet()
     engine.gate.clear()
     with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
@@ -239,7 +239,7 @@ def test_draining_finishes_admitted_requests_and_admits_none(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_sigterm_finishes_streams_or_ends_them_with_an_error(tmp_path: Path, cut_short: bool) -> None:
-    """It could not when a second signal comes; the streams would take at least 15 s, or 3 s."""
+    """Exit at a second signal though streams run; they would take at least 15 s, or 3 s."""
     seconds = "0.25" if cut_short else "0.05"  # long enough to be asked while it drains, on a busy machine
     command = [sys.executable, "-m", "tests.support.fake_llm", str(tmp_path), seconds, "60"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -220,7 +220,7 @@ def test_restart_limit_fails_all_requests(tmp_path: Path) -> None:
 
 
 def _died(table: RequestTable) -> int:
-    """The worker dies, and another is there."""
+    """Kill the worker and wait for the next one."""
     guilty = table.on_worker_death()
     table.on_worker_restart()
     return guilty

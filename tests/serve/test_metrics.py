@@ -53,7 +53,7 @@ def body(value: float = 1.0, rows: int = 1, **parameters: Any) -> dict[str, Any]
 
 
 def count(server: Live, name: str, **labels: str) -> float:
-    """The sum of a counter's samples with these labels."""
+    """Add up a counter's samples with these labels."""
     found = 0.0
     for line in httpx.get(f"{server.url}/metrics").text.splitlines():
         match = re.fullmatch(rf"infer_{name}(?:{{(.*)}})? (\S+)", line)

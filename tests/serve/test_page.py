@@ -59,7 +59,7 @@ def browser() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(browser: Tab, server: Live) -> Iterator[Tab]:
-    """The page, opened anew; whatever the console says against it fails the test."""
+    """Open the page anew; an error on its console fails the test."""
     browser.errors.clear()
     browser.asked.clear()
     browser.show(1280)
@@ -71,7 +71,7 @@ def tab(browser: Tab, server: Live) -> Iterator[Tab]:
 
 
 def choose(tab: Tab, name: str) -> str:
-    """A model's panel, as the start of a selector."""
+    """Return the selector of a model's panel."""
     tab.run(f"document.getElementById('tab-{name}').click()")
     return f"#panel-{name}"
 

@@ -305,7 +305,7 @@ def nodes(artifacts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def expected(artifacts: list[Path]) -> tuple[dict[str, Any], np.ndarray]:
-    """A request for the slow model, and what the Predictor says to it."""
+    """Make a request for the slow model, and the Predictor's answer to it."""
     x = np.linspace(-1, 1, 1024, dtype=np.float32)[None]
     with Predictor.load(artifacts[0]) as predictor:
         y = predictor.predict({"x": x})["y"]
@@ -321,7 +321,7 @@ def until(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def total(nodes: Nodes, name: str, **labels: str) -> float:
-    """The most that any replica says of a counter; each scrape reaches one of them."""
+    """Return the largest value of a counter among replicas; each scrape reaches one of them."""
     found = 0.0
     for _ in range(12):
         for line in httpx.get(f"{nodes.url}/metrics", timeout=20).text.splitlines():

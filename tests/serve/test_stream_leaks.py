@@ -99,7 +99,7 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
 def settle(
     look: Callable[[], dict[str, float]], wanted: dict[str, float] | None = None, leak: str = ""
 ) -> dict[str, float]:
-    """The numbers once they are `wanted`, or once nothing runs; those that are there after five seconds at last.
+    """Wait until the counts are `wanted` or nothing runs, five seconds at most, and return them.
 
     What is known to `leak` is not waited for.
     """
@@ -138,7 +138,7 @@ def test_streams_closed_at_random_points_leak_nothing(served: tuple[Live, Engine
 
 
 def test_request_objects_are_freed_without_garbage_collection(served: tuple[Live, Engine]) -> None:
-    """Which comes late on purpose; shared memory would wait for it too."""
+    """Skip the beat that comes late on purpose; shared memory would wait for it too."""
     rng = random.Random(3)
 
     def there(*kinds: type) -> int:

@@ -36,7 +36,7 @@ def server(predictor: Predictor) -> Iterator[Live]:
 
 
 def cached(server: Live, name: str, key: str | None, prompt: Sequence[int], **asked: Any) -> int:
-    """The cached tokens that the usage of one completion shows."""
+    """Complete a prompt; return the cached tokens of its usage."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = {"model": name, "prompt": list(prompt), "max_tokens": 1, **asked}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)

@@ -34,7 +34,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 
 def model(folder: Path, template: str = PLAIN, pattern: str = "") -> Path:
-    """The text files of an artifact; `pattern`: a regular expression that splits texts."""
+    """Write the text files of an artifact; `pattern`: a regular expression that splits texts."""
     tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     if pattern:
         split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")

@@ -76,7 +76,7 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """The interpreter of the client's environment; skips with the reason when it can't be made."""
+    """Make the client's environment; return its interpreter; skips with the reason when it can't be made."""
     default = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer" / "tritonclient-2.73.0"
     )

@@ -26,7 +26,7 @@ PATIENCE = 20.0
 
 
 def found() -> str | None:
-    """The program, or None where there is none."""
+    """Find the program; None where there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -82,7 +82,7 @@ class Tab:
             self.asked.append(params["request"]["url"])
 
     def show(self, width: int, height: int = 900, *, dark: bool = False, still: bool = False) -> None:
-        """The window's size and what its user prefers."""
+        """Set the window's size and the user's preferences."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -98,13 +98,13 @@ class Tab:
         self.until("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited; an exception fails the test."""
+        """Evaluate an expression and await its value; an exception fails the test."""
         answer = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def until(self, condition: str, seconds: float = PATIENCE) -> Any:
-        """The first value of it that is true."""
+        """Wait for the first true value of an expression."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             with contextlib.suppress(AssertionError):
@@ -141,7 +141,7 @@ class Tab:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Tab]:
-    """A fresh one with an empty profile; gone at the end."""
+    """Start a browser with an empty profile; end it at exit."""
     program = found()
     assert program is not None
     to_read, to_write = os.pipe()
@@ -149,7 +149,7 @@ def browser() -> Iterator[Tab]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
 
         def place() -> None:
-            """The protocol speaks on descriptors 3 and 4."""
+            """Connect the protocol to descriptors 3 and 4."""
             reader, writer = os.dup(to_read), os.dup(from_write)
             os.dup2(reader, 3)
             os.dup2(writer, 4)

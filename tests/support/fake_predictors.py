@@ -78,7 +78,7 @@ class Fake:
 
 
 def double(name: str = "double", *, seconds: float = 0.0, max_batch: int = 8, poison: float = 666.0) -> Fake:
-    """y = 2·x over [batch, 4]; takes `seconds` a batch; a row that holds `poison` fails its whole batch."""
+    """Make a predictor of y = 2·x over [batch, 4] that takes `seconds` a batch; a row with `poison` fails its batch."""
 
     def run(inputs: Arrays) -> Arrays:
         time.sleep(seconds)
@@ -155,7 +155,7 @@ def live(
     share_prefix_cache: bool = False,
     fast: bool = True,
 ) -> Iterator[Live]:
-    """A real uvicorn on a free port of 127.0.0.1, in a thread of its own; the predictors are closed at the end."""
+    """Run a real uvicorn on a free port of 127.0.0.1, in a thread of its own; close the predictors at the end."""
     service = Service(predictors, limits, api_key=api_key, share_prefix_cache=share_prefix_cache)
     app = build(service)
     coalescer = Coalescer(app) if fast else None

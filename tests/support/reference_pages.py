@@ -91,7 +91,7 @@ def _spelling(param: Any) -> str:
 
 
 def _value_name(param: Any) -> str:
-    """The kind of value, in capitals, where the option has no name for it."""
+    """Name the kind of value, in capitals, where the option has no name for it."""
     text = str(param.type_descriptor.annotation)
     kinds = {"int": "N", "float": "X", "Path": "PATH", "Literal": "CHOICE"}
     return next((name for kind, name in kinds.items() if kind in text), "TEXT")
@@ -116,7 +116,7 @@ def _cell(text: str) -> str:
 
 
 def _plan_file() -> list[str]:
-    """The keys of a plan file, and what the command line is in one."""
+    """List the keys of a plan file, and the flag of each."""
     plan = Plan(
         source="model.pt",
         model="model.py:build",
@@ -160,7 +160,7 @@ def _json(value: Any) -> str:
 
 # --- docs/api.md
 def api_page() -> str:
-    """The public names of `infer` and `infer.serve`: signatures and docstrings."""
+    """Write the public names of `infer` and `infer.serve`: signatures and docstrings."""
     lines = ["# Python API", "", f"The public names of `infer` and `infer.serve`. {WRITTEN}", ""]
     lines += ["```python", "from infer import Plan, Predictor, optimize", "```"]
     order = ["optimize", "Plan", "Predictor", "TensorSpec", "Finding", "InferError"]
@@ -259,6 +259,6 @@ def _doc(thing: Any) -> list[str]:
 
 
 def _kind(hint: Any) -> str:
-    """A type as it is written, without modules."""
+    """Format a type as it is written, without modules."""
     text = str(hint) if get_args(hint) else getattr(hint, "__name__", str(hint))
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", text)

@@ -203,7 +203,7 @@ def children(pid: int) -> list[int]:
 def started(
     *, stderr: Any = subprocess.PIPE, files: int = 0, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A server process of `serve`, which has begun to load its model; it may open so many `files`, where given."""
+    """Start a server process of `serve` that has begun to load its model; `files` limits its open files."""
     command = [sys.executable, "-m", "tests.support.worker_models", json.dumps(options)]
     if files:
         command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
@@ -219,7 +219,7 @@ def started(
 
 @contextlib.contextmanager
 def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The same, once it answers, and its address."""
+    """Start a server process; yield it with its address once it answers."""
     with started(**options) as running:
         line = running.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
