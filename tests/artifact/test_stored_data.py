@@ -206,7 +206,7 @@ def test_inspect_lists_the_data_that_an_artifact_holds(
     assert main(["inspect", str(bare), "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["data"]
     assert lines[0].startswith("synthetic inputs (--no-golden): input float32 [2, 3, 8, 8]")
-    assert json.loads((bare / "report.json").read_bytes())["command"].endswith("--no-golden")
+    assert json.loads((bare / "report.json").read_bytes())["command"].split().count("--no-golden") == 1
 
 
 def test_inspect_names_rows_that_an_older_version_stored(

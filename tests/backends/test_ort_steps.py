@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from backends import ort
 from infer import Plan, Predictor, llm
 from infer.attention import KV_DTYPES
+from infer.llm.step import paged_step
 from infer.llm.step.full_sequence import attention_inputs
 from infer.onnx import export, step_runner
 from tests.support.llm_artifacts import tiny
@@ -97,7 +98,7 @@ def test_tokens_that_are_not_kept_and_rows_that_are_not_wanted(tmp_path: Path) -
     model = build("llama")
     shape, runner = opened(model, tmp_path)
     cache = shape.new_cache(4)
-    named = llm.step.example(cache)
+    named = paged_step.example(cache)
     runner.run(named)
     assert not cache.any()  # all slots are -1
     named["slot_mapping"] = torch.tensor([0, 1, 2, 4, 5])

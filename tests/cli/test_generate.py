@@ -138,7 +138,7 @@ def test_several_completions_and_constraints(
         (["generate", "LM", "x", "--json-schema", "absent"], 2, "the schema can't be read"),
         (["generate", "LM", "x", "--regex", "a", "--choice", "b"], 2, "two constraints on one output"),
         (["generate", "LM", "x", "--kv-memory", "lots"], 2, "expected a size like 2GiB"),
-        (["generate", "LM", "x", "--kv-memory", "10"], 7, "10 bytes hold no page of the KV cache"),
+        (["generate", "LM", "x", "--kv-memory", "10"], 7, "the KV cache got 10 bytes, but one page takes"),
         (["generate", "BARE", "hello"], 2, "tiny has no tokenizer.json. Give token ids"),
         (["chat", "BARE"], 2, "has no chat template, so it takes no messages. Give one: infer optimize"),
         (["chat", "absent"], 3, "not an artifact"),
@@ -309,7 +309,7 @@ def test_the_report_of_a_language_model_speaks_of_decode_steps(
     assert "Decode step, 128 tokens in the cache, against torch eager" in said
     assert "tokens/s" in said
     assert "rows/s" not in said
-    assert "512 B a token (float32, pages of 32 tokens)" in said
+    assert "512 B a token (float32)" in said
     assert "a decode step at batch 1, " in said
     page = (lm / "report.html").read_text()
     assert "<h2>Decode step, 128 tokens in the cache</h2>" in page

@@ -21,6 +21,7 @@ import msgspec
 
 from infer.errors import InferError
 from infer.serve.api import kserve_request
+from infer.serve.api.kserve_response import HEADER_LENGTH
 from infer.serve.api.kserve_tensors import texts_from_binary
 from infer.serve.api.kserve_types import InferRequest
 from infer.serve.api.openai_types import ChatRequest, CompletionRequest
@@ -28,6 +29,7 @@ from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
 from infer.serve.http.body import BodyMemory, BodyReservation, read_body
 from infer.serve.http.message_framing import ChunkedBody, FramingError, HeadScanner
+from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from tests.support.fake_predictors import double
 from tests.support.raw_http import BODY
@@ -140,9 +142,9 @@ def kserve_binary(data: bytes, chance: random.Random) -> None:
     """Draw a KServe body and its declared JSON length."""
     body = data + chance.randbytes(chance.choice([0, 15, 16, 17]))
     split = chance.choice([len(data), len(data) - 1, len(body), 0, chance.randrange(len(body) + 2)])
-    headers = {kserve_request.SPLIT: str(split).encode()}
+    headers = {HEADER_LENGTH: str(split).encode()}
     service = SimpleNamespace(limits=LIMITS)
-    call = kserve_request.RequestContext(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
+    call = RequestContext(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
     request, raw = kserve_request._read(call, ENGINE)
     arrays = kserve_request._arrays(request, raw, ENGINE)
     sizes = ENGINE.layout.check(arrays)

@@ -334,7 +334,7 @@ def test_all_kernels_compile(captured: list[tuple], one: bool) -> None:
 TRACED = """
 import torch
 from infer.kernels import gpu
-from infer.kernels.gpu import crossover, embed
+from infer.kernels.gpu import compile_inline, crossover
 
 class Layer(torch.nn.Module):
     def forward(self, x, codes, table, scale, row_scale):
@@ -349,8 +349,8 @@ def backend(module, inputs):
         raise SystemExit
     return torch._dynamo.backends.common.aot_autograd(fw_compiler=stop)(module, inputs)
 
-embed.embed(["linear_lut"], gpu.function)
-embed._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
+compile_inline.embed(["linear_lut"], gpu.function)
+compile_inline._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
 crossover.of = lambda *_: crossover.Crossover(8, 128)
 codes, scale = torch.zeros(64, 64, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.int8)
 weights = codes, torch.zeros(1, 16), scale, torch.zeros(64)

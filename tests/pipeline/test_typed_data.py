@@ -112,7 +112,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
             (open_source, "identify"),
             (state_dict, "open_checkpoint"),
             (user_module, "import_file"),
-            (data, "attach"),
+            (data, "attach_samples"),
         )
         plan = Plan(
             source=str(MODELS / "digits.pt"), model=f"{MODELS / 'digits.py'}:build", allow_slower=True, batches=(),
@@ -134,7 +134,7 @@ def test_renaming_every_display_label_changes_nothing_decided(
 
 def test_the_source_is_opened_once_though_layers_rise(made: Made) -> None:
     assert made.steps.count("compress") > 1
-    assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "attach": 1}
+    assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "attach_samples": 1}
 
 
 def test_the_text_of_a_language_model_is_tokenized_once(

@@ -100,7 +100,7 @@ def test_adapter_with_its_models_name_is_refused(predictor: Predictor) -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(predictor, name)
 
-    with pytest.raises(UsageError, match="the name of two things"):
+    with pytest.raises(UsageError, match="name collision"):
         Service([Model()])
 
 

@@ -95,7 +95,7 @@ def test_changed_golden_output_raises(tmp_path: Path) -> None:
     model = Model(tmp_path, clock)
     golden = GoldenInputTest(model, clock)
     model.factor, clock.now = 2.01, 10.0
-    with pytest.raises(ArtifactError, match="y of the golden inputs"):
+    with pytest.raises(ArtifactError, match="output y on the golden inputs"):
         golden.run_if_due()
 
 
