@@ -1,4 +1,4 @@
-"""Native forms of the searches that quantizing spends its time in; `infer/quant` holds their slow twins."""
+"""Native forms of the searches that quantizing spends its time in; `infer/compress` holds their slow twins."""
 
 from __future__ import annotations
 
