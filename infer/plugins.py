@@ -1,7 +1,8 @@
 """Plug-in discovery: a file is a plug-in, named by its file name; the module satisfies the folder's contract.
 
-Four folders share this shape (`backends`, `infer.compress`, `infer.attention`, `infer.serve.protocols`); third
-parties add names through entry points of the group `infer.<folder>`.
+Four folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.protocols`);
+third parties add names through entry points of the groups `infer.backends`, `infer.formats`, `infer.attention` and
+`infer.protocols`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def publish(
         steps=best.steps,
         cache=None
         if best.shape is None
-        else document.CacheSize(best.shape.kv_dtype, best.shape.bytes_per_token),
+        else document.CacheSize(best.shape.kv_dtype, best.shape.bytes_per_token, best.shape.page),
     )
     report = document.from_manifest(manifest, results)
     (folder / "report.json").write_bytes(document.encode(report))

@@ -79,6 +79,7 @@ class CacheSize(msgspec.Struct, frozen=True):
 
     dtype: str
     bytes_per_token: float
+    page: int | None = None  # tokens of a page; None in reports that did not keep it
 
 
 @dataclass(frozen=True, kw_only=True)

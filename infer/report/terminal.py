@@ -110,7 +110,8 @@ def card(report: Report) -> list[tuple[str, str]]:
         rows.append(("peak", f"{formatting.number(ceiling.multiply_peak, 'FLOP/s')} ({ceiling.peak_source})"))
     if report.cache is not None:
         per_token = formatting.size(report.cache.bytes_per_token)
-        rows.append(("KV cache", f"{per_token} a token ({report.cache.dtype})"))
+        pages = "" if report.cache.page is None else f", pages of {report.cache.page} tokens"
+        rows.append(("KV cache", f"{per_token} a token ({report.cache.dtype}{pages})"))
     for row in report.latency:
         if row.floor is not None:
             what = "decode step" if report.decodes else "call"

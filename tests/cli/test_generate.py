@@ -309,7 +309,7 @@ def test_the_report_of_a_language_model_speaks_of_decode_steps(
     assert "Decode step, 128 tokens in the cache, against torch eager" in said
     assert "tokens/s" in said
     assert "rows/s" not in said
-    assert "512 B a token (float32)" in said
+    assert "512 B a token (float32, pages of 32 tokens)" in said
     assert "a decode step at batch 1, " in said
     page = (lm / "report.html").read_text()
     assert "<h2>Decode step, 128 tokens in the cache</h2>" in page
