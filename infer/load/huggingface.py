@@ -17,6 +17,7 @@ from ..errors import NotUsableError, SourceError, UnsafeSourceError
 from ..plan import Plan
 from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding, TensorSpec
+from .converted_names import convert_names
 from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
@@ -67,13 +68,14 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         _refuse_other_modalities(model, config, folder)
     pooling = read_pooling(folder) if task == "embedding" else None
     wrapped = _wrap(model, task, pooling)
-    fit = match_checkpoint(wrapped, reader, lambda name: _other_names(name, model))
+    converted = convert_names(reader, model, str(folder))
+    fit = match_checkpoint(wrapped, converted, lambda name: _other_names(name, model))
     fit.check(str(folder), strict=False)
     findings += _said(reader, fit)
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
-        reader=FiniteReader(reader, str(folder)),
+        reader=FiniteReader(converted, str(folder)),
         inputs=_inputs(wrapped),
         samples={},
         samples_from="",
