@@ -86,7 +86,8 @@ def optimize(name: str, model: Model, quant: str, folder: Path) -> tuple[Path, C
     )
     wall = time.perf_counter() - began
     (folder / f"{name}-{quant}.log").write_text(done.stdout + done.stderr)
-    said = " ".join(done.stderr.split()) if done.returncode else "; ".join(_report(output)["verdict"])
+    refusal = " ".join(done.stderr.rpartition("infer: ")[2].split())
+    said = refusal if done.returncode else "; ".join(_report(output)["verdict"])
     return output, Cell(name, quant, done.returncode, said, wall)
 
 
