@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from infer.serve import page
+from infer.serve.protocols import ops
 from infer.spec import TensorSpec
 from tests.support import chromium
 from tests.support.chromium import Tab
@@ -93,11 +93,11 @@ def test_content_security_policy_blocks_external_resources(server: Live) -> None
 
 
 def test_page_has_no_external_urls_or_inline_scripts() -> None:
-    for name, content in page.files().items():
+    for name, content in ops.page_files().items():
         text = content.decode().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*|\s// .*", "", text, flags=re.M), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
-    index = page.files()["index.html"].decode()
+    index = ops.page_files()["index.html"].decode()
     assert not re.search(r"<script(?![^>]* src=)|<style| on\w+=| style=", index)
 
 
@@ -110,7 +110,7 @@ def test_every_file_of_the_page_is_packaged() -> None:
     ]
     assert here
     assert all(name.endswith(tuple(endings)) for name in here)
-    assert set(here) == set(page.files())
+    assert set(here) == set(ops.page_files())
 
 
 @pytest.mark.parametrize(

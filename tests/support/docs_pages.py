@@ -12,7 +12,7 @@ import infer.serve
 from infer.errors import InferError, OverloadedError
 from infer.options import fields
 from infer.serve import limits
-from infer.serve.api.openai_errors import DIALECT
+from infer.serve.api.openai_errors import ERROR_FORMAT
 from tests.support import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def errors_page() -> str:
     for kind in errors():
         status = str(kind.status)
         if issubclass(kind, OverloadedError):
-            status = f"{kind.status}, on OpenAI routes {DIALECT.status(kind(''))}"
+            status = f"{kind.status}, on OpenAI routes {ERROR_FORMAT.status(kind(''))}"
         lines.append(f"| `{kind.code}` | {status} | {kind.exit_code} | `{kind.__name__}` | {_what(kind)} |")
     lines += [
         "",

@@ -9,7 +9,7 @@ import msgspec
 from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
 from ..http.error_text import error_text, plain
 from ..http.request_context import RequestContext
-from ..http.routing import Dialect
+from ..http.routing import ErrorFormat
 from ..llm.llm_engine import LLMEngine
 
 
@@ -45,7 +45,7 @@ def _body(error: InferError) -> OpenAIError:
     return OpenAIError(ErrorBody(error_text(error), kind, param, error.code))
 
 
-DIALECT = Dialect("openai", _status, _body, OpenAIError)
+ERROR_FORMAT = ErrorFormat("openai", _status, _body, OpenAIError)
 
 
 def require_json(call: RequestContext) -> None:

@@ -5,8 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from ...llm.engine.requests import TokenLogprob
-from .openai_types import Alternative, ChatLogprobs, CompletionLogprobs, ContentLogprob
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists over the tokens of `text`; an echoed prompt's first token has no values."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
 
 LOWEST = -9999.0  # JSON has no minus infinity
 

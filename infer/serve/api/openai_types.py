@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...llm.engine.requests import MAX_PRIORITY
+from .openai_logprobs import ChatLogprobs, CompletionLogprobs
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -154,15 +155,6 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails
 
 
-class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists over the tokens of `text`; an echoed prompt's first token has no values."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
-
-
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
@@ -181,24 +173,6 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: Usage | None | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"
-
-
-class Alternative(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ContentLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[Alternative]
-
-
-class ChatLogprobs(msgspec.Struct):
-    content: list[ContentLogprob]
-    refusal: None = None
 
 
 class ResponseMessage(msgspec.Struct, kw_only=True):

@@ -147,7 +147,7 @@ class RequestGroup(ItemOwner):
             return
         now, labels = time.perf_counter(), endpoint.labels(name)
         seconds = [now - request.began for request in answered]
-        endpoint.service.metrics.request(*labels, 200, first.route.dialect.name, *seconds)
+        endpoint.service.metrics.request(*labels, 200, first.route.error_format.api, *seconds)
         for observer in observers:
             for request, spent in zip(answered, seconds, strict=True):
                 request.call.measure = answer.timings

@@ -150,8 +150,8 @@ class Endpoint:
                 call.timeout()
                 self.service.require_ready()
             if call.route.method == "POST":
-                early = None if call.route.early is None else partial(call.route.early, call)
-                call.body = await read_body(receive, call.headers, self.service.limits, share, early)
+                precheck = None if call.route.precheck is None else partial(call.route.precheck, call)
+                call.body = await read_body(receive, call.headers, self.service.limits, share, precheck)
                 return to_response(
                     await cancel_on_disconnect(call.route.handler(call), receive, DISCONNECT_POLL_DELAY),
                     call.route,
@@ -168,7 +168,7 @@ class Endpoint:
             log.error("request %s failed: %s", call.request_id, exception_summary(error))
             error = InferError(f"internal error; the server's log has it under request id {call.request_id}")
         call.error = error
-        return error_response(error, call.route.dialect)
+        return error_response(error, call.route.error_format)
 
     def _admit(self, call: RequestContext, *, open: bool, over: bool) -> None:
         if open:
@@ -185,7 +185,7 @@ class Endpoint:
     def count(self, call: RequestContext, status: int, began: float) -> None:
         name, version = self.labels(call.model)
         seconds = time.perf_counter() - began
-        self.service.metrics.request(name, version, status, call.route.dialect.name, seconds)
+        self.service.metrics.request(name, version, status, call.route.error_format.api, seconds)
         for observer in self.service.observers:
             observer.note(call, status, seconds, name, version)
 

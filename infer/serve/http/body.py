@@ -50,13 +50,13 @@ async def read_body(
     headers: Mapping[bytes, bytes],
     limits: ServeLimits,
     share: BodyReservation,
-    early: Precheck | None = None,
+    precheck: Precheck | None = None,
 ) -> bytes | bytearray:
     """Read and inflate the whole body.
 
-    `early`: called with the first bytes of an uncompressed body; may raise to refuse it. Raises `TooLargeError` (before
-    reading if Content-Length tells), `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`, `InputError`,
-    `ClientGoneError`.
+    `precheck`: called with the first bytes of an uncompressed body; may raise to refuse it. Raises `TooLargeError`
+    (before reading if Content-Length tells), `SlowBodyError`, `OverloadedError`, `UnsupportedMediaError`,
+    `InputError`, `ClientGoneError`.
     """
     length = headers.get(b"content-length")
     if length is None and b"transfer-encoding" not in headers:
@@ -66,7 +66,7 @@ async def read_body(
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise UnsupportedMediaError("expected content encoding gzip, deflate or identity, got another")
-    body = await _collect(receive, limits, share, early if encoding == b"identity" else None)
+    body = await _collect(receive, limits, share, precheck if encoding == b"identity" else None)
     if encoding == b"identity":
         return body
     if len(body) < INLINE_BYTES:
@@ -79,7 +79,7 @@ async def read_body(
 
 
 async def _collect(
-    receive: Receive, limits: ServeLimits, share: BodyReservation, early: Precheck | None
+    receive: Receive, limits: ServeLimits, share: BodyReservation, precheck: Precheck | None
 ) -> bytes | bytearray:
     began = asyncio.get_running_loop().time()
     body: bytes | bytearray = b""
@@ -90,9 +90,9 @@ async def _collect(
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 data, more = message.get("body", b""), message.get("more_body", False)
-                if early is not None:
-                    early(data, not more)
-                    early = None
+                if precheck is not None:
+                    precheck(data, not more)
+                    precheck = None
                 share.take(len(data))
                 if not body:
                     body = bytearray(data) if more else data

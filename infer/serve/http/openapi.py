@@ -32,7 +32,7 @@ def document(routes: list[Route], version: str, *, api_key: bool = False) -> dic
     types = {
         t
         for r in routes
-        for t in (r.In, r.Out, r.chunk, r.dialect.error)
+        for t in (r.In, r.Out, r.chunk, r.error_format.schema)
         if t is not None and not isinstance(t, str)
     }
     ordered = sorted(types, key=lambda t: t.__name__)
@@ -54,7 +54,7 @@ def document(routes: list[Route], version: str, *, api_key: bool = False) -> dic
 
 def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str, Any]:
     name = f"{route.method.lower()}{re.sub(r'[^A-Za-z0-9]+', '_', route.path)}".rstrip("_")
-    error = {JSON: {"schema": schema[route.dialect.error]}}
+    error = {JSON: {"schema": schema[route.error_format.schema]}}
     done = _content(route.Out, schema, route.binary)
     if route.chunk is not None:
         done[EVENTS] = {"schema": schema[route.chunk]}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import DeadlineError, InferError, OverloadedError, ServeError
-from .routing import Dialect, MethodError, Response, Route, SlowBodyError, UnauthorizedError
+from .routing import ErrorFormat, MethodError, Response, Route, SlowBodyError, UnauthorizedError
 
 
 def to_response(value: Any, route: Route) -> Response:
@@ -19,9 +19,9 @@ def to_response(value: Any, route: Route) -> Response:
     return Response(msgspec.json.encode(value))
 
 
-def error_response(error: InferError, dialect: Dialect) -> Response:
-    """Return the error response of a dialect, with the headers of its kind (Retry-After, Allow, …)."""
-    response = Response(msgspec.json.encode(dialect.body(error)), dialect.status(error))
+def error_response(error: InferError, error_format: ErrorFormat) -> Response:
+    """Return the error response in the format of an API, with the headers of its kind (Retry-After, Allow, …)."""
+    response = Response(msgspec.json.encode(error_format.body(error)), error_format.status(error))
     if isinstance(error, OverloadedError):
         seconds = min(max(error.retry_after, 0.001), 60.0)
         response.headers += [

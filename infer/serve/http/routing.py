@@ -1,4 +1,4 @@
-"""Route table types: routes, responses, dialects and errors, used by dispatch, validation and OpenAPI."""
+"""Route table types: routes, responses, error formats and errors, used by dispatch, validation and OpenAPI."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """Error format of one API: status and body of an error. `name`: metric label of the API."""
+class ErrorFormat:
+    """Status and body of an error in one API. `api`: metric label of the API; `schema`: struct of the body."""
 
-    name: str
+    api: str
     status: Callable[[InferError], int]
     body: Callable[[InferError], Any]
-    error: type[msgspec.Struct]
+    schema: type[msgspec.Struct]
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Route:
     `In`: struct of the body, None without one; `Out`: struct or media type; `chunk`: struct of one event, if the
     response may be a stream of them; `handler`: coroutine function of a `RequestContext`; `errors`: statuses besides
     those of every route; `work`: runs a model, refused while draining; `binary`: raw tensor bytes may follow the JSON;
-    `open`: needs no API key; `early`: called with the context, the first bytes of the body, and whether they are all;
-    may raise.
+    `open`: needs no API key; `precheck`: called with the context, the first bytes of the body, and whether they are
+    all; may raise to refuse the request before the rest of the body is read.
     """
 
     method: str
@@ -115,10 +115,10 @@ class Route:
     Out: type[Any] | str
     handler: Callable[[Any], Awaitable[Any]]
     summary: str
-    dialect: Dialect
+    error_format: ErrorFormat
     errors: tuple[int, ...] = ()
     work: bool = False
     binary: bool = False
     open: bool = False
     chunk: type[Any] | None = None
-    early: Callable[[Any, bytes | bytearray, bool], None] | None = None
+    precheck: Callable[[Any, bytes | bytearray, bool], None] | None = None

@@ -47,7 +47,7 @@ class RequestLog:
             "route": call.route.path if call.known else "",
             "status": status,
             "ms": round(1000 * seconds, 3),
-            "api": call.route.dialect.name,
+            "api": call.route.error_format.api,
             "client": call.client,
             "agent": plain(call.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
             "bytes_in": len(call.body),

@@ -1,24 +1,24 @@
-"""OpenAI's /v1/completions: continuations of texts or token ids, in full or streamed."""
+"""OpenAI's /v1/completions and /v1/chat/completions: generated text, in full or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from ...errors import InputError
-from ...llm.engine.requests import Output, Request, TokenLogprob
-from ..api import openai_logprobs, openai_request, openai_response
-from ..api.openai_errors import DIALECT, find_llm
-from ..api.openai_response import CompletionBuffer, UsageCounter
-from ..api.openai_types import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from ..api.server_sent_events import ChunkWriter, encode
+from ..api import openai_request, openai_response
+from ..api.chat_response import ChatResponse, Tools
+from ..api.completion_response import CompletionResponse
+from ..api.openai_errors import ERROR_FORMAT, find_llm
+from ..api.openai_types import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+)
 from ..http.request_context import RequestContext
 from ..http.routing import Route
-from ..llm.llm_engine import LLMEngine
 from ..llm.tenants import assign_tenant, tenant_of
-from ..llm.token_stream import TokenStream
 from ..service import Service
 
 
@@ -31,18 +31,30 @@ def routes(service: Service) -> list[Route]:
             Completion,
             completions,
             "Text that follows a text",
-            DIALECT,
+            ERROR_FORMAT,
             (422, 429),
             work=True,
             chunk=Completion,
-        )
+        ),
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            ChatRequest,
+            ChatCompletion,
+            chat,
+            "The next message of a conversation",
+            ERROR_FORMAT,
+            (422, 429),
+            work=True,
+            chunk=ChatChunk,
+        ),
     ]
 
 
 async def completions(call: RequestContext) -> Any:
     request, unknown = openai_request.read_request(call, CompletionRequest)
     model = find_llm(call, request.model)
-    _refuse(request)
+    _refuse_completion(request)
     timeout = openai_request.timeout(call, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
     special = request.add_special_tokens is not False
@@ -64,107 +76,42 @@ async def completions(call: RequestContext) -> Any:
         stream.close()
 
 
-def _refuse(request: CompletionRequest) -> None:
+def _refuse_completion(request: CompletionRequest) -> None:
     if request.suffix:
         raise InputError("text before a suffix is not offered", where="suffix")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InputError("best_of is not offered beyond n", where="best_of")
 
 
-class CompletionResponse:
-    """Builder of the response; with `echo` the prompt and its log-probabilities come first."""
+async def chat(call: RequestContext) -> Any:
+    request, unknown = openai_request.read_request(call, ChatRequest)
+    model = find_llm(call, request.model)
+    _refuse_chat(request)
+    timeout = openai_request.timeout(call, request)
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
+    tools = Tools(request, model.template)
+    grammar = tools.constraint(openai_request.grammar(request))
+    shown = request.tools if tools.active else None
+    options = request.chat_template_kwargs or {}
+    prompt = await openai_request.chat_prompt(call, model, request.messages, shown, options)
+    reply = ChatResponse(model, request, prompt, tools, grammar, call.adapter)
+    await openai_request.compile_grammar(
+        call, model, grammar, "tools" if tools.grammar else "response_format"
+    )
+    model.metrics.unknown_fields.inc(unknown)
+    stream = model.open(assign_tenant(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
+    reply.attach(stream)
+    call.measure = stream.timings
+    if request.stream:
+        return openai_response.EventStream(stream, reply.events, reply.final_event).reply(model.headers())
+    try:
+        return reply.full(await stream.read_all())
+    finally:
+        stream.close()
 
-    def __init__(
-        self,
-        model: LLMEngine,
-        request: CompletionRequest,
-        prompts: Sequence[list[int]],
-        grammar: dict[str, Any] | None,
-        adapter: str | None,
-    ) -> None:
-        self.model, self.request, self.echo = model, request, bool(request.echo)
-        self.head = openai_response.response_head(model, request, "cmpl", "text_completion")
-        wanted = request.logprobs
-        self.requests = [
-            Request(
-                id=f"{self.head.id}-{index}",
-                prompt=prompt,
-                sampling=openai_request.sampling(
-                    request,
-                    model,
-                    openai_request.max_new_tokens(
-                        model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS
-                    ),
-                    wanted,
-                    wanted if self.echo else None,
-                ),
-                priority=request.priority or 0,
-                grammar=grammar,
-                adapter=adapter,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-        usage, self.always = openai_response.usage_options(request)
-        self.chunks, self.final = ChunkWriter(self.head, usage=usage or self.always), usage
-        self.prompt_texts: dict[str, str] = {}
-        self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
-    def attach(self, stream: TokenStream) -> None:
-        self.stream, self.ledger = stream, UsageCounter(stream)
-        self.lists = [
-            openai_logprobs.CompletionLogprobsBuilder(self.model.text) for _ in range(stream.choices)
-        ]
-        self.started = [False] * stream.choices
-
-    def full(self, outputs: Sequence[Output]) -> Completion:
-        pieces = [CompletionBuffer() for _ in range(self.stream.choices)]
-        owner = {
-            i: key for key, first in self.stream.offset.items() for i in range(first, self.stream.choices)
-        }
-        for output in outputs:
-            self._note(output)
-            pieces[self.stream.offset[output.id] + output.index].add(output)
-        choices = []
-        for index, piece in enumerate(pieces):
-            text = "".join((self._prompt_text(owner[index]), *piece.text))
-            lists = self._logprobs(index, owner[index], piece.logprobs, first=True)
-            choices.append(CompletionChoice(index, text, lists, piece.finish, piece.stopped_by))  # type: ignore[arg-type]
-        head = msgspec.structs.asdict(self.head)
-        del head["object"]
-        return Completion(**head, choices=choices, usage=self.ledger.usage())
-
-    def events(self, outputs: Sequence[Output]) -> bytes:
-        made = []
-        for output in outputs:
-            self._note(output)
-            index = self.stream.offset[output.id] + output.index
-            first, self.started[index] = not self.started[index], True
-            text = self._prompt_text(output.id) + output.text if first else output.text
-            lists = self._logprobs(index, output.id, output.logprobs, first=first)
-            if not text and output.finish is None and lists is None:
-                continue
-            delta = b'"text":%b' % encode(text)
-            if output.finish is not None and output.stopped_by is not None:
-                delta += b',"stop_reason":%b' % encode(output.stopped_by)
-            usage = encode(self.ledger.usage()) if self.always else b""
-            made.append(self.chunks.choice(index, delta, encode(lists), encode(output.finish), usage))
-        return b"".join(made)
-
-    def final_event(self) -> bytes:
-        return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
-
-    def _note(self, output: Output) -> None:
-        self.ledger.add(output)
-        if output.prompt_logprobs:
-            prompt = self.stream.requests[output.id].prompt
-            self._echoes[output.id] = list(zip(prompt, output.prompt_logprobs, strict=True))
-
-    def _prompt_text(self, key: str) -> str:
-        return self.prompt_texts[key] if self.echo else ""
-
-    def _logprobs(
-        self, index: int, key: str, new: Sequence[TokenLogprob], *, first: bool
-    ) -> CompletionLogprobs | None:
-        if self.request.logprobs is None:
-            return None
-        return self.lists[index].of(self._echoes.get(key, ()) if first else (), new)
+def _refuse_chat(request: ChatRequest) -> None:
+    if request.chat_template is not None:
+        raise InputError("chat templates come with the model, not with a request", where="chat_template")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InputError("expected logprobs to be true with top_logprobs", where="top_logprobs")

@@ -1,125 +1,55 @@
-"""KServe's Open Inference Protocol v2 over REST: models, health, statistics and inference on tensors."""
+"""KServe's Open Inference Protocol v2 over REST: models, health, statistics and inference on tensors.
+
+The model repository extension (list, load, unload) has routes only with --allow-reload.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
-from ...errors import NotReadyError
+from ...errors import InputError, NotReadyError
 from ..api import kserve_request
 from ..api.kserve_tensors import DATATYPES, datatype, shape_of
-from ..api.kserve_types import InferRequest, InferResponse
+from ..api.kserve_types import (
+    ChangeRequest,
+    ConfigParameter,
+    ConfigTensor,
+    DynamicBatching,
+    ErrorText,
+    IndexRequest,
+    InferRequest,
+    InferResponse,
+    Live,
+    ModelConfig,
+    ModelIndex,
+    ModelMetadata,
+    ModelReady,
+    ModelState,
+    ModelStats,
+    Ready,
+    ServerMetadata,
+    Statistics,
+    TensorMetadata,
+)
 from ..batching.tensor_engine import TensorEngine
 from ..http.error_text import error_text
 from ..http.request_context import RequestContext
-from ..http.routing import Dialect, Route
-from ..observability.metrics import BatchStats, InferenceStats, stats_dict
+from ..http.routing import ErrorFormat, Response, Route
+from ..model_admin import ModelAdmin, RepositoryModel
+from ..observability.metrics import stats_dict
 from ..service import Service
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics", "parameters", "schedule_policy"]
 
 
-class ErrorText(msgspec.Struct):
-    """Error body: one text."""
-
-    error: str
-
-
-class ServerMetadata(msgspec.Struct):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(msgspec.Struct):
-    live: bool
-
-
-class Ready(msgspec.Struct):
-    ready: bool
-
-
-class ModelReady(msgspec.Struct):
-    name: str
-    ready: bool
-
-
-class ModelState(msgspec.Struct):
-    name: str
-    version: str
-    state: Literal["READY", "UNAVAILABLE"]
-
-
-class ModelIndex(msgspec.Struct):
-    models: list[ModelState]
-
-
-class TensorMetadata(msgspec.Struct):
-    """Metadata of an input or output; a dynamic size is -1."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(msgspec.Struct):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class ConfigTensor(msgspec.Struct):
-    """Triton's configuration of a tensor, without the batch dimension where the model has one."""
-
-    name: str
-    data_type: str
-    dims: list[int]
-
-
-class ConfigParameter(msgspec.Struct):
-    string_value: str
-
-
-class DynamicBatching(msgspec.Struct):
-    max_queue_delay_microseconds: int
-
-
-class ModelConfig(msgspec.Struct, omit_defaults=True):
-    name: str
-    platform: str
-    backend: str
-    max_batch_size: int
-    input: list[ConfigTensor]
-    output: list[ConfigTensor]
-    parameters: dict[str, ConfigParameter]
-    dynamic_batching: DynamicBatching | None = None
-
-
-class ModelStats(msgspec.Struct):
-    """Triton's statistics: counts and nanoseconds; `last_inference` in milliseconds since 1970."""
-
-    name: str
-    version: str
-    last_inference: int
-    inference_count: int
-    execution_count: int
-    inference_stats: InferenceStats
-    batch_stats: list[BatchStats]
-
-
-class Statistics(msgspec.Struct):
-    model_stats: list[ModelStats]
-
-
-DIALECT = Dialect("kserve", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText)
+ERROR_FORMAT = ErrorFormat(
+    "kserve", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText
+)
 
 
 def routes(service: Service) -> list[Route]:
     def get(path: str, out: type[Any], handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
-        return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)
+        return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     table = [
         get("/v2", ServerMetadata, server, "Name, version, extensions"),
@@ -137,17 +67,17 @@ def routes(service: Service) -> list[Route]:
                 InferResponse,
                 infer,
                 "Run the model",
-                DIALECT,
+                ERROR_FORMAT,
                 work=True,
                 binary=True,
-                early=early,
+                precheck=precheck,
             ),
             get(path, ModelMetadata, metadata, "Inputs and outputs of a model", 404),
             get(f"{path}/ready", ModelReady, model_ready, "Whether a model would answer", 404, 503),
             get(f"{path}/config", ModelConfig, config, "How a model is served", 404),
             get(f"{path}/stats", Statistics, stats, "What a model has done", 404),
         ]
-    return table
+    return table + _repository_routes(service)
 
 
 async def server(call: RequestContext) -> ServerMetadata:
@@ -213,7 +143,7 @@ async def all_stats(call: RequestContext) -> Statistics:
     return Statistics([_stats(engine) for engine in call.service.engines.values()])
 
 
-def early(call: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
+def precheck(call: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
     """Raise `NotFoundError` or `OverloadedError` before the body is read, where it would be refused anyway."""
     kserve_request.check_admission(call, _engine(call), piece, whole)
 
@@ -235,3 +165,66 @@ def _stats(engine: TensorEngine) -> ModelStats:
 
 def _platform(model: Any) -> str:
     return f"infer_{getattr(model.manifest, 'backend', None) or 'model'}"
+
+
+def _repository_routes(service: Service) -> list[Route]:
+    if service.admin is None:
+        return []
+
+    def post(path: str, to: type[Any], out: type[Any] | str, handler: Any, text: str, *errors: int) -> Route:
+        return Route("POST", f"/v2/repository/{path}", to, out, handler, text, ERROR_FORMAT, errors)
+
+    change = (404, 409, 503)
+    return [
+        post(
+            "index",
+            IndexRequest,
+            list[RepositoryModel],
+            repository_index,
+            "All models in the server's folders",
+        ),
+        post(
+            "models/{model}/load",
+            ChangeRequest,
+            "text/plain",
+            load_model,
+            "Serve the latest version",
+            *change,
+        ),
+        post(
+            "models/{model}/unload",
+            ChangeRequest,
+            "text/plain",
+            unload_model,
+            "Serve a model no more",
+            *change,
+        ),
+    ]
+
+
+async def repository_index(call: RequestContext) -> list[RepositoryModel]:
+    wanted = call.json(IndexRequest) if call.body.strip() else IndexRequest()
+    return [one for one in _admin(call).index() if one.state == "READY" or not wanted.ready]
+
+
+async def load_model(call: RequestContext) -> Response:
+    _check_parameters(call, ())
+    await _admin(call).load(call.path["model"])
+    return Response(media="text/plain")
+
+
+async def unload_model(call: RequestContext) -> Response:
+    _check_parameters(call, ("unload_dependents",))
+    await _admin(call).unload(call.path["model"])
+    return Response(media="text/plain")
+
+
+def _admin(call: RequestContext) -> ModelAdmin:
+    return call.service.admin
+
+
+def _check_parameters(call: RequestContext, known: tuple[str, ...]) -> None:
+    if not call.body.strip():
+        return
+    if unknown := sorted(set(call.json(ChangeRequest).parameters) - set(known)):
+        raise InputError(f"parameter {unknown[0][:64]!r} is not supported", where="parameters")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...errors import InputError
 from ..api.kserve_response import check_finite
 from ..api.kserve_tensors import to_json
-from ..api.openai_errors import DIALECT, find_model, require_json
+from ..api.openai_errors import ERROR_FORMAT, find_model, require_json
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
@@ -80,8 +80,8 @@ class Embeddings(msgspec.Struct):
 
 def routes(service: Service) -> list[Route]:
     return [
-        Route("GET", "/v1/models", None, ModelList, models, "The served models", DIALECT),
-        Route("GET", "/v1/models/{model}", None, Model, model, "One served model", DIALECT, (404,)),
+        Route("GET", "/v1/models", None, ModelList, models, "The served models", ERROR_FORMAT),
+        Route("GET", "/v1/models/{model}", None, Model, model, "One served model", ERROR_FORMAT, (404,)),
         Route(
             "POST",
             "/v1/embeddings",
@@ -89,7 +89,7 @@ def routes(service: Service) -> list[Route]:
             Embeddings,
             embeddings,
             "Embeddings of texts",
-            DIALECT,
+            ERROR_FORMAT,
             (429,),
             work=True,
         ),

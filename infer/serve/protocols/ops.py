@@ -1,16 +1,27 @@
-"""Operator routes: name and version, health, metrics and API description."""
+"""Operator routes: name and version, health, metrics, API description, and the page at /."""
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from functools import cache
+from importlib import resources
+from typing import Any
 
-from ...errors import NotReadyError
-from .. import page
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file
+
+from ...errors import NotFoundError, NotReadyError
+from ..api.kserve_tensors import datatype, to_json
+from ..api.kserve_types import InferInput, InferRequest
+from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
 from ..http.error_text import error_text
 from ..http.request_context import RequestContext
-from ..http.routing import JSON, Dialect, Response, Route
+from ..http.routing import JSON, ErrorFormat, Response, Route
+from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
+from ..observability.status_page import Now, Overview
 from ..service import Service
 
 
@@ -35,7 +46,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-DIALECT = Dialect("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
+ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
 LINKS = {
     "health": "/health",
     "ready": "/ready",
@@ -45,11 +56,28 @@ LINKS = {
     "tensors": "/v2/models",
     "openai": "/v1/models",
 }
+PAGE_MEDIA = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+PAGE_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = [
+    (b"content-security-policy", PAGE_POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
+MOST_EXAMPLE_BYTES = 4 << 20
 
 
 def routes(service: Service) -> list[Route]:
-    def get(path: str, out: object, handler: object, summary: str, *errors: int, open: bool = False) -> Route:
-        return Route("GET", path, None, out, handler, summary, DIALECT, errors, open=open)  # type: ignore[arg-type]
+    def get(path: str, out: Any, handler: Any, summary: str, *errors: int, open: bool = False) -> Route:
+        return Route("GET", path, None, out, handler, summary, ERROR_FORMAT, errors, open=open)
 
     return [
         get(
@@ -68,13 +96,23 @@ def routes(service: Service) -> list[Route]:
         get("/version", Version, version, "The version of infer"),
         get("/openapi.json", JSON, description, "These routes as OpenAPI 3.1"),
         get("/docs", "text/html; charset=utf-8", docs, "These routes for people"),
+        get("/page/{file}", "*/*", asset, "A file of the page at /", 404, open=True),
+        get("/ops/models", Overview, models, "The served models and what was measured of them"),
+        get("/ops/now", Now, now, "What is running and waiting, and counts since the start"),
+        get(
+            "/ops/models/{model}/example",
+            InferRequest,
+            example,
+            "One sample that the model was tested with",
+            404,
+        ),
     ]
 
 
 async def home(call: RequestContext) -> Home | Response:
     """Return the page to browsers, also without a key: it holds no data of the server."""
     if b"text/html" in call.headers.get(b"accept", b""):
-        return page.index()
+        return index_page()
     call.require_key()
     return Home("infer", call.service.version, list(call.service.models), LINKS)
 
@@ -107,3 +145,60 @@ async def description(call: RequestContext) -> Response:
 
 async def docs(call: RequestContext) -> str:
     return openapi.page(call.service.routes, call.service.version)
+
+
+@cache
+def page_files() -> dict[str, bytes]:
+    """Return the files of the page by name; read once."""
+    folder = resources.files("infer.serve.page")
+    return {
+        file.name: file.read_bytes()
+        for file in folder.iterdir()
+        if file.name.rpartition(".")[2] in PAGE_MEDIA
+    }
+
+
+def index_page() -> Response:
+    """Return the page for browsers; it holds no data of this server."""
+    return Response(
+        page_files()["index.html"], media=PAGE_MEDIA["html"], headers=[*PAGE_HEADERS, (b"vary", b"accept")]
+    )
+
+
+def page_file(name: str) -> Response | None:
+    """Return a file of the page, or None."""
+    if name not in page_files():
+        return None
+    return Response(page_files()[name], media=PAGE_MEDIA[name.rpartition(".")[2]], headers=list(PAGE_HEADERS))
+
+
+async def asset(call: RequestContext) -> Response:
+    if (found := page_file(call.path["file"])) is None:
+        raise NotFoundError("no such address")
+    return found
+
+
+async def models(call: RequestContext) -> Overview:
+    return await asyncio.get_running_loop().run_in_executor(
+        call.service.pool, status_page.overview, call.service
+    )
+
+
+async def now(call: RequestContext) -> Now:
+    return status_page.now(call.service)
+
+
+async def example(call: RequestContext) -> InferRequest:
+    """Return the first row of the golden inputs as a request."""
+    engine = call.service.engine(call.path["model"])
+    found = status_page.example_file(engine.predictor)
+    if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
+        raise NotFoundError("this model carries no example")
+    arrays = await asyncio.get_running_loop().run_in_executor(call.service.pool, load_file, found)
+    return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
+
+
+def _input(engine: TensorEngine, spec: Any, array: np.ndarray) -> InferInput:
+    row = array[:1] if engine.collator.batched else array
+    data, _ = to_json(row)
+    return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)

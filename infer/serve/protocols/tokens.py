@@ -9,7 +9,7 @@ import msgspec
 from ...errors import InputError, NotFoundError
 from ...llm.text.chat_template import special_tokens
 from ..api import openai_request
-from ..api.openai_errors import DIALECT, find_llm
+from ..api.openai_errors import ERROR_FORMAT, find_llm
 from ..api.openai_types import Message, Token, Tool
 from ..http.request_context import RequestContext
 from ..http.routing import Route
@@ -64,7 +64,7 @@ class TokenizerInfo(msgspec.Struct):
 
 def routes(service: Service) -> list[Route]:
     def post(path: str, In: type[Any], out: type[Any], handler: Any, summary: str) -> Route:
-        return Route("POST", path, In, out, handler, summary, DIALECT, work=True)
+        return Route("POST", path, In, out, handler, summary, ERROR_FORMAT, work=True)
 
     return [
         post("/tokenize", TokenizeRequest, Tokens, tokenize, "Token ids of a text or a chat"),
@@ -76,7 +76,7 @@ def routes(service: Service) -> list[Route]:
             TokenizerInfo,
             tokenizer_info,
             "Special tokens and chat template",
-            DIALECT,
+            ERROR_FORMAT,
             (404,),
         ),
     ]
