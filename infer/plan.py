@@ -123,6 +123,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "Python function that builds the model of a state dict", group=MODEL, metavar="FILE.py:FACTORY"
         ),
     ] = None
+    key: Annotated[
+        str | None,
+        Option(
+            "part of a checkpoint to take: the name of a state dict in it (ema, G, state_dict.generator), or what its "
+            "tensors' names begin with",
+            group=MODEL,
+            metavar="NAME",
+        ),
+    ] = None
+    ignore_keys: Annotated[
+        tuple[str, ...],
+        Option(
+            "tensors of a checkpoint to leave out, by a glob of their names (loss.*); repeatable",
+            group=MODEL,
+            metavar="GLOB",
+            repeat=True,
+            parse=values.parse_texts,
+        ),
+    ] = ()
     data: Annotated[
         str | None,
         Option(

@@ -40,6 +40,8 @@ OTHER: dict[str, Any] = {
     "device": "cuda:1",
     "inputs": ("ids=int64[batch,seq]", "mask=bool[batch]"),
     "model": "m.py:build",
+    "key": "state_dict.ema",
+    "ignore_keys": ("loss.*", "aux"),
     "data": "rows.npz",
     "golden": False,
     "task": "score",

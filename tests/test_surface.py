@@ -36,10 +36,9 @@ def test_flags_of_optimize() -> None:
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
-        "--chat-template", "--data", "--device", "--dtype", "--force", "--input", "--json", "--kv-dtype", "--layer",
-        "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model", "--no-golden", "--output",
-        "--plan",
-        "--profile", "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
+        "--chat-template", "--data", "--device", "--dtype", "--force", "--ignore-keys", "--input", "--json", "--key",
+        "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
+        "--no-golden", "--output", "--plan", "--profile", "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
     ]  # fmt: skip
 
 

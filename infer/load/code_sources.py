@@ -73,16 +73,42 @@ def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:
             where=plan.source,
             hint="Run where it can be imported, or save model.state_dict() and give --model file.py:factory",
         ) from error
-    if not isinstance(found, nn.Module):
-        held = f"a mapping of {', '.join(map(str, list(found)[:6]))}" if isinstance(found, Mapping) else ""
-        raise SourceError(
-            f"expected a pickled nn.Module, got {held or type(found).__name__}",
-            where=plan.source,
-            hint="Save the state dict in it on its own and give --model file.py:factory",
-        )
+    found, note = _module_in(found, plan)
     module = found.float().eval()
     untouched = copy_structure(module)
-    return _in_memory("module", module, lambda: copy_structure(untouched), user_module)
+    loaded = _in_memory("module", module, lambda: copy_structure(untouched), user_module)
+    loaded.findings += [Finding("load", "checkpoint", note)] if note else []
+    return loaded
+
+
+def _module_in(found: Any, plan: Plan) -> tuple[nn.Module, str]:
+    """Return the pickled module, which may be one value of a mapping, and what was left beside it."""
+    if isinstance(found, nn.Module):
+        return found, ""
+    values = found if isinstance(found, Mapping) else {}
+    modules = [str(name) for name, value in values.items() if isinstance(value, nn.Module)]
+    if plan.key and plan.key not in modules:
+        raise UsageError(
+            f"the file has no module {plan.key!r}",
+            where="--key",
+            hint=f"Modules: {', '.join(modules) or 'none'}",
+        )
+    if plan.key or len(modules) == 1:
+        name = plan.key or modules[0]
+        others = ", ".join(str(other) for other in list(values)[:7] if other != name)
+        return values[name], f"took {name!r}" + (f", left {others}" if others else "")
+    if modules:
+        raise SourceError(
+            f"expected one pickled nn.Module, got {len(modules)}: {', '.join(modules)}",
+            where=plan.source,
+            hint=f"Name the one to take: --key {modules[0]}",
+        )
+    held = f"a mapping of {', '.join(map(str, list(values)[:6]))}" if values else type(found).__name__
+    raise SourceError(
+        f"expected a pickled nn.Module, got {held}",
+        where=plan.source,
+        hint="Save the state dict in it on its own and give --model file.py:factory",
+    )
 
 
 def load_exported(plan: Plan) -> LoadedModel:

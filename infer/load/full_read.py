@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .weights import FiniteReader, WeightReader, check_finite
-from .weights.containers import strip_prefixes, unwrap
+from .weights.containers import unwrap
 from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 
@@ -19,8 +19,7 @@ class FullReadLoader:
         inner = reader.inner if isinstance(reader, FiniteReader) else reader
         self.tensors: dict[str, Tensor] = {}
         if isinstance(inner, TorchReader):
-            tensors, _ = unwrap(load_safely(inner.path), str(inner.path))
-            self.tensors, _ = strip_prefixes(tensors)
+            self.tensors, _, _ = unwrap(load_safely(inner.path), str(inner.path), inner.key)
         elif isinstance(inner, SafetensorsReader):
             for path in inner.paths:
                 self.tensors |= load_file(path)

@@ -148,16 +148,22 @@ def assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def match_checkpoint(
-    module: nn.Module, reader: WeightReader, propose: Callable[[str], list[str]] = lambda name: []
+    module: nn.Module,
+    reader: WeightReader,
+    propose: Callable[[str], list[str]] = lambda name: [],
+    names: Mapping[str, str] | None = None,
 ) -> CheckpointMatch:
-    """Match each state dict entry with a checkpoint tensor; `propose` gives other names to try."""
-    held = set(reader.names())
+    """Match each state dict entry with a checkpoint tensor.
+
+    `propose` gives other names to try. `names` (name to match → name in the checkpoint) limits the tensors to use.
+    """
+    held = {name: name for name in reader.names()} if names is None else names
     wanted = {k: v for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     found: dict[str, str] = {}
     for name in wanted:
-        source = next((n for n in (name, *propose(name)) if n in held), None)
-        if source is not None:
-            found[name] = source
+        known = next((n for n in (name, *propose(name)) if n in held), None)
+        if known is not None:
+            found[name] = held[known]
     by_tensor = {id(wanted[name]): source for name, source in found.items()}
     for name, tensor in wanted.items():
         if name not in found and id(tensor) in by_tensor:
@@ -169,7 +175,7 @@ def match_checkpoint(
     ]
     used = set(found.values())
     return CheckpointMatch(
-        found, [n for n in wanted if n not in found], [n for n in reader.names() if n not in used], shapes
+        found, [n for n in wanted if n not in found], [n for n in held.values() if n not in used], shapes
     )
 
 
@@ -185,7 +191,7 @@ class CheckpointMatch:
     def renames(self) -> dict[str, str]:
         return {name: source for name, source in self.found.items() if name != source}
 
-    def check(self, where: str, *, strict: bool) -> None:
+    def check(self, where: str, *, strict: bool, hint: str = "") -> None:
         """Raise `SourceError` listing what differs; unexpected tensors count only when `strict`."""
         lines = [_line("missing in the checkpoint", self.missing)]
         lines.append(_line("unexpected in the checkpoint", self.unexpected) if strict else "")
@@ -193,7 +199,9 @@ class CheckpointMatch:
         said = [line for line in lines if line]
         if said:
             raise SourceError(
-                f"the checkpoint does not fit the model: {'; '.join(said)}", where=where, hint=self._hint()
+                f"the checkpoint does not fit the model: {'; '.join(said)}",
+                where=where,
+                hint=hint or self._hint(),
             )
 
     def _hint(self) -> str:

@@ -53,6 +53,7 @@ def load(plan: Plan) -> LoadedModel:
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
     if found.kind in STATE_DICTS:
         return load_state_dict(plan, found.kind)
+    _refuse_names(plan, found)
     user_module = UserModule(plan.model) if plan.model and found.kind != "huggingface" else None
     if found.kind == "recipe":
         return load_user_module(plan)
@@ -67,6 +68,16 @@ def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None
     if found.kind in ("module", "legacy-module"):
         return load_pickled(plan, user_module), user_module
     raise UsageError(f"no way to open a source of kind {found.kind!r}", where=plan.source)
+
+
+def _refuse_names(plan: Plan, found: Identified) -> None:
+    """Raise `UsageError` for an option about a state dict's names where the source is none."""
+    pickled = found.kind in ("module", "legacy-module")
+    if plan.ignore_keys or (plan.key and not pickled):
+        raise UsageError(
+            f"names are chosen in a state dict only, and the source is {found.says}",
+            where="--ignore-keys" if plan.ignore_keys else "--key",
+        )
 
 
 def _untrusted(plan: Plan, found: Identified) -> UnsafeSourceError:

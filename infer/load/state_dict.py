@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from ..errors import UsageError
 from ..plan import Plan
 from ..spec import Finding
+from .checkpoint_names import fit_names, training_only
 from .loaded_model import LoadedModel
-from .meta_model import build_on_meta, match_checkpoint
+from .meta_model import assign, build_on_meta
 from .user_module import UserModule
 from .weights import DictReader, FiniteReader, WeightReader, num_bytes
-from .weights.containers import refuse_expanded, strip_prefixes, unwrap
+from .weights.containers import refuse_expanded, unwrap
 from .weights.safetensors_reader import SafetensorsReader
 from .weights.torch_reader import TorchReader, load_safely
 
@@ -19,7 +23,7 @@ from .weights.torch_reader import TorchReader, load_safely
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
     """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
     path = Path(plan.source)
-    reader, notes = open_checkpoint(path, kind)
+    reader, notes, key = open_checkpoint(path, kind, plan.key or "")
     if plan.model is None:
         raise UsageError(
             f"{path.name} {describe(reader)}: weights without the model's code",
@@ -28,13 +32,17 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         )
     user_module = UserModule(plan.model)
     module, findings = build_on_meta(user_module.build, user_module.text)
-    fit = match_checkpoint(module, reader)
-    fit.check(str(path), strict=True)
-    findings += [Finding("load", "checkpoint", text) for text in notes]
-    findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB", describe(reader)))
+    fit, renamed = fit_names(module, reader, str(path), key=key, ignore=plan.ignore_keys)
+    findings += [Finding("load", "checkpoint", text) for text in (*notes, *renamed)]
+    used = num_bytes(reader, set(fit.found.values()))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
+
+    def rebuild() -> nn.Module:
+        return _with_zero(build_on_meta(user_module.build, user_module.text)[0], training_only(fit))
+
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
-        module=module,
+        module=_with_zero(module, training_only(fit)),
         reader=FiniteReader(reader, str(path)),
         inputs=user_module.inputs,
         samples={},
@@ -42,24 +50,34 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         outputs=user_module.outputs,
         task=user_module.task,
         renames=fit.renames,
-        weight_bytes=num_bytes(reader),
+        weight_bytes=used,
         findings=findings,
-        rebuild=lambda: build_on_meta(user_module.build, user_module.text)[0],
+        rebuild=rebuild,
     )
     return loaded, user_module
 
 
-def open_checkpoint(path: Path, kind: str) -> tuple[WeightReader, list[str]]:
-    """Open the reader of a checkpoint kind; also return what was unwrapped or stripped."""
+def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader, list[str], str]:
+    """Open the reader of a checkpoint kind, of the mapping `key` in it.
+
+    Also return what was unwrapped, and the rest of `key` that names no mapping: a prefix of names.
+    """
     if kind == "safetensors":
-        return SafetensorsReader(path), []
+        return SafetensorsReader(path), [], key
     if kind == "state-dict":
-        reader = TorchReader(path, verify=True)
-        return reader, reader.notes
-    tensors, notes = unwrap(load_safely(path), str(path))
+        reader = TorchReader(path, verify=True, key=key)
+        return reader, reader.notes, reader.prefix
+    tensors, notes, rest = unwrap(load_safely(path), str(path), key)
     refuse_expanded(tensors, str(path))
-    tensors, stripped = strip_prefixes(tensors)
-    return DictReader(tensors), [*notes, *stripped, "the format of torch before 1.6: read whole into memory"]
+    return DictReader(tensors), [*notes, "the format of torch before 1.6: read whole into memory"], rest
+
+
+def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:
+    """Give these buffers the value 0, in place."""
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        assign(module.get_submodule(owner), own, torch.zeros((), dtype=torch.int64))
+    return module
 
 
 def describe(reader: WeightReader) -> str:

@@ -167,8 +167,9 @@ def test_a_wrong_factory_is_refused(
 
 
 def test_the_hint_names_a_foreign_prefix(tmp_path: Path, net: Path, original: nn.Module) -> None:
-    torch.save({f"net.{name}": value for name, value in original.state_dict().items()}, tmp_path / "a.pt")
-    with pytest.raises(SourceError, match=r"12 missing.* and 2 more.*names bear the prefix 'net\.'"):
+    state = {f"net.{name}": value for name, value in original.state_dict().items()}
+    torch.save(state | {"loss.weight": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(SourceError, match=r"12 missing.* and 2 more.*under 'net' fits the model: --key net"):
         load(Plan(source=str(tmp_path / "a.pt"), model=f"{net}:build"))
 
 

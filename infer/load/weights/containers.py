@@ -1,4 +1,4 @@
-"""Unwrapping of state dicts: containers around them and prefixes of names."""
+"""Unwrapping of state dicts: the containers that training tools save them in."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from torch import Tensor
 from ...errors import SourceError
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
-PREFIXES = ("module.", "_orig_mod.")
 MAX_DEPTH = 3
 
 
-def unwrap(value: Any, where: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the state dict inside a saved object; return it and a note for each step taken."""
+def unwrap(value: Any, where: str, key: str = "") -> tuple[dict[str, Tensor], list[str], str]:
+    """Find the state dict inside a saved object; return it, a note for each step taken, and the rest of `key`.
+
+    `key` names the mapping to take (`G`, `state_dict.ema`). What of it names no mapping is the prefix of names.
+    """
     notes: list[str] = []
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH + key.count(".")):
         if not isinstance(value, Mapping):
             break
-        tensors = {key: item for key, item in value.items() if isinstance(item, Tensor)}
-        inner = _container(value) if not tensors else None
+        tensors = {name: item for name, item in value.items() if isinstance(item, Tensor)}
+        asked = _asked_for(value, key)
+        inner = asked or _container(value, tensors)
         if inner is None:
-            return _named(tensors, value, where, notes)
-        others = sorted(str(key) for key in value if key != inner)
+            return (*_named(tensors, value, where, notes), key)
+        others = sorted(str(name) for name in value if name != inner)
         notes.append(f"took {inner!r}" + (f", left {', '.join(others[:6])}" if others else ""))
+        key = key[len(inner) + 1 :] if asked else key
         value = value[inner]
     kind = "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise SourceError(
@@ -36,13 +40,24 @@ def unwrap(value: Any, where: str) -> tuple[dict[str, Tensor], list[str]]:
     )
 
 
-def _container(value: Mapping[Any, Any]) -> str | None:
-    """Return the key of the one nested mapping that holds tensors; the usual names win."""
-    holders = [key for key, item in value.items() if isinstance(key, str) and _holds_tensors(item)]
-    for key in CONTAINERS:
-        if key in holders:
-            return key
-    return holders[0] if len(holders) == 1 else None
+def _asked_for(value: Mapping[Any, Any], key: str) -> str | None:
+    """Return the longest beginning of a dotted key that names a mapping with tensors."""
+    parts = key.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1)) if key else iter(())
+    return next((head for head in heads if _holds_tensors(value.get(head))), None)
+
+
+def _container(value: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> str | None:
+    """Return the key of the nested mapping that is the state dict: one of the usual names, or the only one.
+
+    Single numbers beside it, such as the best accuracy, may be tensors too.
+    """
+    holders = [name for name, item in value.items() if isinstance(name, str) and _holds_tensors(item)]
+    for name in CONTAINERS:
+        if name in holders:
+            return name
+    numbers_only = all(tensor.numel() == 1 for tensor in tensors.values())
+    return holders[0] if len(holders) == 1 and numbers_only else None
 
 
 def _holds_tensors(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -54,6 +69,13 @@ def _holds_tensors(value: Any, depth: int = MAX_DEPTH) -> bool:
 def _named(
     tensors: dict[Any, Tensor], value: Mapping[Any, Any], where: str, notes: list[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
+    holders = [str(name) for name, item in value.items() if _holds_tensors(item)]
+    if not tensors and holders:
+        raise SourceError(
+            f"expected one state dict, got {len(holders)}: {', '.join(holders[:8])}",
+            where=where,
+            hint=f"Name the one to take: --key {holders[0]}",
+        )
     if not tensors:
         keys = ", ".join(map(str, list(value)[:8])) or "nothing"
         raise SourceError(
@@ -61,10 +83,10 @@ def _named(
             where=where,
             hint=f"Known containers: {', '.join(CONTAINERS)}",
         )
-    odd = [key for key in tensors if not isinstance(key, str)]
+    odd = [name for name in tensors if not isinstance(name, str)]
     if odd:
         raise SourceError(f"expected tensor names as keys, got {odd[0]!r}", where=where)
-    others = [str(key) for key in value if key not in tensors and not str(key).endswith("_extra_state")]
+    others = [str(name) for name in value if name not in tensors and not str(name).endswith("_extra_state")]
     if others:
         notes.append(f"left {', '.join(others[:6])} (not tensors)")
     return tensors, notes
@@ -81,15 +103,3 @@ def refuse_expanded(tensors: Mapping[str, Tensor], where: str) -> None:
                 where=where,
                 hint="An expanded tensor: save it after .contiguous()",
             )
-
-
-def strip_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off `module.` (DataParallel) and `_orig_mod.` (torch.compile) where every name bears them."""
-    notes: list[str] = []
-    while tensors:
-        prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None)
-        if prefix is None:
-            break
-        tensors = {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
-        notes.append(f"took the prefix {prefix!r} off {len(tensors)} names")
-    return tensors, notes

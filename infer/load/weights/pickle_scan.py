@@ -9,6 +9,7 @@ from typing import IO
 import torch
 
 from ...errors import SourceError
+from .inert_types import INERT_TYPES, in_python_3
 
 MAX_PICKLE = 256 << 20
 _STRINGS = {
@@ -71,12 +72,12 @@ def _text(name: str, argument: object, memo: dict[int, str]) -> str | None:
 
 
 def code_among(names: Iterable[str]) -> list[str]:
-    """List the globals that torch's weights-only loader does not allow."""
+    """List the globals that torch's weights-only loader does not allow and that are no inert types."""
     from torch import _weights_only_unpickler
 
-    allowed = set(_weights_only_unpickler._get_allowed_globals())
+    allowed = {*_weights_only_unpickler._get_allowed_globals(), *INERT_TYPES}
     allowed |= {f"{item.__module__}.{item.__qualname__}" for item in _user_allowed()}
-    return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in allowed]
+    return [name for name in names if in_python_3(name) not in allowed]
 
 
 def _user_allowed() -> list[type]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ...errors import SourceError, UnsafeSourceError
-from .containers import strip_prefixes, unwrap
+from .containers import unwrap
 from .file_blocks import FileExtent
+from .inert_types import inert_among, inert_types_allowed
 from .pickle_scan import MAX_PICKLE, code_among, globals_of
 from .torch_zip import TorchZip
 
@@ -36,17 +37,20 @@ class StoredTensor:
 
 
 class TorchReader:
-    """Reader of the state dict in a `.pt` zip; `notes` lists what was unwrapped, stripped or left out."""
+    """Reader of the state dict in a `.pt` zip, of the mapping `key` in it where there is one.
 
-    def __init__(self, path: Path, *, verify: bool = False) -> None:
-        self.path, self.notes = path, list[str]()
+    `notes` lists what was unwrapped or left out, `prefix` is the rest of `key`.
+    """
+
+    def __init__(self, path: Path, *, verify: bool = False, key: str = "") -> None:
+        self.path, self.key = path, key
         self.zip = TorchZip(path)
         if verify:
             self.zip.verify()
-        tensors, notes = unwrap(_metadata(self.zip), str(path))
-        self.notes += notes
-        tensors, notes = strip_prefixes(tensors)
-        self.notes += notes
+        saved, inert = _metadata(self.zip)
+        tensors, self.notes, self.prefix = unwrap(saved, str(path), key)
+        if inert:
+            self.notes.append(f"not run, left as data: {', '.join(inert[:6])}")
         members = {m.offset: m.num_bytes for m in self.zip.members.values()}
         self._stored = {name: _place(name, tensor, members, path) for name, tensor in tensors.items()}
 
@@ -94,7 +98,8 @@ class TorchReader:
 def load_safely(path: Path, where: str = "") -> Any:
     """Call `torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with inert_types_allowed():
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeSourceError(
             f"torch's weights-only loader refuses it: {_first_line(error)}", where=where or str(path)
@@ -103,7 +108,8 @@ def load_safely(path: Path, where: str = "") -> Any:
         raise SourceError(f"torch can't read it: {_first_line(error)}", where=where or str(path)) from error
 
 
-def _metadata(file: TorchZip) -> Any:
+def _metadata(file: TorchZip) -> tuple[Any, list[str]]:
+    """Return the saved object with fake tensors, and the names of inert types in it."""
     where = str(file.path)
     if file.has("byteorder") and file.read("byteorder", 16).strip() != b"little":
         raise SourceError(
@@ -118,7 +124,7 @@ def _metadata(file: TorchZip) -> Any:
             hint="Save model.state_dict() instead and give --model file.py:factory, or pass --trust-code",
         )
     with FakeTensorMode():
-        return load_safely(file.path)
+        return load_safely(file.path), inert_among(names)
 
 
 def _place(name: str, tensor: Tensor, members: Mapping[int, int], path: Path) -> StoredTensor:
