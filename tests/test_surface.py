@@ -38,7 +38,8 @@ def test_flags_of_optimize() -> None:
         "--adapters", "--allow-partial", "--allow-slower", "--backend", "--batch", "--bits", "--calibrate",
         "--chat-template", "--data", "--device", "--dtype", "--force", "--ignore-keys", "--input", "--json", "--key",
         "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
-        "--no-golden", "--output", "--plan", "--profile", "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
+        "--no-golden", "--output", "--plan", "--profile",
+        "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
     ]  # fmt: skip
 
 
