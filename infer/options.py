@@ -31,9 +31,11 @@ class Option:
     _: KW_ONLY
     group: str = "Options"  # the panel of --help
     flag: str | None = None  # as typed; None: `--` and the field's name, empty: a positional argument
+    short: str | None = None  # one letter that may be typed instead, `-n`
     metavar: str | None = None
     envvar: str | None = None
     minimum: float | None = None
+    above: float | None = None  # exclusive minimum
     maximum: float | None = None
     repeat: bool = False  # given once for each item
     path: bool = False  # names a file or folder
@@ -117,12 +119,41 @@ def checked(value: S) -> S:
 
 
 def _check_bounds(field: Field, value: Any, where: str) -> None:
-    low, high = field.option.minimum, field.option.maximum
+    if fault := range_fault(field.option, field.flag, value):
+        raise UsageError(fault, where=where)
+
+
+def range_fault(option: Option, name: str, value: Any) -> str | None:
+    """Say what is wrong with a number out of the option's range; None if it is within, or is no number.
+
+    NaN is out of every range.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
-        raise UsageError(f"expected {bounds} for {field.flag}, got {value}", where=where)
+        return None
+    low = option.above if option.minimum is None else option.minimum
+    if low is None and option.maximum is None:
+        return None
+    enough = low is None or (value > low if option.minimum is None else value >= low)
+    if enough and (option.maximum is None or value <= option.maximum):
+        return None
+    return f"expected {name} {_range_text(option)}, got {_number(value)}"
+
+
+def _range_text(option: Option) -> str:
+    low, above, high = option.minimum, option.above, option.maximum
+    if low is not None and high is not None:
+        return f"between {_number(low)} and {_number(high)}"
+    if above is not None:
+        return f"above {_number(above)}" + ("" if high is None else f" and at most {_number(high)}")
+    return (
+        f"of at most {_number(high)}"
+        if low is None and high is not None
+        else f"of at least {_number(low or 0)}"
+    )
+
+
+def _number(value: float) -> str:
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def command_line(value: msgspec.Struct, *, secrets: bool = False) -> list[str]:

@@ -126,10 +126,10 @@ def test_a_plan_file_never_brings_trust(tmp_path: Path, monkeypatch: pytest.Monk
         ('dtype = "fp12"', "no compute dtype named 'fp12'"),
         ("dtype = 5", "no compute dtype named 5"),
         ("adapters = 5", "option adapters can't be 5"),
-        ("max_batch = 0", "expected 1 or more for --max-batch, got 0"),
+        ("max_batch = 0", "expected --max-batch of at least 1, got 0"),
         ('max_batch = "many"', "Expected `int`, got `str`"),
         ("max_drop = 2.0", "expected a share"),
-        ("bits = 40", "expected 1 to 32 for --bits"),
+        ("bits = 40", "expected --bits between 1 and 32"),
     ],
 )
 def test_a_wrong_plan_file_is_a_usage_error(text: str, sentence: str, tmp_path: Path) -> None:
@@ -318,5 +318,5 @@ def test_values_are_checked_against_their_bounds() -> None:
         one: Annotated[int, Option("number", minimum=1, maximum=3)] = 1
 
     assert from_values(Bounded, {"one": 3}).one == 3
-    with pytest.raises(UsageError, match="expected 1 to 3 for --one, got 4"):
+    with pytest.raises(UsageError, match="expected --one between 1 and 3, got 4"):
         from_values(Bounded, {"one": 4})

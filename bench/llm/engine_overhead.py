@@ -16,7 +16,8 @@ from bench.shared.bars import Bar
 from bench.shared.repository import MODELS
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.model_runner import StepRunner
-from infer.llm.engine.requests import Request, Sampling
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling_options import Sampling
 from infer.llm.engine.scheduler import EngineLimits
 from infer.llm.step.paged_step import StepShape
 

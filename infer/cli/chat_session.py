@@ -125,7 +125,7 @@ class ChatSession:
     def _room(self) -> int:
         """Tokens left for the answer; drops the oldest messages while there are too few."""
         language = self.predictor.language
-        wanted = self.options["max_tokens"] or LONGEST_ANSWER
+        wanted = self.options.get("max_tokens") or LONGEST_ANSWER
         for first in range(0, len(self.turns), 2):
             room = language.context - len(language.chat_ids(self._messages(first)))
             if room < min(wanted, ROOM) and (first < len(self.turns) - 1 or room < 1):

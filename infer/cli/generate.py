@@ -11,81 +11,43 @@ import msgspec
 import typer
 
 from ..errors import UsageError
-from .options import Threads, Trust
-
-SAMPLING, CONSTRAINTS = "Sampling", "Constrained output"
+from ..llm.engine.sampling_options import CONSTRAINTS, GenerationOptions
+from .options import Threads, Trust, takes_some
 
 LanguageModel = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="a language model made by `infer optimize`")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout, nothing else")]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="most tokens of the completion; default: 256, or as many as fit")
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="randomness; 0 always takes the most likely token", rich_help_panel=SAMPLING),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option(help="sample among this many of the most likely tokens", rich_help_panel=SAMPLING),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="sample among the most likely tokens that together have this probability",
-        rich_help_panel=SAMPLING,
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        help="leave out tokens less likely than this share of the most likely one", rich_help_panel=SAMPLING
-    ),
-]
-Penalty = Annotated[
-    float | None, typer.Option(help="above 1: repeat earlier tokens less", rich_help_panel=SAMPLING)
-]
-Seed = Annotated[
-    int | None, typer.Option(help="seed; the same one gives the same text", rich_help_panel=SAMPLING)
-]
-Stop = Annotated[list[str] | None, typer.Option(help="end before this text; repeatable")]
 KvMemory = Annotated[
     str | None, typer.Option(help="memory of the KV cache, like 2GiB; default: a share of what is free")
 ]
 
 
+SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+
+
+@takes_some(
+    GenerationOptions,
+    {
+        "max_tokens": None,
+        **dict.fromkeys(SHARED),
+        "n": None,
+        "logprobs": "with --json: log probability of each token, and of this many alternatives",
+        "ignore_eos": None,
+        "regex": None,
+        "choice": None,
+    },
+)
 def generate(
+    options: dict[str, Any],
     artifact: LanguageModel,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT|-]", help="text to continue; - or nothing reads it from stdin"),
     ] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    n: Annotated[int, typer.Option("-n", "--n", help="number of completions")] = 1,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(help="with --json: log probability of each token, and of this many alternatives"),
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="go on after the model ends its text")] = False,
     json_schema: Annotated[
         Path | None,
         typer.Option(help="file of a JSON schema that the output must match", rich_help_panel=CONSTRAINTS),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        typer.Option(help="regular expression that the output must match", rich_help_panel=CONSTRAINTS),
-    ] = None,
-    choice: Annotated[
-        list[str] | None,
-        typer.Option(help="the output must be one of these; repeatable", rich_help_panel=CONSTRAINTS),
     ] = None,
     stream: Annotated[
         bool | None, typer.Option(help="print text as it is generated; default: on a terminal")
@@ -98,26 +60,12 @@ def generate(
     """Complete a prompt."""
     from ..predict import Predictor, isolated_open
 
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stop or None,
-        "n": n,
-        "logprobs": logprobs,
-        "ignore_eos": ignore_eos or None,
-        "json_schema": _schema(json_schema),
-        "regex": regex,
-        "choice": choice or None,
-    }
+    if json_schema is not None:
+        options["json_schema"] = _schema(json_schema)
     text = _prompt(prompt)
     wants_stream = stream if stream is not None else sys.stdout.isatty() and not as_json
-    if wants_stream and n > 1:
-        raise UsageError(f"--stream shows one completion, not {n}")
+    if wants_stream and options.get("n", 1) > 1:
+        raise UsageError(f"--stream shows one completion, not {options['n']}")
     isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         if wants_stream:
@@ -126,24 +74,19 @@ def generate(
         found = predictor.generate(text, **options)
         rows = found if isinstance(found, list) else [found]
         if as_json:
-            print(_encoded(rows if n > 1 else rows[0]))
+            print(_encoded(found))
         else:
             print("\n---\n".join(row.text for row in rows))
 
 
+@takes_some(
+    GenerationOptions,
+    {"max_tokens": "most tokens of an answer; default: 1024, or as many as fit", **dict.fromkeys(SHARED)},
+)
 def chat(
+    options: dict[str, Any],
     artifact: LanguageModel,
     system: Annotated[str | None, typer.Option(help="system message, before the conversation")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="most tokens of an answer; default: 1024, or as many as fit")
-    ] = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    stop: Stop = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
     trust_code: Trust = False,
@@ -152,16 +95,6 @@ def chat(
     from ..predict import Predictor, isolated_open
     from .chat_session import ChatSession
 
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stop or None,
-    }
     isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         ChatSession(predictor, system, options).run()
@@ -177,9 +110,7 @@ def _prompt(given: str | None) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _schema(path: Path | None) -> Any:
-    if path is None:
-        return None
+def _schema(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

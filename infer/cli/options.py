@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import typer
 from rich.markup import escape
+from typer.models import ArgumentInfo
 
-from ..options import Field, fields, from_values
+from ..errors import UsageError
+from ..options import Field, fields, from_values, range_fault
 
 S = TypeVar("S", bound=msgspec.Struct)
 CONTEXT = "context"  # the parameter by which typer passes what was typed
@@ -32,27 +35,73 @@ def takes(kind: type[S], groups: Sequence[str]) -> Callable[[Callable[..., Any]]
     ordered = sorted(fields(kind), key=lambda field: groups.index(field.option.group) if field.flag else -1)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        wants_given = bool(own) and own[0].name == "given"
-        own = own[wants_given:]
+        wants_given = list(inspect.signature(command).parameters)[1:2] == ["given"]
 
-        def run(**typed: Any) -> Any:
-            context = typed.pop(CONTEXT)
+        def run(context: typer.Context, **typed: Any) -> Any:
             texts = {field.name: _value(field, typed.pop(field.name)) for field in fields(kind)}
             made = from_values(kind, {name: text for name, text in texts.items() if text is not None})
             if wants_given:
                 typed["given"] = {name for name in texts if _was_given(context, name)}
             return command(made, **typed)
 
-        context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        made = [context, *map(parameter, ordered), *own]
-        made = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in made]
-        run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in made}
-        run.__doc__, run.__name__ = command.__doc__, command.__name__
-        return run
+        return _offer(run, command, list(map(parameter, ordered)), own_from=1 + wants_given)
 
     return decorate
+
+
+def takes_some(
+    kind: type[msgspec.Struct], helps: Mapping[str, str | None]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command whose first parameter is a dict of some options of `kind`, of those that were typed.
+
+    `helps`: their names, each with its help text where the command has its own. A number out of its range is a
+    `UsageError`; what is absent gets its default, or the model's recommendation, later.
+    """
+    known = {field.name: field for field in fields(kind)}
+    optional = [_optional(known[name], help) for name, help in helps.items()]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def run(context: typer.Context, **typed: Any) -> Any:
+            values = {field.name: _value(field, typed.pop(field.name)) for field in optional}
+            given = {n: v for n, v in values.items() if v is not None and _was_given(context, n)}
+            for name, value in given.items():
+                if fault := range_fault(known[name].option, known[name].flag, value):
+                    raise UsageError(fault)
+            return command(given, **typed)
+
+        return _offer(run, command, list(map(parameter, optional)), own_from=1)
+
+    return decorate
+
+
+def _optional(field: Field, help: str | None) -> Field:
+    """Return the option without default and range, which `run` checks; with the command's own help text, if any."""
+    option = field.option
+    help = help or (f"{option.help}; repeatable" if option.repeat else option.help)
+    option = replace(option, help=help, minimum=None, above=None, maximum=None)
+    return field._replace(option=option, default=field.default if field.plain_type is bool else None)
+
+
+def _offer(
+    run: Callable[..., Any], command: Callable[..., Any], offered: list[inspect.Parameter], *, own_from: int
+) -> Callable[..., Any]:
+    """Return a function that typer reads as the command with the parameters `offered`, then its own from `own_from`."""
+
+    def typed(**values: Any) -> Any:
+        return run(values.pop(CONTEXT), **values)
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[own_from:]
+    context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    ordered = [context, *sorted((*offered, *own), key=_is_option)]  # arguments first, also in --help
+    made = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
+    typed.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    typed.__annotations__ = {one.name: one.annotation for one in made}
+    typed.__doc__, typed.__name__ = command.__doc__, command.__name__
+    return typed
+
+
+def _is_option(one: inspect.Parameter) -> bool:
+    return not any(isinstance(part, ArgumentInfo) for part in get_args(one.annotation))
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -93,9 +142,9 @@ def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Paramet
 
 
 def _declarations(field: Field) -> tuple[str, ...]:
-    """Return the flag, and for a switch the one that turns it off."""
+    """Return the flag, its short form if it has one, and for a switch the flag that turns it off."""
     if field.plain_type is not bool or field.option.one_way:
-        return (field.flag,)
+        return (field.option.short, field.flag) if field.option.short else (field.flag,)
     return (f"{field.flag}/--no-{field.flag.removeprefix('--')}",)
 
 

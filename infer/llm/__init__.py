@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.limits import EngineLimits
-    from .engine.requests import Output, Request, Sampling, TokenLogprob
+    from .engine.requests import Output, Request, TokenLogprob
+    from .engine.sampling_options import Sampling
     from .engine.stats import EngineStats
     from .step.full_sequence import FullSequenceRunner, full_sequence_outputs, is_step
     from .step.paged_step import StepShape, capture_step, with_adapters
@@ -38,7 +39,8 @@ _HOMES = {
     "engine.engine": ("Engine",),
     "engine.limits": ("EngineLimits",),
     "step.probe": ("probe",),
-    "engine.requests": ("Output", "Request", "Sampling", "TokenLogprob"),
+    "engine.requests": ("Output", "Request", "TokenLogprob"),
+    "engine.sampling_options": ("Sampling",),
     "engine.stats": ("EngineStats",),
     "step.paged_step": ("StepShape", "capture_step", "with_adapters"),
     "step.full_sequence": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),

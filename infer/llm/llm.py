@@ -13,7 +13,7 @@ from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
 from .engine.engine import Engine
 from .engine.engine_thread import EngineThread
-from .engine.requests import Sampling
+from .engine.sampling_options import Sampling
 from .engine.scheduler import EngineLimits
 from .engine.speculation import PromptLookup
 from .lora.adapters import Adapters

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 from torch import Tensor
 
-from ..errors import InputError, UsageError
+from ..errors import InputError, UsageError, unknown
 from ..llm.completion import Completion, Score, merge_logprobs, scoring_windows
 from ..llm.engine.engine_thread import EngineThread
-from ..llm.engine.requests import Request, Sampling
+from ..llm.engine.requests import Request
+from ..llm.engine.sampling_options import GRAMMARS, OPTIONS, Sampling, check_range
 from ..llm.engine.scheduler import EngineLimits
 from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
 from ..llm.llm import LanguageModel, parse_size
@@ -28,50 +29,37 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every method that generates text.
+    """Keyword arguments of every method that generates text: the fields of `GenerationOptions`.
 
     What is left out, or None, is as the model's generation_config.json recommends; without one, tokens are drawn from
     the model's own distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
     """
 
-    max_tokens: Annotated[int | None, "most tokens of the completion; default: 256, or as many as fit"]
-    min_tokens: Annotated[int | None, "tokens before which the completion can't end by a stop token"]
-    temperature: Annotated[float | None, "randomness; 0 always takes the most likely token"]
-    top_k: Annotated[int | None, "sample among this many of the most likely tokens"]
-    top_p: Annotated[float | None, "sample among the most likely tokens that together have this probability"]
-    min_p: Annotated[float | None, "leave out tokens less likely than this share of the most likely one"]
-    repetition_penalty: Annotated[
-        float | None,
-        "above 1: make tokens of the prompt and the completion less likely (Keskar et al., 2019)",
-    ]
-    presence_penalty: Annotated[
-        float | None, "subtracted from the logit of each token that the completion holds"
-    ]
-    frequency_penalty: Annotated[
-        float | None, "subtracted from a token's logit once for each time that the completion holds it"
-    ]
-    logit_bias: Annotated[Mapping[int, float] | None, "added to the logits of these token ids"]
-    seed: Annotated[int | None, "seed; the same one gives the same text"]
-    stop: Annotated[str | Sequence[str] | None, "end before these texts"]
-    stop_token_ids: Annotated[Sequence[int] | None, "end at these token ids"]
-    include_stop: Annotated[bool | None, "keep the stop text in the completion"]
-    skip_special_tokens: Annotated[bool | None, "leave special tokens out of the text; default: true"]
-    ignore_eos: Annotated[bool | None, "go on after the model ends its text"]
-    logprobs: Annotated[int | None, "log probability of each token, and of this many alternatives"]
-    prompt_logprobs: Annotated[
-        int | None, "log probability of each prompt token, and of this many alternatives"
-    ]
-    n: Annotated[int | None, "completions of each prompt"]
-    priority: Annotated[int, "order among waiting requests; smaller goes first"]
-    adapter: Annotated[str | None, "name of the LoRA adapter to use"]
-    json_schema: Annotated[Mapping[str, Any] | None, "JSON schema that the output must match"]
-    json_object: Annotated[bool | None, "make the output a JSON object"]
-    regex: Annotated[str | None, "regular expression that the output must match"]
-    choice: Annotated[Sequence[str] | None, "texts of which the output must be one"]
-
-
-_CONSTRAINTS = ("json_schema", "json_object", "regex", "choice")
-_OWN = ("priority", "adapter", *_CONSTRAINTS)
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    include_stop: bool | None
+    skip_special_tokens: bool | None
+    ignore_eos: bool | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    n: int | None
+    priority: int
+    adapter: str | None
+    json_schema: Mapping[str, Any] | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
 
 
 class TextGeneration(TextInputs):
@@ -205,9 +193,11 @@ class TextGeneration(TextInputs):
         return scores if many else scores[0]
 
     def _request(self, prompt: list[int], options: Options) -> Request:
-        if unknown := sorted(set(options) - Options.__annotations__.keys()):
-            raise UsageError(f"generate has no option {unknown[0]!r}")
-        given = {name: value for name, value in options.items() if name not in _OWN}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise unknown("option", name[:64], OPTIONS)
+            check_range(name, value)
+        given = {name: value for name, value in options.items() if name in Sampling.__struct_fields__}
         grammar = _grammar(options)
         if grammar is not None:
             self.language.check_grammar(grammar)
@@ -215,7 +205,7 @@ class TextGeneration(TextInputs):
             id=new_id(),
             prompt=prompt,
             sampling=self.language.sampling(len(prompt), given),
-            priority=options.get("priority", 0),
+            priority=options.get("priority") or 0,
             adapter=options.get("adapter"),
             grammar=grammar,
         )
@@ -267,7 +257,7 @@ def _limits(step_tokens: int | None, batch_invariant: bool) -> EngineLimits:
 
 
 def _grammar(options: Options) -> dict[str, Any] | None:
-    given = {name: options.get(name) for name in _CONSTRAINTS if options.get(name)}
+    given = {name: options.get(name) for name in GRAMMARS if options.get(name)}
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are two constraints on one output", hint="Give one of them")
     return given or None

@@ -130,8 +130,12 @@ def test_several_completions_and_constraints(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["generate", "LM", "x", "--temperature", "-1"], 2, "expected temperature between 0 and 100, got -1"),
-        (["generate", "LM", "x", "--top-p", "2"], 2, "expected top_p between 0 and 1, got 2"),
+        (
+            ["generate", "LM", "x", "--temperature", "-1"],
+            2,
+            "expected --temperature between 0 and 100, got -1",
+        ),
+        (["generate", "LM", "x", "--top-p", "2"], 2, "expected --top-p above 0 and at most 1, got 2"),
         (["generate", "LM", "x" * 5000], 2, "the model has positions for 256"),
         (["generate", "LM", "x", "--max-tokens", "600"], 2, "need 601 tokens"),
         (["generate", "LM", "x", "--stream", "-n", "2"], 2, "--stream shows one completion, not 2"),

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from infer.compress import quantize_model
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
-from infer.llm.engine.requests import Output, Request, Sampling
+from infer.llm.engine.requests import Output, Request
+from infer.llm.engine.sampling_options import Sampling
 from infer.llm.step.paged_step import Step, use_paged_attention
 from infer.llm.step.probe import probe
 from infer.plan import Plan

@@ -16,7 +16,8 @@ from torch import Tensor
 from infer.errors import InferError, InputError, OverloadedError, UsageError
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
-from infer.llm.engine.requests import Output, Request, Sampling
+from infer.llm.engine.requests import Output, Request
+from infer.llm.engine.sampling_options import Sampling
 from tests.support.fake_step import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
 
 PAGE = 4

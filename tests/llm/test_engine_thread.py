@@ -10,7 +10,8 @@ import pytest
 
 from infer.errors import InputError, NotReadyError, OverloadedError
 from infer.llm.engine.engine_thread import EngineThread
-from infer.llm.engine.requests import Output, Request, Sampling
+from infer.llm.engine.requests import Output, Request
+from infer.llm.engine.sampling_options import Sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -14,7 +14,8 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.fairness import MAX_TENANTS, FairShares
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.quota import is_beyond_share
-from infer.llm.engine.requests import Request, Sampling
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling_options import Sampling
 from infer.llm.engine.sequence import RequestState, Sequence
 from tests.support.fake_step import VOCABULARY, FakeStep, fake_shape
 

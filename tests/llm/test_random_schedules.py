@@ -10,8 +10,9 @@ import pytest
 
 from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
-from infer.llm.engine.requests import Output, Request, Sampling
+from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampler import Sampler
+from infer.llm.engine.sampling_options import Sampling
 from tests.support.fake_step import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.requests import Request, Sampling
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling_options import Sampling
 from infer.llm.engine.speculation import WINDOW, AcceptanceRate, PromptLookup, SequenceLookup, StepCosts
 from infer.llm.step.paged_step import StepShape
 

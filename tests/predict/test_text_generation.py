@@ -277,7 +277,7 @@ def test_a_refusal_names_the_missing_part_and_what_to_do(model: Predictor) -> No
         model.generate("text")
     with pytest.raises(UsageError, match=r"no chat template.*--chat-template FILE; completions need none"):
         model.chat([{"role": "user", "content": "x"}])
-    with pytest.raises(UsageError, match="generate has no option 'temprature'"):
+    with pytest.raises(UsageError, match="no option named 'temprature'.*Did you mean temperature"):
         model.generate(PROMPT, temprature=0)
     with pytest.raises(UsageError, match="regex and choice are two constraints"):
         model.generate(PROMPT, regex="a", choice=["b"])

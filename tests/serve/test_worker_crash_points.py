@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
-from infer.llm.engine.requests import Output, Request, Sampling
+from infer.llm.engine.requests import Output, Request
+from infer.llm.engine.sampling_options import Sampling
 from infer.serve.workers.channel import ClosedError
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest

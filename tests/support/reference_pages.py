@@ -16,6 +16,7 @@ import infer
 import infer.serve
 from infer.cli import app
 from infer.llm.completion import Completion, CompletionChunk, Score
+from infer.llm.engine.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
 from infer.pipeline.publish import Outcome
 from infer.plan import Plan
@@ -176,9 +177,8 @@ def api_page() -> str:
         "| option | type | description |",
         "|---|---|---|",
     ]
-    for name, hint in get_type_hints(Options, include_extras=True).items():
-        kind, help = get_args(hint)
-        lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {help} |")
+    for name, kind in get_type_hints(Options).items():
+        lines.append(f"| `{name}` | `{_cell(_kind(kind))}` | {OPTIONS[name].option.help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
     for kind in (Outcome, Completion, CompletionChunk, Score):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]

@@ -8,7 +8,8 @@ from ...errors import InputError, OverloadedError
 from ..step.paged_step import StepShape
 from .limits import EngineLimits
 from .quota import is_beyond_share
-from .requests import MAX_PRIORITY, Request
+from .requests import Request
+from .sampling_options import check_range
 from .sequence import Sequence
 
 MAX_RETRY_SECONDS = 60.0  # seconds
@@ -26,9 +27,7 @@ class Admission:
     def check(self, request: Request, waiting: Many[Sequence], tokens_per_second: float) -> None:
         """Raise `InputError` or `OverloadedError`."""
         sampling, prompt = request.sampling, request.prompt
-        if abs(request.priority) > MAX_PRIORITY:
-            said = f"expected priority between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {request.priority}"
-            raise InputError(said, where="priority")
+        check_range("priority", request.priority)
         sampling.check(self.shape.vocab_size)
         if not prompt:
             raise InputError("expected a prompt of at least one token", where="prompt")

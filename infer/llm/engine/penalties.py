@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .requests import Sampling
+from .sampling_options import Sampling
 
 
 class TokenCounts:

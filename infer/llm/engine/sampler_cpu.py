@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from .requests import Sampling, TokenLogprob
+from .requests import TokenLogprob
+from .sampling_options import Sampling
 
 Row = np.ndarray  # float32 [vocab]
 BLOCK = 64

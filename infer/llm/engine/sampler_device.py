@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .requests import Sampling
+from .sampling_options import Sampling
 
 BLOCK = 256
 CANDIDATES = 256  # enough for most cuts by mass; where they are not, the whole row is sorted

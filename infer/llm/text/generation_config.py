@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...errors import ArtifactError, InputError
-from ..engine.requests import Sampling
+from ..engine.sampling_options import Sampling
 from .chat_template import read_json, special_tokens
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -53,10 +53,11 @@ class GenerationConfig(msgspec.Struct, frozen=True):
         if isinstance(stop := asked.get("stop"), str):
             asked["stop"] = (stop,)
         try:
-            return msgspec.convert({**self.sampling, **asked}, Sampling, strict=False)
+            made = msgspec.convert({**self.sampling, **asked}, Sampling, strict=False)
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$.")
             raise InputError(what, where=where.strip("`") or "sampling") from error
+        return msgspec.structs.replace(made, top_k=0) if made.top_k == -1 else made
 
 
 def _ids(found: Any) -> tuple[int, ...]:

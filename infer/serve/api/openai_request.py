@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
-from ...llm.engine.requests import Sampling
+from ...llm.engine.sampling_options import OPTIONS, Sampling, check_range
 from ..http import json_parse
 from ..http.request_context import RequestContext
 from ..llm.llm_engine import LLMEngine
 from ..llm.tenants import tenant_of
 from .openai_errors import ContextLengthError, require_json
-from .openai_types import CommonFields, Message, StructuredOutputs, Tool
+from .openai_types import OPTION_NAMES, CommonFields, Message, StructuredOutputs, Tool
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -31,7 +31,16 @@ def read_request(call: RequestContext, to: type[T]) -> tuple[T, int]:
     require_json(call)
     value = call.value()
     request = json_parse.convert(value, to)
+    for field, option in _options(to).items():
+        check_range(option, getattr(request, field), served=True, where=field)
     return request, len(value.keys() - _fields(to))
+
+
+@cache
+def _options(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the name of the option for each field of the request that is one."""
+    named = {field: OPTION_NAMES.get(field, field) for field in kind.__struct_fields__}
+    return {field: name for field, name in named.items() if name in OPTIONS}
 
 
 @cache
@@ -148,33 +157,20 @@ def sampling(
 
     Raises `InputError` naming a field out of its range.
     """
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    plain = {
-        name: value
-        for name in _PLAIN
-        if (value := getattr(request, name)) is not None and not (name == "top_k" and value < 0)
+    given = {
+        option: getattr(request, field)
+        for field, option in _options(CommonFields).items()
+        if option in Sampling.__struct_fields__
     }
-    made: Sampling = generator.language.config.complete(plain)
-    made = msgspec.structs.replace(
-        made,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        stop=stop,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        ignore_eos=bool(request.ignore_eos),
-        logit_bias=_bias(request.logit_bias or {}),
-    )
-    made.check(generator.vocab_size)
+    given |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "logit_bias": _bias(request.logit_bias or {}),
+    }
+    made: Sampling = generator.language.config.complete(given)
+    made.check(generator.vocab_size, served=True)
     return made
-
-
-_PLAIN = [
-    *("min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-]
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

@@ -7,13 +7,26 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...llm.engine.requests import MAX_PRIORITY
+from ...llm.engine.sampling_options import bounds
 from .openai_logprobs import ChatLogprobs, CompletionLogprobs
 
-Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Stop = Annotated[str, Meta(max_length=1024)]
 Finish = Literal["stop", "length", "tool_calls"]
+# Options of `infer.llm.engine.sampling_options` that have another name here.
+OPTION_NAMES = {
+    "include_stop_str_in_output": "include_stop",
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+}
+
+
+def option(field: str) -> Meta:
+    """Describe a field of the OpenAPI document by its option, whose range `read_request` checks."""
+    found = bounds(OPTION_NAMES.get(field, field), served=True)
+    limits = {"minimum": found.minimum, "exclusiveMinimum": found.above, "maximum": found.maximum}
+    schema = {name: limit for name, limit in limits.items() if limit is not None}
+    return Meta(description=found.help, extra_json_schema=schema or None)
 
 
 class StreamOptions(msgspec.Struct):
@@ -45,28 +58,32 @@ class CommonFields(msgspec.Struct, kw_only=True):
     """Fields of both requests; null equals absent. Unknown fields are accepted, counted and ignored."""
 
     model: str
-    max_tokens: Count | None = None
-    min_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=16)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: float | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[Token], Meta(max_length=16)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    ignore_eos: bool | None = None
+    max_tokens: Annotated[int | None, option("max_tokens")] = None
+    min_tokens: Annotated[int | None, option("min_tokens")] = None
+    n: Annotated[int | None, option("n")] = None
+    temperature: Annotated[float | None, option("temperature")] = None
+    top_p: Annotated[float | None, option("top_p")] = None
+    top_k: Annotated[int | None, option("top_k")] = None
+    min_p: Annotated[float | None, option("min_p")] = None
+    seed: Annotated[int | None, option("seed")] = None
+    stop: Annotated[Stop | Annotated[list[Stop], Meta(max_length=16)] | None, option("stop")] = None
+    stop_token_ids: Annotated[
+        Annotated[list[Token], Meta(max_length=16)] | None, option("stop_token_ids")
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, option("include_stop_str_in_output")] = None
+    skip_special_tokens: Annotated[bool | None, option("skip_special_tokens")] = None
+    presence_penalty: Annotated[float | None, option("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, option("frequency_penalty")] = None
+    repetition_penalty: Annotated[float | None, option("repetition_penalty")] = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None, option("logit_bias")] = (
+        None
+    )
+    ignore_eos: Annotated[bool | None, option("ignore_eos")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    priority: Annotated[int | None, option("priority")] = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
@@ -76,7 +93,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     """Body of /v1/completions; `prompt`: a text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[str | int | list[Token]]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Annotated[int | None, option("logprobs")] = None
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
@@ -134,9 +151,9 @@ class ChatRequest(CommonFields, kw_only=True):
     """Body of /v1/chat/completions; `chat_template` is refused: templates come with the model."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Annotated[int | None, option("max_completion_tokens")] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int | None, option("top_logprobs")] = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

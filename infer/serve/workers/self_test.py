@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArtifactError, InferError
-from ...llm.engine.requests import Output, Request, Sampling
+from ...llm.engine.requests import Output, Request
+from ...llm.engine.sampling_options import Sampling
 from ..batching.arrays import Arrays, run_arrays
 
 log = logging.getLogger("infer.serve.workers")

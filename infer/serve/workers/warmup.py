@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from ...errors import InferError
-from ...llm.engine.requests import Output, Request, Sampling
+from ...llm.engine.requests import Output, Request
+from ...llm.engine.sampling_options import Sampling
 
 PROMPT = 64  # tokens
 
