@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from .pooling import Pooling
+from .pooling import EmbeddingHead
 
 
 class Decoder(nn.Module):
@@ -52,16 +52,16 @@ class PairClassifier(Classifier):
 
 
 class Encoder(nn.Module):
-    """A sentence encoder with its pooling and normalisation inside the graph."""
+    """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits."""
 
-    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, head: EmbeddingHead, *, sparse: bool = False) -> None:
         super().__init__()
-        self.model, self.pooling = without_cache(model), pooling
+        self.model, self.head, self.sparse = without_cache(model), head, sparse
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Compute embeddings: int64 [batch, seq] twice → float [batch, dim]."""
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return self.pooling(hidden, attention_mask)
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return self.head(found.logits if self.sparse else found.last_hidden_state, attention_mask)
 
 
 def without_cache(model: nn.Module) -> nn.Module:

@@ -21,8 +21,8 @@ from .converted_names import convert_names
 from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
-from .pooling import Pooling, read_pooling
-from .weights import FiniteReader, num_bytes
+from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
+from .weights import FiniteReader, WeightReader, num_bytes
 from .weights.safetensors_reader import SafetensorsReader
 
 CARRIED = (
@@ -49,10 +49,11 @@ LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 def load_huggingface(plan: Plan) -> LoadedModel:
     """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors."""
-    folder = Path(plan.source)
+    sentence = read_sentence_folder(Path(plan.source))
+    folder = sentence.transformer
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
-    task = task_of(config, folder)
+    task = task_of(config, folder, sentence.task)
     if find_spec("transformers") is None:
         raise NotUsableError(
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
@@ -61,21 +62,20 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     settings = _settings(folder)
 
     def build() -> tuple[nn.Module, list[Finding]]:
-        return build_on_meta(lambda: _from_config(settings, task), _architecture(config))
+        return build_on_meta(lambda: _from_config(settings, task, sentence.sparse), _architecture(config))
 
     model, findings = build()
     if task != "text-generation":
         _refuse_other_modalities(model, config, folder)
-    pooling = read_pooling(folder) if task == "embedding" else None
-    wrapped = _wrap(model, task, pooling)
-    converted = convert_names(reader, model, str(folder))
-    fit = match_checkpoint(wrapped, converted, lambda name: _other_names(name, model))
+    wrapped = _wrap(model, task, sentence)
+    joined = sentence.reader(convert_names(reader, model, str(folder)))
+    fit = match_checkpoint(wrapped, joined, lambda name: _other_names(name, model))
     fit.check(str(folder), strict=False)
     findings += _said(reader, fit)
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
-        reader=FiniteReader(converted, str(folder)),
+        reader=FiniteReader(joined, str(folder)),
         inputs=_inputs(wrapped),
         samples={},
         samples_from="",
@@ -84,10 +84,10 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         sizes=_sizes(plan, config),
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=_meta(plan, config, folder, pooling),
+        meta=_meta(plan, config, task, sentence),
         weight_bytes=num_bytes(reader),
         findings=findings,
-        rebuild=lambda: _wrap(build()[0], task, pooling),
+        rebuild=lambda: _wrap(build()[0], task, sentence),
     )
 
 
@@ -102,8 +102,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def task_of(config: Mapping[str, Any], folder: Path) -> str:
-    """Derive the task from `architectures` of config.json; raise `SourceError` for unsupported ones."""
+def task_of(config: Mapping[str, Any], folder: Path, known: str = "") -> str:
+    """Derive the task from `architectures` of config.json, if not `known`; raise `SourceError` for unsupported ones."""
     name = _architecture(config)
     if config.get("quantization_config"):
         method = config["quantization_config"]
@@ -119,10 +119,12 @@ def task_of(config: Mapping[str, Any], folder: Path) -> str:
             where=str(folder / "config.json"),
             hint="Give the state dict of the half you need and --model file.py:factory",
         )
+    if known:
+        return known
     for ending, task in TASKS.items():
         if name.endswith(ending):
             return task
-    if (folder / "modules.json").is_file() or name.endswith("Model"):
+    if name.endswith("Model"):
         return "embedding"
     raise SourceError(
         f"expected an architecture ending in {', '.join(TASKS)} or Model, got {name!r}",
@@ -166,17 +168,24 @@ def _settings(folder: Path) -> Any:
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def _from_config(settings: Any, task: str) -> nn.Module:
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+def _from_config(settings: Any, task: str, sparse: bool) -> nn.Module:
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+    )
 
     kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
     own = copy.deepcopy(settings)  # a model writes into its configuration
-    model = kinds.get(task, AutoModel).from_config(own, attn_implementation="sdpa", dtype=torch.float32)
+    model = kinds.get(task, AutoModelForMaskedLM if sparse else AutoModel).from_config(
+        own, attn_implementation="sdpa", dtype=torch.float32
+    )
     model.tie_weights()
     return model
 
 
-def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
+def _wrap(model: nn.Module, task: str, sentence: SentenceFolder) -> nn.Module:
     if task == "text-generation":
         return Decoder(model).eval()
     if task == "classification":
@@ -184,7 +193,7 @@ def _wrap(model: nn.Module, task: str, pooling: Pooling | None) -> nn.Module:
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
         setattr(model, "pooler", None)  # noqa: B010
-    return Encoder(model, pooling or Pooling()).eval()
+    return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
 
 
 def _other_names(name: str, model: nn.Module) -> list[str]:
@@ -199,7 +208,7 @@ def _other_names(name: str, model: nn.Module) -> list[str]:
     return names + old
 
 
-def _said(reader: SafetensorsReader, fit: CheckpointMatch) -> list[Finding]:
+def _said(reader: WeightReader, fit: CheckpointMatch) -> list[Finding]:
     stored = sorted({str(reader.dtype(name)).removeprefix("torch.") for name in reader.names()})
     findings = [Finding("load", "weights", num_bytes(reader) / 1e6, "MB", f"stored as {', '.join(stored)}")]
     if {"float16", "bfloat16"} & set(stored):
@@ -240,9 +249,9 @@ def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {"batch": (1, plan.max_batch), "seq": (1, longest)}
 
 
-def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling | None) -> dict[str, Any]:
+def _meta(plan: Plan, config: dict[str, Any], task: str, sentence: SentenceFolder) -> dict[str, Any]:
     """Collect the metadata that serving needs, as JSON: limits, token ids, labels, pooling."""
-    limits = [_sizes(plan, config)["seq"][1]]
+    folder, limits = sentence.transformer, [_sizes(plan, config)["seq"][1]]
     for name, key in (
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
@@ -255,6 +264,7 @@ def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling 
         "model_type": config.get("model_type"),
         "max_length": min(limits),
         "vocab_size": config.get("vocab_size"),
+        "problem_type": config.get("problem_type"),
         "pad_id": config.get("pad_token_id"),
         "bos_id": config.get("bos_token_id"),
         "eos_id": config.get("eos_token_id"),
@@ -263,6 +273,6 @@ def _meta(plan: Plan, config: Mapping[str, Any], folder: Path, pooling: Pooling 
         meta["labels"] = [
             str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
         ]
-    if pooling is not None:
-        meta |= {"pooling": pooling.mode, "normalize": pooling.normalize}
-    return meta
+    if task == "classification" and (named := score_activation(config, folder / "config.json")):
+        meta["activation"] = named
+    return meta | (sentence.meta() if task != "text-generation" else {})

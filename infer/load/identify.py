@@ -18,6 +18,7 @@ from .foreign_formats import (
     foreign_zip,
 )
 from .protobuf import looks_like_onnx
+from .sentence_modules import transformer_folder
 from .weights.pickle_scan import MAX_PICKLE, code_among, globals_of
 from .weights.safetensors_reader import read_header
 from .weights.torch_zip import TorchZip, zip_names
@@ -72,7 +73,8 @@ def is_user_module(text: str) -> bool:
 
 
 def _folder(path: Path) -> Identified:
-    config, weights = (path / "config.json").is_file(), any(path.glob("*.safetensors"))
+    inner = transformer_folder(path)
+    config, weights = (inner / "config.json").is_file(), any(inner.glob("*.safetensors"))
     if config and weights:
         return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
     held = ", ".join(sorted(item.name for item in path.iterdir())[:6]) or "nothing"

@@ -38,6 +38,8 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     window = min(WINDOW, int(loaded.meta.get("max_length", WINDOW)))
     pad_id = loaded.meta.get("pad_id")
     encode = _encoder(loaded.files["tokenizer.json"])
+    if loaded.meta.get("lower_case"):
+        texts = [text.lower() for text in texts]
     if loaded.task == "text-generation":
         rows = _windows([row for row, _ in encode(texts, None)], window)
         types = [[0] * len(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Text inputs of models that carry a tokenizer: token ids in rows, and embeddings."""
+"""Text inputs of models that carry a tokenizer: token ids in rows, embeddings, and scores of pairs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 
 from ..errors import UsageError
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
+from .label_scores import activation_of, scores_of
 from .tensors import TensorInputs
+from .text_prompts import with_prompt
 
 
 class TextInputs(TensorInputs):
-    """Predictor's methods for text: tokenize and embed."""
+    """Predictor's methods for text: tokenize, embed, score pairs and rank."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -45,18 +47,47 @@ class TextInputs(TensorInputs):
         wanted = {spec.name for spec in self.inputs}
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 
-    def embed(self, texts: list[str]) -> np.ndarray:
+    def embed(self, texts: list[str], *, prompt_name: str | None = None) -> np.ndarray:
         """Embed texts: float32 [len(texts), dim]. Texts of similar length run together, `max_batch` at a time.
 
-        Raises `UsageError` for a model that is no embedding model.
+        `prompt_name`: a prompt of the model, such as "query", put before each text; by default the model's own default.
+        Raises `UsageError` for a model that is no embedding model, and `InputError` for a prompt it does not know.
         """
         if self.task != "embedding":
             raise UsageError(f"{self.name} is a {self.task} model, not an embedding model")
-        rows = self.tokenizer.encode(texts)
+        return self._run_texts(with_prompt(texts, self.manifest.meta, prompt_name))
+
+    def score_pairs(self, pairs: Sequence[tuple[str, str]], *, raw: bool = False) -> np.ndarray:
+        """Score pairs of texts by a cross-encoder: float32 [len(pairs)].
+
+        The activation of the model's configuration is applied, a sigmoid where it names none; `raw` leaves it out.
+        Raises `UsageError` for a model that is no classifier of one label.
+        """
+        if self.task != "classification" or self.outputs[0].shape[-1] != 1:
+            raise UsageError(
+                f"{self.name} gives no score of a pair",
+                hint="A cross-encoder does: a sequence classifier of one label",
+            )
+        logits = self._run_texts(with_prompt(list(pairs), self.manifest.meta))
+        return (logits if raw else scores_of(logits, activation_of(self.manifest.meta, 1)))[:, 0]
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[tuple[int, float]]:
+        """Return (index of the document, score) for a query, best first; at most `top_n`. See `score`."""
+        scores = self.score_pairs([(query, document) for document in documents])
+        order = np.argsort(-scores, kind="stable")[:top_n]
+        return [(int(index), float(scores[index])) for index in order]
+
+    def _run_texts(self, texts: Sequence[TextOrPair]) -> np.ndarray:
+        """Run texts or pairs in batches of similar length; return the first output, float32 [len(texts), width]."""
+        wanted = {spec.name for spec in self.inputs}
+        rows, types = self.tokenizer.encode_typed(texts)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        width = self.outputs[0].shape[-1]
-        result = np.zeros((len(rows), int(width)), dtype=np.float32)
+        result = np.zeros((len(rows), int(self.outputs[0].shape[-1])), dtype=np.float32)
         for start in range(0, len(order), self.max_batch):
             chosen = order[start : start + self.max_batch]
-            result[chosen] = self.predict(self.tokenizer.pad([rows[i] for i in chosen]))[self.outputs[0].name]
+            padded = self.tokenizer.pad([rows[i] for i in chosen], [types[i] for i in chosen])
+            inputs = {name: value for name, value in padded.items() if name in wanted}
+            result[chosen] = self.predict(inputs)[self.outputs[0].name]
         return result

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infer.graph import capture, storage
 from infer.load.hf_wrappers import Classifier, Encoder
-from infer.load.pooling import Pooling
+from infer.load.pooling import EmbeddingHead
 from infer.spec import TensorSpec
 from tests.support.tiny_decoders import SIZES
 
@@ -40,13 +40,15 @@ def test_a_decoder_without_its_language_head_is_stored_and_read_back(
     name: str, head: str, tmp_path: Path
 ) -> None:
     model = headed(name, head)
-    wrapped = Encoder(model, Pooling()) if head == "AutoModel" else Classifier(model)
+    wrapped = Encoder(model, EmbeddingHead()) if head == "AutoModel" else Classifier(model)
     ids = torch.randint(3, 320, (3, 9))
     mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 7 + [0] * 2])
     ids[mask == 0] = 0
     with torch.no_grad():
         whole: Any = model(input_ids=ids, attention_mask=mask, use_cache=True)
-        expected = Pooling()(whole.last_hidden_state, mask) if "last_hidden_state" in whole else whole.logits
+        expected = (
+            EmbeddingHead()(whole.last_hidden_state, mask) if "last_hidden_state" in whole else whole.logits
+        )
     graph = capture.capture(wrapped, INPUTS, {"input_ids": ids[:2], "attention_mask": mask[:2]})
     assert not [name for name, value in graph.exported.constants.items() if not value.numel()]
     storage.save(graph, tmp_path)

@@ -31,19 +31,19 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[list[int]]:
         """One list of ids per text or pair of texts, special tokens added, cut to `max_length`."""
-        return [encoding.ids for encoding in self._encodings(texts)]
+        return self.encode_typed(texts)[0]
+
+    def encode_typed(self, texts: Sequence[TextOrPair]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids and the token types of each text or pair; type 1 is the second text of a pair."""
+        encodings = self._encodings(texts)
+        return [one.ids for one in encodings], [one.type_ids for one in encodings]
 
     def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
         """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(texts), longest].
 
         Padded on the right; type 1 is the second text of a pair.
         """
-        encodings = self._encodings(texts)
-        found = self.pad([encoding.ids for encoding in encodings])
-        types = np.zeros_like(found["input_ids"])
-        for row, encoding in zip(types, encodings, strict=True):
-            row[: len(encoding.type_ids)] = encoding.type_ids
-        return {**found, "token_type_ids": types}
+        return self.pad(*self.encode_typed(texts))
 
     def _encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
         rows: list[Any] = []
@@ -54,15 +54,18 @@ class Tokenizer:
             rows.append(tuple(row) if pair else row)
         return list(self._tokenizer.encode_batch(rows))
 
-    def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
-        """Return `input_ids` and `attention_mask`, int64 [len(rows), longest], padded on the right."""
+    def pad(self, rows: list[list[int]], types: list[list[int]] | None = None) -> dict[str, np.ndarray]:
+        """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(rows), longest], right-padded."""
         longest = max((len(row) for row in rows), default=0)
         ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), longest), dtype=np.int64)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = row
             mask[i, : len(row)] = 1
-        return {"input_ids": ids, "attention_mask": mask}
+        kinds = np.zeros_like(ids)
+        for i, row in enumerate(types or ()):
+            kinds[i, : len(row)] = row
+        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
