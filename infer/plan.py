@@ -219,8 +219,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def with_(self, **changes: Any) -> Plan:
         """Return a copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)
-
-
-def saves_memory(quant: str) -> bool:
-    """Weight-only formats: their point is memory, so that their layers need not be faster one by one."""
-    return quant == "int8:weight" or quant.partition(":")[0] in ("nf4", "int4", "fp4", "cluster")

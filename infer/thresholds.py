@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from . import plugins
+from .errors import UsageError
 from .plan import Plan
+
+FORMATS = "infer.compress.formats"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -71,14 +75,21 @@ LIMITS: dict[str, Limits] = {
 
 
 def precision_class(quant: str, dtype: str) -> str:
-    """Return the row of `LIMITS` that judges this quantization and compute dtype."""
+    """Return the row of `LIMITS` that judges this quantization and compute dtype.
+
+    A format names its own row; without one, or where its plug-in is not installed, the strict limits of float hold.
+    """
     name, _, option = quant.partition(":")
-    if name == "cluster":
-        return {"2": "2bit", "3": "3bit", "6": "int8"}.get(option, "4bit")
-    if name in ("nf4", "int4", "fp4"):
-        return "4bit"
-    if name in ("int8", "fp8"):
-        return "int8"
+    if name in plugins.names(FORMATS):
+        declared = getattr(plugins.get(FORMATS, name), "PRECISION_CLASS", "float32")
+        row = declared if isinstance(declared, str) else declared.get(option, "float32")
+        if row not in LIMITS:
+            raise UsageError(
+                f"expected a row of the thresholds as PRECISION_CLASS, got {row!r}",
+                where=f"format {name}",
+                hint=f"Known: {', '.join(LIMITS)}",
+            )
+        return str(row)
     return dtype if dtype in LIMITS else "float32"
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import httpx
 import numpy as np
@@ -16,7 +16,11 @@ import torch
 from torch import nn
 
 from infer import Plan, Predictor, attention, optimize, plugins
+from infer.artifact.manifest import target_of
 from infer.attention import reference
+from infer.compress.assign.format_order import larger_formats
+from infer.errors import NotUsableError, UsageError
+from infer.thresholds import precision_class
 from tests.support.attention_cases import Case
 from tests.support.fake_predictors import double, live
 from tests.support.page_blocks import ROOT, blocks
@@ -96,6 +100,8 @@ def test_the_format_packs_weights_into_four_bits(install: Install, tmp_path: Pat
     tensors = pow2.quantize(weight, None, Plan(source="", quant="pow2"))
     assert tensors["codes"].shape == (16, 64)
     assert (pow2.dequantize(tensors) - weight).norm() < 0.2 * weight.norm()
+    assert precision_class("pow2", "float32") == "4bit"
+    assert larger_formats(Plan(source="", quant="pow2:16")) == ["pow2:16", "cluster:6", "int8"]
     predictor, module, rows = published(tmp_path, backend="eager", quant="pow2", max_error=0.3)
     with predictor, torch.no_grad():
         output = next(iter(predictor.predict({"input": rows}).values()))
@@ -111,9 +117,34 @@ def test_the_attention_equals_the_reference(
     online = install("infer/attention/online.py")
     case = Case(new=(1, 3, 9), done=(40, 0, 31), window=window)
     torch.testing.assert_close(case.run(online), case.run(reference), rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(attention, "ORDER", ("online", *attention.ORDER))
     monkeypatch.setattr(attention, "_CHOSEN", {})
-    assert attention.choose(case.args(case.cache(), case.done, case.new)) == "online"
+    args = case.args(case.cache(), case.done, case.new)
+    assert [name for name, _ in attention.kernels()] == ["triton", "sdpa", "online", "reference"]
+    assert attention.choose(args) == "sdpa"
+    monkeypatch.setattr(online, "PRIORITY", 25)
+    monkeypatch.setattr(attention, "_CHOSEN", {})
+    assert attention.choose(args) == "online"
+
+
+def test_a_format_without_a_class_is_judged_as_float(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pow2 = install("infer/compress/formats/pow2.py")
+    monkeypatch.delattr(pow2, "PRECISION_CLASS")
+    assert precision_class("pow2", "bfloat16") == "float32"
+    assert precision_class("not_installed", "float32") == "float32"
+    monkeypatch.setattr(pow2, "PRECISION_CLASS", "5bit", raising=False)
+    with pytest.raises(UsageError, match="expected a row of the thresholds as PRECISION_CLASS, got '5bit'"):
+        precision_class("pow2", "float32")
+
+
+@pytest.mark.parametrize("found", [{"torch": 2}, {1: "x"}, ["torch"], None])
+def test_the_target_of_a_backend_is_texts(found: object) -> None:
+    stub = SimpleNamespace(target=lambda device: {"torch": torch.__version__})
+    assert type(target_of(stub, "stub", "cpu")["torch"]) is str
+    stub.target = lambda device: found
+    with pytest.raises(NotUsableError, match=r"expected a dict of texts from target\(\).* - at backend stub"):
+        target_of(stub, "stub", "cpu")
 
 
 def test_the_protocol_answers_and_refuses(install: Install) -> None:

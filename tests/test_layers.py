@@ -13,10 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "old_formats", "options", "option_values",
-    "plan",
-    "workload", "thresholds", "paths", "regular_files", "library_errors",
-    "plugins", "device", "latency", "load", "kernels", "attention", "graph", "fidelity", "compress", "onnx",
-    "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
+    "plan", "workload", "paths", "regular_files", "library_errors",
+    "plugins", "thresholds", "device", "latency", "load", "kernels", "attention", "graph", "fidelity", "compress",
+    "onnx", "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 

@@ -6,13 +6,14 @@ import hashlib
 import hmac
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from .. import paths
-from ..errors import ArtifactError
+from ..errors import ArtifactError, NotUsableError
 from ..old_formats import upgrade_manifest, upgrade_report
 from ..plan import Plan
 from ..regular_files import read_regular
@@ -56,6 +57,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     scores_only: ScoresOnly | None = None  # of a language model that does not generate
     files: dict[str, str] = {}
     lengths: dict[str, int] = {}
+
+
+def target_of(backend: Any, name: str, device: str) -> dict[str, str]:
+    """Return what a compiled result of this backend depends on here, as plain texts: a `TorchVersion` becomes one.
+
+    Raises `NotUsableError` for a plug-in that returns anything but texts by name.
+    """
+    found = backend.target(device)
+    if not isinstance(found, Mapping) or not all(isinstance(x, str) for pair in found.items() for x in pair):
+        raise NotUsableError(
+            f"expected a dict of texts from target(), got {found!r:.200}", where=f"backend {name}"
+        )
+    return {str(key): str(value) for key, value in found.items()}
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -10,11 +10,14 @@ ones; what is inside is the kernel's own matter. The portable layout of a page, 
 otherwise: keys [kv_heads, page, head_dim], then values of that shape; of int8, then the steps of the keys and of the
 values, float32 [kv_heads, page] each (code * step, largest magnitude of a token and head at ±127).
 
-A plug-in is one file. It defines `missing()` (why this machine can't, or None), `refuses(args)` (why not these
-arguments, or None) and `attend(args) -> Tensor`.
+A plug-in is one file. It defines `PRIORITY` (of those that can, the one with the largest computes: triton 30, sdpa 20,
+reference 10), `missing()` (why this machine can't, or None), `refuses(args)` (why not these arguments, or None) and
+`attend(args) -> Tensor`. One without `PRIORITY` has a page layout of its own and is no choice for this operator.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from torch import Tensor
 
@@ -25,12 +28,18 @@ from ._args import AttentionArgs
 from ._pages import KV_DTYPES, PageLayout
 
 FOLDER = "infer.attention"
-ORDER = ("triton", "sdpa", "reference")  # the portable layout; the fastest that works is taken
 
 __all__ = ["KV_DTYPES", "Args", "PageLayout", "choose"]
 
 
 _CHOSEN: dict[tuple[object, ...], str] = {}
+
+
+def kernels() -> list[tuple[str, ModuleType]]:
+    """List the plug-ins of the portable page layout, by name, the largest `PRIORITY` first."""
+    found = [(name, plugins.get(FOLDER, name)) for name in plugins.names(FOLDER)]
+    portable = [one for one in found if hasattr(one[1], "PRIORITY")]
+    return sorted(portable, key=lambda one: (-one[1].PRIORITY, one[0]))
 
 
 def choose(args: AttentionArgs) -> str:
@@ -41,8 +50,7 @@ def choose(args: AttentionArgs) -> str:
     kind = (args.query.device.type, args.query.dtype, args.layout, bool(args.softcap), args.sinks is not None)
     if kind not in _CHOSEN:
         reasons = []
-        for name in (name for name in ORDER if name in plugins.names(FOLDER)):
-            kernel = plugins.get(FOLDER, name)
+        for name, kernel in kernels():
             reason = kernel.missing() or kernel.refuses(args)
             if reason is None:
                 _CHOSEN[kind] = name

@@ -8,6 +8,8 @@ from torch import Tensor
 from . import _portable
 from ._args import AttentionArgs
 
+PRIORITY = 10
+
 
 def missing() -> str | None:
     return None

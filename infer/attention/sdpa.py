@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from . import _portable
 from ._args import AttentionArgs
 
+PRIORITY = 20
+
 
 def missing() -> str | None:
     return None

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..kernels import gpu
 from ._args import AttentionArgs, Tiling
 
+PRIORITY = 30
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head: more do not fit into the registers of a tile
 LEAST = 256  # tokens of a piece of the past, at least: below that merging costs more than it saves

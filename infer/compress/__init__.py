@@ -77,6 +77,12 @@ class Stats(Protocol):
 
 class Quantizer(Protocol):
     OPTIONS: tuple[str, ...]  # what may follow the colon; "" is the default
+    PRECISION_CLASS: (
+        str | Mapping[str, str]
+    )  # row of `infer.thresholds.LIMITS` that judges it, or one for each option
+    WEIGHT_ONLY: frozenset[
+        str
+    ]  # the options whose point is memory: their layers need not be faster one by one
     NEEDS_STATS: frozenset[str]  # the options that can't do without calibration
     ROWS: int  # rows that share something: blocks of rows are cut at its multiples
     SHARED: frozenset[str]  # the tensors that all rows share
@@ -126,6 +132,11 @@ def check_option(module: ModuleType, plan: Plan) -> None:
     if explain := getattr(module, "explain_option", None):
         explain(plan.quant_option)
     raise unknown(f"option of --quant {plan.quant_name}", plan.quant_option, filter(None, module.OPTIONS))
+
+
+def is_weight_only(plan: Plan) -> bool:
+    """Return true if the plan's format is there to save memory, so that a layer need not be faster by itself."""
+    return plan.quant != "none" and plan.quant_option in getattr(get(plan), "WEIGHT_ONLY", ())
 
 
 def needs_stats(plan: Plan) -> bool:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from .. import __version__, plugins
 from .. import device as hardware
 from ..artifact import golden, store
+from ..artifact.manifest import target_of
 from ..graph import storage
 from ..report import document, html, memory, roofline
 from ..reporter import Reporter
@@ -122,7 +123,7 @@ def _manifest(
         inputs=graph.inputs,
         outputs=graph.outputs,
         sizes=dict(graph.sizes),
-        target=backend.target(plan.device),
+        target=target_of(backend, best.backend, plan.device),
         versions=hardware.versions(),
         meta=meta,
         verdict=(*best.verdicts(plan), *([share] if share else [])),

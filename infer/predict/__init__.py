@@ -12,7 +12,7 @@ import torch
 from .. import device as hardware
 from .. import fidelity
 from ..artifact import golden, store
-from ..artifact.manifest import read_report
+from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..llm import FullSequenceRunner
 from ..llm.llm import parse_size
@@ -88,7 +88,7 @@ class Predictor(TextGeneration):
         if backend.EXECUTES_CODE and not trust_code:
             store.require_trust(folder, f"backend {manifest.backend}")
         notes: list[Finding] = [limited] if limited else []
-        differs = differences(manifest.target, backend.target(place))
+        differs = differences(manifest.target, target_of(backend, manifest.backend, place))
         with as_artifact_error(folder, f"{manifest.backend} can't open it"):
             opened = (
                 lower_again(folder, manifest, backend, place, differs, trust_code, notes)

@@ -14,6 +14,7 @@ import msgspec
 
 from .. import library_errors, paths, plugins
 from ..artifact import store
+from ..artifact.manifest import target_of
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
 from ..graph import storage
 from ..llm import StepShape
@@ -86,7 +87,9 @@ def lower_again(
         )
     if not trust_code:
         store.require_trust(folder, "graph.pt2, to lower it again for this machine")
-    key = store.digest(json.dumps([manifest.files, backend.target(device)], sort_keys=True).encode())
+    key = store.digest(
+        json.dumps([manifest.files, target_of(backend, manifest.backend, device)], sort_keys=True).encode()
+    )
     place = paths.cache("lowered") / key
     notes.append(Finding("open", "lowered again", str(place), why=f"made for another machine: {why}"))
     if place.exists():

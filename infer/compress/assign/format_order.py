@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from ...plan import Plan
+from ...thresholds import precision_class
 
 # Nominal bits. Of formats with equal bits only the one with the least error is a rung.
 NOMINAL_BITS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "nf4:16": 4.6, "cluster:6": 6.3, "int8": 8.0}
-OTHER_FOUR_BITS = {"": 4.3, "4": 4.3, "16": 4.65}  # by the option that follows the name
+FINE_BITS = 4.65  # of the other formats of 4 bits with a scale for each 16 weights
+CLASS_BITS = {
+    "int8": 8.0,
+    "4bit": 4.3,
+    "3bit": 3.3,
+    "2bit": 2.3,
+}  # of other formats, by their precision class
 
 
 def smallest_format(bits: float | None) -> str:
@@ -18,7 +25,9 @@ def larger_formats(plan: Plan) -> list[str]:
     """List `plan.quant` and the larger formats in order of bits; float, always last, is not included."""
     if plan.quant_name in ("int8", "fp8"):
         return [plan.quant]
-    bits = NOMINAL_BITS[plan.quant] if plan.quant in NOMINAL_BITS else OTHER_FOUR_BITS[plan.quant_option]
+    known = precision_class(plan.quant, "float32")
+    bits = FINE_BITS if (known, plan.quant_option) == ("4bit", "16") else CLASS_BITS.get(known, 4.3)
+    bits = NOMINAL_BITS.get(plan.quant, bits)
     return [plan.quant, *(name for name, more in NOMINAL_BITS.items() if more > bits)]
 
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import GateError
-from ...plan import saves_memory
 from ...spec import Finding
 from ...workload import WORKLOAD
-from .. import Weight
+from .. import Weight, is_weight_only
 from ..layer_kinds import is_linear
 from . import layer_timing
 from .assignment import FLOAT, Assignment
@@ -72,7 +71,7 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
     timings = Timings(assignment, layer_timing.LayerTimer(plan, assignment.time), _uses(assignment, free))
-    whole = not assignment.budgeted and saves_memory(plan.quant)
+    whole = not assignment.budgeted and is_weight_only(plan)
     lost, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
     clock = timings.clock
     clock.save()

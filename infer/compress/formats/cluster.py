@@ -31,6 +31,8 @@ from ..refusals import refuses_table_format
 from ..table_format import dequantize, embedding, fit_calibrated, linear
 
 OPTIONS = ("", *map(str, BITS))
+PRECISION_CLASS = {"": "4bit", "2": "2bit", "3": "3bit", "4": "4bit", "6": "int8"}
+WEIGHT_ONLY = frozenset(OPTIONS)
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = TABLE_ROWS
 SHARED: frozenset[str] = frozenset()

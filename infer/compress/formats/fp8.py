@@ -18,6 +18,8 @@ from ..layer_kinds import is_linear, name_of, rows_of
 from ..refusals import too_small
 
 OPTIONS = ("",)
+PRECISION_CLASS = "int8"
+WEIGHT_ONLY: frozenset[str] = frozenset()
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED: frozenset[str] = frozenset()

@@ -14,6 +14,8 @@ from .. import Stats
 from ..refusals import refuses_table_format
 from ..table_format import OPTIONS, dequantize, embedding, linear, quantize_with
 
+PRECISION_CLASS = "4bit"
+WEIGHT_ONLY = frozenset(OPTIONS)
 NEEDS_STATS: frozenset[str] = frozenset()
 ROWS = 1
 SHARED = frozenset({"table"})

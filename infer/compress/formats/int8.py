@@ -27,6 +27,8 @@ from ..layer_kinds import CONVOLUTIONS, TRANSPOSED
 from ..refusals import refuses_embedding, refuses_padding, refuses_transposed, too_small
 
 OPTIONS = ("", "weight", "static")
+PRECISION_CLASS = "int8"
+WEIGHT_ONLY = frozenset({"weight"})
 NEEDS_STATS = frozenset({"static"})
 ROWS = 1
 SHARED = frozenset({"x_scale", "x_multiplier", "y_scale"})
