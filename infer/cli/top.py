@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..errors import NotUsableError, UsageError
 from ..report.formatting import seconds, size
-from ..serve.observability.log_histogram import percentile
+from ..serve.observability.prometheus_text import percentile
 
 WINDOW = 10.0  # seconds that percentiles cover
 RATE = 3.0  # seconds that rates cover

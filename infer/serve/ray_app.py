@@ -20,8 +20,8 @@ import msgspec
 from ..errors import InferError, UsageError
 from ..options import Field, fields, from_values
 from .http.app import Scope, build
-from .http.streaming import Receive, Send
-from .observability.logging_config import attach
+from .http.body import Receive, Send
+from .observability.request_log import attach
 from .options import ServeOptions
 from .service import Service
 from .workers import model_loading

@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import InferError, NotUsableError, UsageError
 from . import ray_app
-from .http.api_keys import read_key_file
+from .http.access_control import read_key_file
 from .limits import LOOPBACK
 from .options import ServeOptions
 from .ray_app import NAME, application, replica_args

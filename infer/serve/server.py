@@ -20,16 +20,15 @@ import uvicorn
 from ..errors import UsageError
 from ..options import from_values
 from .fast_path.coalescer import Coalescer
-from .http import fd_limit, http_protocol
-from .http.api_keys import read_key_file
+from .http import http_protocol
+from .http.access_control import AllowedHosts, allowed_hosts, read_key_file
 from .http.app import build
-from .http.host_check import AllowedHosts, allowed_hosts
-from .http.listener import listen, port_errors, startup_line
-from .http.tls import tls_context as tls_context
+from .http.listener import fit_connections, listen, port_errors
+from .http.listener import tls_context as tls_context
 from .limits import LOOPBACK
 from .model_admin import ModelAdmin, check_all
 from .model_repository import ModelRepository
-from .observability.logging_config import attach
+from .observability.request_log import attach
 from .options import ServeOptions
 from .service import Service
 from .signals import Signals, StoppedError, stoppable
@@ -99,7 +98,7 @@ def _open(
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
         raise UsageError(f"expected one model with --lora, got {len(chosen)}", where="--lora")
-    bounds, warning = fd_limit.fit_connections(
+    bounds, warning = fit_connections(
         options.bounds, len(chosen) * replicas * (2 if options.allow_reload else 1)
     )
     if warning is not None:
@@ -231,3 +230,18 @@ def _print(line: str) -> None:
     except OSError as error:
         log.warning("could not print: %s (%s)", line, error.strerror)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else its flush would fail again, at the end
+
+
+def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
+    """Return the startup line.
+
+    `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
+    """
+    host, port = listener.getsockname()[:2]
+    what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
+    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
+        what.append("embeddings at /v1/embeddings")
+    if service.generators:
+        what.append("OpenAI clients at /v1")
+    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"

@@ -11,14 +11,14 @@ from typing import Any
 from .. import __version__
 from ..errors import NotFoundError, NotReadyError, UsageError
 from .batching.tensor_engine import TensorEngine
-from .http.api_keys import ApiKeys
+from .http.access_control import ApiKeys
 from .http.routing import Observer, Route
 from .limits import ServeLimits, check_model_name
 from .llm.llm_engine import LLMEngine
 from .observability.llm_metrics import EngineCollector, LLMMetricFamilies, LLMMetrics
 from .observability.memory import MemoryCollector, Processes
 from .observability.metrics import Metrics
-from .workers.warmup import generates_text
+from .workers.self_test import generates_text
 
 
 class Service:

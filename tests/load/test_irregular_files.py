@@ -29,7 +29,7 @@ from infer.llm.text.generation_config import GenerationConfig
 from infer.llm.text.tokenizer import LLMTokenizer
 from infer.load import identify, read_data
 from infer.report import inspection
-from infer.serve.http import api_keys
+from infer.serve.http import access_control
 from infer.serve.model_repository import ModelRepository, name_and_version
 from infer.serve.observability.memory import cache_bytes
 from infer.serve.workers.model_loading import is_language_model
@@ -236,7 +236,7 @@ def test_no_plan_template_or_key_file_may_be_another_thing(tmp_path: Path, odd: 
         for read in (
             lambda: read_plan(path, {"source": "x"}),
             lambda: carry(str(path), {}),
-            lambda: api_keys.read_key_file(path),
+            lambda: access_control.read_key_file(path),
         ):
             with pytest.raises(UsageError):
                 read()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from infer.errors import DeadlineError, InferError, InputError, NotReadyError, OverloadedError, TooLargeError
-from infer.serve.batching.arrays import run_arrays
-from infer.serve.batching.collate import Collator, length_bucket
+from infer.serve.batching.collate import Collator, length_bucket, run_arrays
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics

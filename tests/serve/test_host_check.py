@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from infer.errors import UsageError
-from infer.serve.http.host_check import AllowedHosts, allowed_hosts
+from infer.serve.http.access_control import AllowedHosts, allowed_hosts
 from tests.support.fake_predictors import double, live
 from tests.support.raw_http import ask, get
 from tests.support.worker_models import serving

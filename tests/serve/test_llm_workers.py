@@ -20,14 +20,9 @@ from infer.llm.engine.sampling_options import Sampling
 from infer.serve.workers import remote_engine as drivers
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import EngineStatus, ModelSource
-from infer.serve.workers.remote_llm import RemoteLLM
-from infer.serve.workers.restart_policy import RestartLimits
-from infer.serve.workers.supervisor import (
-    RestartLimitError,
-    SupervisedWorker,
-    WatchdogLimits,
-    WorkerLostError,
-)
+from infer.serve.workers.remote_model import RemoteLLM
+from infer.serve.workers.restart_policy import RestartLimits, WatchdogLimits
+from infer.serve.workers.supervisor import RestartLimitError, SupervisedWorker, WorkerLostError
 from tests.support.fake_predictors import Live, live
 from tests.support.worker_models import alive, language, wait_until
 

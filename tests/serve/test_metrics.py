@@ -19,8 +19,7 @@ from infer.cli import main
 from infer.cli.top import HEADS, Readings, read
 from infer.llm.engine.stats import EngineStats
 from infer.serve.limits import ServeLimits
-from infer.serve.observability.log_histogram import LogHistogram, percentile
-from infer.serve.observability.prometheus_text import Registry
+from infer.serve.observability.prometheus_text import LogHistogram, Registry, percentile
 from tests.support.fake_llm import Alphabet, Speaker
 from tests.support.fake_predictors import Live, double, embedder, live
 

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from infer.errors import InferError, UsageError
+from infer.sanitize import plain
 from infer.serve import limits
-from infer.serve.http import api_keys, tls
-from infer.serve.http.error_text import exception_summary, plain
+from infer.serve.http import access_control, listener
+from infer.serve.http.routing import exception_summary
 from infer.serve.limits import ServeLimits
 from tests.support import raw_http
 from tests.support.fake_predictors import double, live
@@ -80,7 +81,7 @@ def test_every_route_but_liveness_needs_a_key() -> None:
 )
 def test_a_key_is_accepted_whole_from_either_header(headers: dict[str, str], status: int) -> None:
     given = {name.lower().encode(): value.encode() for name, value in headers.items()}
-    assert api_keys.ApiKeys(KEYS).admit(given) == (status == 200)
+    assert access_control.ApiKeys(KEYS).admit(given) == (status == 200)
 
 
 def test_all_keys_are_compared_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +91,8 @@ def test_all_keys_are_compared_as_digests(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append((one, other))
         return one == other
 
-    known = api_keys.ApiKeys(["a", "b" * 100, "c"])
-    monkeypatch.setattr(api_keys.hmac, "compare_digest", compare)
+    known = access_control.ApiKeys(["a", "b" * 100, "c"])
+    monkeypatch.setattr(access_control.hmac, "compare_digest", compare)
     assert known.admit({b"x-api-key": b"a"})
     assert len(seen) == 3, "a key that fits does not end the comparison"
     assert {len(value) for pair in seen for value in pair} == {32}
@@ -100,14 +101,14 @@ def test_all_keys_are_compared_as_digests(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("key", ["", " ", "a b", "a\n", "ü", "a" * 1025, "\x00"])
 def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
     with pytest.raises(UsageError, match="visible ASCII"):
-        api_keys.ApiKeys([key])
+        access_control.ApiKeys([key])
 
 
 def test_a_private_key_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nfirst-key\n\n  second-key \n")
     file.chmod(0o600)
-    assert api_keys.read_key_file(file) == KEYS
+    assert access_control.read_key_file(file) == KEYS
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o610])
@@ -116,7 +117,7 @@ def test_a_key_file_with_access_for_others_is_refused(tmp_path: Path, mode: int)
     file.write_text("first-key")
     file.chmod(mode)
     with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
-        api_keys.read_key_file(file)
+        access_control.read_key_file(file)
     assert "chmod 600" in str(caught.value)
     assert "first-key" not in str(caught.value)
 
@@ -127,10 +128,10 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> 
     file.write_bytes(content)
     file.chmod(0o600)
     with pytest.raises(UsageError):
-        api_keys.read_key_file(file)
+        access_control.read_key_file(file)
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(UsageError, match="key file"):
-            api_keys.read_key_file(path)
+            access_control.read_key_file(path)
 
 
 # --- TLS
@@ -152,7 +153,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_https_works_with_certificate_verification(certificate: tuple[Path, Path]) -> None:
-    with live(double(), tls=tls.tls_context(*certificate)) as server:
+    with live(double(), tls=listener.tls_context(*certificate)) as server:
         trusting = ssl.create_default_context(cafile=str(certificate[0]))
         with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=trusting) as client:
             assert client.get("/health").json() == {"status": "ok"}
@@ -168,12 +169,12 @@ def test_https_works_with_certificate_verification(certificate: tuple[Path, Path
 
 
 def test_old_tls_and_plain_http_get_no_response(certificate: tuple[Path, Path]) -> None:
-    with live(double(), tls=tls.tls_context(*certificate)) as server:
+    with live(double(), tls=listener.tls_context(*certificate)) as server:
         with connect(server) as plain_client:
             plain_client.sendall(HEALTH)
             with contextlib.suppress(ConnectionError):
                 assert not plain_client.recv(100).startswith(b"HTTP")
-        assert tls.tls_context(*certificate).minimum_version >= ssl.TLSVersion.TLSv1_2
+        assert listener.tls_context(*certificate).minimum_version >= ssl.TLSVersion.TLSv1_2
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
         old.set_ciphers("ALL:@SECLEVEL=0")
@@ -189,7 +190,7 @@ def test_an_endless_handshake_is_aborted_and_counts_as_a_connection(
     bounds = ServeLimits(header_seconds=0.5, max_connections=4, spare_connections=1)
     trusting = ssl.create_default_context(cafile=str(certificate[0]))
     with (
-        live(double(), limits=bounds, tls=tls.tls_context(*certificate)) as server,
+        live(double(), limits=bounds, tls=listener.tls_context(*certificate)) as server,
         contextlib.ExitStack() as stack,
     ):
         began = time.monotonic()
@@ -207,19 +208,19 @@ def test_an_endless_handshake_is_aborted_and_counts_as_a_connection(
 def test_invalid_certificates_are_usage_errors(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     with pytest.raises(UsageError, match="no such file"):
-        tls.tls_context(tmp_path / "none.pem")
+        listener.tls_context(tmp_path / "none.pem")
     with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
-        tls.tls_context(key, key)
+        listener.tls_context(key, key)
     other = tmp_path / "other.pem"
     other.write_text("not a certificate")
     with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
-        tls.tls_context(other, key)
+        listener.tls_context(other, key)
     locked = tmp_path / "locked.pem"
     command = ["openssl", "ec", "-in", str(key), "-aes256", "-passout", "pass:word", "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(UsageError, match="cannot load the TLS certificate and key"):
-        tls.tls_context(cert, locked)
-    assert tls.tls_context(cert, locked, "word")
+        listener.tls_context(cert, locked)
+    assert listener.tls_context(cert, locked, "word")
 
 
 # --- open files

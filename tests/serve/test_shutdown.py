@@ -139,16 +139,16 @@ def stopping(url: str, running: subprocess.Popen[str]) -> bool:
 
 
 def test_workers_count_in_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infer.serve.http import fd_limit
+    from infer.serve.http import listener
 
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limit: made.append(limit))
-    monkeypatch.setattr(fd_limit, "_open_now", lambda: 20)
+    monkeypatch.setattr(listener, "_open_now", lambda: 20)
     for workers in (0, 3):
-        fd_limit.fit_connections(ServeLimits(), workers)
+        listener.fit_connections(ServeLimits(), workers)
     (without, _), (with_three, _) = made
-    assert with_three - without == 3 * fd_limit.WORKER
+    assert with_three - without == 3 * listener.WORKER
 
 
 def test_startup_times_are_printed_by_phase() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infer.serve.http import streaming
+from infer.serve.http import body
 from infer.serve.http.body import ClientGoneError
 from infer.serve.http.routing import Response
 
@@ -39,14 +39,14 @@ def test_parts_are_sent_one_by_one_and_the_source_is_closed() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(streaming.send_stream(Response(stream=stream), [], never, send))
+    asyncio.run(body.send_stream(Response(stream=stream), [], never, send))
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 4
     assert [message.get("more_body") for message in sent[1:]] == [True, True, True, False]
     assert stream.closed
 
 
 def test_a_client_that_stops_reading_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(body, "READ_SECONDS", 0.05)
     stream = Endless()
 
     async def send(message: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_client_that_stops_reading_ends_the_stream(monkeypatch: pytest.MonkeyP
             await never()
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(streaming.send_stream(Response(stream=stream), [], never, send))
+        asyncio.run(body.send_stream(Response(stream=stream), [], never, send))
     assert stream.closed
 
 
@@ -70,7 +70,7 @@ def test_a_disconnect_ends_the_stream_at_once() -> None:
             left.set()
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(streaming.send_stream(Response(stream=stream), [], receive, send))
+        asyncio.run(body.send_stream(Response(stream=stream), [], receive, send))
     assert stream.given < 10
     assert stream.closed
 
@@ -81,12 +81,12 @@ def test_source_errors_and_cancellation_are_not_disconnects() -> None:
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        asyncio.run(streaming.send_stream(Response(stream=Endless()), [], never, send))
+        asyncio.run(body.send_stream(Response(stream=Endless()), [], never, send))
 
     async def cancelled() -> None:
         async def quiet(message: Any) -> None: ...
 
-        task = asyncio.create_task(streaming.send_stream(Response(stream=Endless()), [], never, quiet))
+        task = asyncio.create_task(body.send_stream(Response(stream=Endless()), [], never, quiet))
         await asyncio.sleep(0.01)
         task.cancel()
         await task

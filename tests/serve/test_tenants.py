@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from infer import Predictor
-from infer.serve.http.api_keys import ApiKeys
-from infer.serve.llm.tenants import tenant_of
+from infer.serve.http.access_control import ApiKeys
+from infer.serve.http.request_context import tenant_of
 from tests.support.fake_predictors import Live, live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter has many to give

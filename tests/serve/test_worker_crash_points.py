@@ -13,9 +13,9 @@ import pytest
 from infer.errors import NotReadyError, PoisonError, WorkerDiedError
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling_options import Sampling
-from infer.serve.workers.channel import ClosedError
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
+from infer.serve.workers.process import ClosedError
 from infer.serve.workers.remote_engine import RemoteEngine
 from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy
 from infer.serve.workers.supervisor import MessageNotSentError, RestartLimitError, WorkerLostError
@@ -239,8 +239,8 @@ def test_request_table_is_closed_between_two_workers() -> None:
 
 
 def test_unsent_batch_runs_in_full_on_the_next_worker() -> None:
-    from infer.serve.batching.batch_result import BatchResult
     from infer.serve.batching.executor_thread import ExecutorThread
+    from infer.serve.batching.queue_items import BatchResult
 
     calls: list[int] = []
 

@@ -22,9 +22,9 @@ from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.serve.workers.messages import ModelError, ModelSource
 from infer.serve.workers.model_loading import StartingModel
-from infer.serve.workers.remote_predictor import RemotePredictor
-from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy
-from infer.serve.workers.supervisor import RestartLimitError, WatchdogLimits
+from infer.serve.workers.remote_model import RemotePredictor
+from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy, WatchdogLimits
+from infer.serve.workers.supervisor import RestartLimitError
 from tests.support.worker_models import DIE, HANG, RAISE, alive, wait_until, x_of
 
 pytestmark = pytest.mark.chaos
@@ -358,7 +358,7 @@ def test_server_process_with_workers_imports_no_torch(run_python) -> None:
     code = """
 import sys
 import infer.cli.serve, infer.cli.options, infer.serve.server
-import infer.serve.workers.remote_llm, infer.serve.workers.remote_predictor
+import infer.serve.workers.remote_model
 from infer import plugins
 [plugins.get("infer.serve.protocols", name) for name in plugins.names("infer.serve.protocols")]
 print("torch" in sys.modules)

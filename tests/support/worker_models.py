@@ -240,7 +240,7 @@ def serve(
     from infer.serve import server
     from infer.serve.limits import ServeLimits
     from infer.serve.workers import model_loading as opening
-    from infer.serve.workers import remote_llm as texts
+    from infer.serve.workers import remote_model as texts
     from infer.serve.workers.messages import ModelSource
 
     def source(**given: Any) -> ModelSource:

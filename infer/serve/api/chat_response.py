@@ -27,6 +27,9 @@ from .openai_types import (
     ToolCallDelta,
 )
 
+ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
+NOTHING = b'"delta":{}'
+
 
 class Tools:
     """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur."""
@@ -79,10 +82,6 @@ def _delta(one: tools.ToolDelta) -> Delta:
     return Delta(
         tool_calls=[ToolCallDelta(index=one.index, id=one.id or "", type="function", function=function)]
     )
-
-
-ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
-NOTHING = b'"delta":{}'
 
 
 class ChatResponse:

@@ -17,6 +17,7 @@ from .kserve_tensors import count_nonfinite, datatype, to_binary, to_json
 HEADER_LENGTH = b"inference-header-content-length"
 RequestedOutputs = list[tuple[TensorSpec, bool]]
 encode = msgspec.json.Encoder().encode
+Headers = list[tuple[bytes, bytes]]
 
 
 def check_finite(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> int:
@@ -68,9 +69,6 @@ def encode_response(
     if not chunks:
         return Response(head, media=JSON)
     return Response(b"".join([head, *chunks]), media=BINARY, headers=[(HEADER_LENGTH, b"%d" % len(head))])
-
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def encode_responses(

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
-from ..http.error_text import error_text, plain
+from ...sanitize import plain
 from ..http.request_context import RequestContext
-from ..http.routing import ErrorFormat
+from ..http.routing import ErrorFormat, error_text
 from ..llm.llm_engine import LLMEngine
 
 

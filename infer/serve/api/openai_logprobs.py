@@ -9,6 +9,8 @@ import msgspec
 
 from ...llm.engine.requests import TokenLogprob
 
+LOWEST = -9999.0  # JSON has no minus infinity
+
 
 class CompletionLogprobs(msgspec.Struct):
     """Parallel lists over the tokens of `text`; an echoed prompt's first token has no values."""
@@ -35,9 +37,6 @@ class ContentLogprob(msgspec.Struct):
 class ChatLogprobs(msgspec.Struct):
     content: list[ContentLogprob]
     refusal: None = None
-
-
-LOWEST = -9999.0  # JSON has no minus infinity
 
 
 def token_text(token: bytes) -> str:

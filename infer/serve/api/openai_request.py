@@ -12,9 +12,8 @@ import msgspec
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
 from ...llm.engine.sampling_options import OPTIONS, Sampling, check_range
 from ..http import json_parse
-from ..http.request_context import RequestContext
+from ..http.request_context import RequestContext, tenant_of
 from ..llm.llm_engine import LLMEngine
-from ..llm.tenants import tenant_of
 from .openai_errors import ContextLengthError, require_json
 from .openai_types import OPTION_NAMES, CommonFields, Message, StructuredOutputs, Tool
 
@@ -24,6 +23,10 @@ TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the co
 RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
 MAX_PROMPTS, MAX_BIAS = 1024, 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
+_PLAIN = [
+    *("min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+]
 
 
 def read_request(call: RequestContext, to: type[T]) -> tuple[T, int]:

@@ -17,6 +17,11 @@ from .openai_errors import ERROR_FORMAT
 from .openai_types import CommonFields, PromptDetails, Usage
 
 PING_SECONDS = 15.0
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+MEDIA = f"{EVENTS}; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+encode = msgspec.json.Encoder().encode
 
 
 class ResponseHead(msgspec.Struct):
@@ -107,13 +112,6 @@ class EventStream:
 
     def close(self) -> None:
         self._stream.close()
-
-
-HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-MEDIA = f"{EVENTS}; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-encode = msgspec.json.Encoder().encode
 
 
 def event(value: object) -> bytes:

@@ -14,15 +14,13 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from ..workers.channel import ClosedError
+from ..workers.process import ClosedError
 from ..workers.replica import WorkerSilentError
 from ..workers.supervisor import WorkerLostError
-from .arrays import Arrays
-from .batch_result import BatchResult
-from .executor import Executor
+from .collate import Arrays
+from .executor import EngineHandle, Executor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
-from .interfaces import EngineHandle
-from .queue_items import QueueItem
+from .queue_items import BatchResult, QueueItem
 
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
 

@@ -1,21 +1,30 @@
-"""Executors: run the batches of one model, here or in another process."""
+"""Executors: run the batches of one model, here or in another process; what their threads need of the engine."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import select
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...errors import InferError
-from .arrays import Arrays, run_arrays
+from ..observability.metrics import ModelMetrics
+from ..workers.restart_policy import Quarantine
+from .collate import Arrays, Collator, run_arrays
+from .queue_items import BatchResult, NextBatch
+from .results import ItemOwner
 
 
 class Executor(Protocol):
     """Runs one batch after another; see `LocalExecutor` and `workers.replica.Replica`."""
 
     answering: bool  # a batch would run now
-    watched: bool  # a batch that hangs raises `LostError`
+    watched: bool  # a batch that hangs raises `WorkerLostError`
     pid: int | None  # of the worker process; None: this process
     began: float  # clock time at which the worker began the last batch
 
@@ -66,3 +75,73 @@ class LocalExecutor:
 
     def restart(self, stopping: Callable[[], bool]) -> None:
         raise InferError("a model in the server's own process cannot be restarted")
+
+
+class EngineQueue(Protocol):
+    """Calls of an executor thread on the queue; the engine's lock is held for each."""
+
+    @property
+    def requests(self) -> int: ...
+
+    def take(self, executor: int = 0) -> NextBatch: ...
+
+    def finish(self, seconds: float, executor: int = 0) -> None: ...
+
+
+class EngineHandle(Protocol):
+    """Calls of an executor thread on its engine."""
+
+    predictor: Any
+    clock: Callable[[], float]
+    collator: Collator
+    lock: threading.Lock
+    metrics: ModelMetrics
+    quarantine: Quarantine
+    stopping: bool
+
+    @property
+    def queue(self) -> EngineQueue: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None: ...
+
+    def deliver(self, batch: BatchResult) -> None: ...
+
+    def expire(self, owner: ItemOwner, when: str = "") -> None: ...
+
+    def stop(self, error: InferError) -> None: ...
+
+    def wake_sleeping(self) -> None: ...
+
+
+class Wakeup:
+    """Event that any thread sets and one thread waits for. Several calls wake it once; none after `close`."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._lock, self._closed = threading.Lock(), False
+
+    def notify(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: a notification is pending
+            if not self._closed:
+                os.write(self._write, b"!")
+
+    def wait(self, seconds: float, other: int = -1) -> None:
+        """Wait for a notification, until descriptor `other` is readable, or for `seconds`."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        if other >= 0:
+            poll.register(other, select.POLLIN)
+        poll.poll(1000 * seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .event_loop_executor import EventLoopExecutor, PollingExecutor
-from .executor import Executor
+from .executor import EngineHandle, Executor
 from .executor_thread import ExecutorThread
-from .interfaces import EngineHandle
 
 
 class ExecutorPool(list[ExecutorThread]):

@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
-from ..workers.quarantine import digest_of
+from ..workers.restart_policy import digest_of
 from ..workers.supervisor import MessageNotSentError, WorkerLostError, error_for_requests
-from .arrays import Arrays
-from .batch_result import BatchResult, Outcome
-from .executor import Executor
-from .interfaces import EngineHandle
-from .queue_items import NextBatch, QueueItem
-from .wakeup import Wakeup
+from .collate import Arrays
+from .executor import EngineHandle, Executor, Wakeup
+from .queue_items import BatchResult, NextBatch, Outcome, QueueItem
 
 log = logging.getLogger("infer.serve")
 POLL_SECONDS = 1.0

@@ -15,8 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from .admission import AdmissionController
-from .deadline_budget import FairDeadlineBudget
+from .admission import AdmissionController, FairDeadlineBudget
 from .queue import LOOK_PAST, BatchFill, BatchQueue
 from .queue_items import HeapEntry, NextBatch, QueueItem
 from .tenant_queue import TenantQueue

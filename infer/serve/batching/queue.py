@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..limits import ServeLimits
-from .admission import AdmissionController
-from .deadline_budget import DeadlineBudget
+from .admission import AdmissionController, DeadlineBudget
 from .latency_model import LatencyModel
 from .queue_items import HeapEntry, NextBatch, QueueItem
 from .waiting_items import WaitingItems

@@ -1,18 +1,21 @@
-"""Items of a batch queue: part of one request, or several whole requests of equal shape; and batches of them."""
+"""Items of a batch queue, each a part of one request or several whole requests, and the batches that they run in."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from .arrays import BATCH
+from ..observability.metrics import ModelMetrics
+from .collate import BATCH, Arrays
 
 LOWEST_PRIORITY = 255
 Urgency = tuple[float, float]  # priority, deadline; the least goes first
 HeapEntry = tuple[float, float, int, "QueueItem"]  # urgency, order of arrival, item
+Outcome = Arrays | Exception
 
 
 @dataclass(slots=True, eq=False)
@@ -104,3 +107,45 @@ class NextBatch:
     expired: list[QueueItem] = field(default_factory=list)
     reason: str = ""
     wait: float | None = None
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """Outputs or error of each item of a batch, and its times in seconds.
+
+    `started`, `began`: clock times at which the batch was taken, and its worker began; `worker`: process id,
+    None for this process; `padding`: share of its elements.
+    """
+
+    items: list[QueueItem]
+    outcomes: list[Outcome]
+    started: float
+    reason: str
+    assemble: float = 0.0
+    compute: float = 0.0
+    cut: float = 0.0
+    padding: float = 0.0
+    worker: int | None = None
+    began: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum([item.rows for item in self.items])
+
+
+def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
+    """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
+    metrics.dispatched(batch.reason)
+    metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
+    if ragged:
+        tokens = [math.prod([item.sizes[size] for size in ragged]) * item.rows for item in batch.items]
+        metrics.batch_tokens.observe(sum(tokens))
+    good, waits = 0, list[tuple[float, int]]()
+    for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+        queued = batch.started - item.arrived
+        if isinstance(outcome, Exception):
+            metrics.failed(queued + batch.compute)
+        else:
+            good += item.rows
+            waits.append((queued, item.requests))
+    metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ResourceError
-from .arrays import Arrays
+from .collate import Arrays
 from .queue_items import QueueItem
 
 

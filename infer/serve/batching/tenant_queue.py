@@ -8,9 +8,8 @@ from typing import Protocol
 
 from ...llm.engine.quota import is_beyond_share
 from .admission import AdmissionController
-from .interfaces import QueueState
 from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
-from .waiting_items import WaitingItems
+from .waiting_items import QueueState, WaitingItems
 
 
 class SharedQueue(QueueState, Protocol):

@@ -13,16 +13,14 @@ from ...errors import DeadlineError, InferError, OverloadedError
 from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
-from ..workers.quarantine import Quarantine, digest_of
-from .arrays import BATCH, Arrays
-from .batch_result import BatchResult, count_batch
-from .collate import Collator
+from ..workers.restart_policy import Quarantine, digest_of
+from .collate import BATCH, Arrays, Collator
 from .executor import LocalExecutor
 from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .queue import BatchQueue
-from .queue_items import QueueItem
+from .queue_items import BatchResult, QueueItem, count_batch
 from .results import AwaitedResult, InferResult, ItemOwner, WorkerTransfer
 
 DEFAULT_PRIORITY = 2  # smaller goes first

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..service import Service
-from .arrays import Arrays
-from .collate import length_bucket
+from .collate import Arrays, length_bucket
 from .results import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
+from ..limits import ServeLimits
 from .latency_model import LatencyModel
 from .queue_items import LOWEST_PRIORITY, HeapEntry, QueueItem
 
@@ -153,3 +155,41 @@ class WaitingItems:
             if not alive:
                 del self._queues[key]
         self._dead = 0
+
+
+class QueueState(Protocol):
+    """State of the whole queue of one model that admission and batch formation read. Times are `clock` seconds."""
+
+    limits: ServeLimits
+    latency: LatencyModel
+    max_batch: int
+    num_executors: int
+    draining: bool
+    requests: int
+    running: dict[int, tuple[int, float]]  # executor → work of its batch, start time
+    finished: float  # time of the last measured batch
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    @property
+    def kinds(self) -> int: ...
+
+
+class WaitingState(Protocol):
+    """Waiting items that one admission controller counts: those of one tenant, or all."""
+
+    requests: int
+
+    def ahead(self, priority: int = ..., deadline: float | None = None) -> tuple[float, float]: ...
+
+    def full(self, requests: int, rows: int, size: int) -> str: ...
+
+
+class TenantState(Protocol):
+    """Waiting items of one tenant and its service counter, in seconds."""
+
+    name: str
+    served: float
+
+    def items(self, without: Any = None) -> Iterator[HeapEntry]: ...

@@ -8,15 +8,14 @@ from weakref import WeakKeyDictionary
 
 from ...errors import InferError
 from ..api.kserve_request import read_tensors
-from ..batching.arrays import BATCH
+from ..batching.collate import BATCH
 from ..batching.queue_items import QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
-from .body_cache import BodyCache, BodyTemplate
 from .grouped_request import GroupedRequest
-from .header_cache import HeaderCache, KnownHead
+from .request_cache import BodyCache, BodyTemplate, HeaderCache, KnownHead
 from .request_group import RequestGroup, Timer
 
 log = logging.getLogger("infer.serve")

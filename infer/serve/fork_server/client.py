@@ -257,22 +257,3 @@ def run_on_loop(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any)
 def stop_reading(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
     if not loop.is_closed() and sock.fileno() >= 0:
         loop.remove_reader(sock)
-
-
-def encoder_fork_server(predictor: Any) -> ForkServer | None:
-    """Return a fork server for a tensor model with a tokenizer, which truncates texts; else None."""
-    longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
-    if not longest or path is None or not (path / "tokenizer.json").is_file():
-        return None
-    return ForkServer(ForkServerConfig(folder=str(path), max_length=longest), predictor.name)
-
-
-def fork_server_of(language: Any, name: str) -> ForkServer | None:
-    """Return a fork server for a language model with a tokenizer, else None."""
-    folder = getattr(language, "folder", None)
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return None
-    prepare = ForkServerConfig(
-        folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids)
-    )
-    return ForkServer(prepare, name)

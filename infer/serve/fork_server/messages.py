@@ -11,6 +11,7 @@ from ...llm.text.grammar_trial import GrammarCost
 from ..workers.messages import ErrorMessage
 
 Job = Literal["trial", "text"]
+FromTrial = GrammarCost | ErrorMessage
 
 
 class ForkServerConfig(msgspec.Struct, tag="prepare", frozen=True, array_like=True, kw_only=True):
@@ -67,7 +68,6 @@ class CompileTrial(msgspec.Struct, tag="try", frozen=True, array_like=True):
 
 ToServer = ForkServerConfig | ForkChild | KillChild
 FromServer = ForkServerReady | ChildExited | ErrorMessage
-FromTrial = GrammarCost | ErrorMessage
 
 
 class EncodeTexts(msgspec.Struct, tag="encode", frozen=True, array_like=True):

@@ -18,12 +18,28 @@ from ... import plugins
 from ...errors import InferError, NotFoundError
 from ..observability.tracing import start_trace
 from ..service import Service
-from .body import BodyMemory, BodyReservation, ClientGoneError, discard, read_body
-from .error_text import exception_summary
+from .body import (
+    BodyMemory,
+    BodyReservation,
+    ClientGoneError,
+    Receive,
+    Send,
+    cancel_on_disconnect,
+    discard,
+    read_body,
+    send_stream,
+)
 from .request_context import RequestContext
-from .responses import error_response, to_response
-from .routing import CLIENT_GONE, MethodError, Response, Route, TooManyConnectionsError
-from .streaming import Receive, Send, cancel_on_disconnect, send_stream
+from .routing import (
+    CLIENT_GONE,
+    MethodError,
+    Response,
+    Route,
+    TooManyConnectionsError,
+    error_response,
+    exception_summary,
+    to_response,
+)
 
 log = logging.getLogger("infer.serve")
 Scope = MutableMapping[str, Any]

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import httptools
 
 from ..limits import ServeLimits
+from .access_control import AllowedHosts
 from .connection import GRACE, Connection, Refused
-from .host_check import AllowedHosts
+from .listener import TlsHandshake
 from .message_framing import HEAD_END, FramingError, HeadScanner, SizedBody, body_framing
-from .tls import TlsHandshake
 
 ONCE = frozenset(
     (

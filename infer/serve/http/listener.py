@@ -1,16 +1,25 @@
-"""Listening socket: which addresses may be bound, and the line printed at startup."""
+"""Listening socket: its address, its TLS handshakes, and its limit of connections by the limit of open files."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import os
 import socket
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ...errors import BusyError, NotUsableError, UsageError
-from ..limits import LOOPBACK
-from ..service import Service
+import msgspec
+
+from ...errors import BusyError, NotUsableError, ResourceError, UsageError
+from ..limits import LOOPBACK, ServeLimits
+
+RESERVE = 64  # files for models, logs and threads opened later
+WORKER = 8  # files of one worker process: channel, shared memory
+LEAST = 8  # connections
 
 
 @contextlib.contextmanager
@@ -54,16 +63,128 @@ def port_errors(host: str, port: int) -> Iterator[None]:
         raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
 
 
-def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
-    """Return the startup line.
+def fit_connections(limits: ServeLimits, workers: int = 0) -> tuple[ServeLimits, str | None]:
+    """Return limits with as many connections as files may be open, and a warning if these are fewer than configured.
 
-    `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
+    Raises the soft limit of this process as far as needed and allowed. `workers`: number of worker processes that will
+    be started. Raises `ResourceError` for fewer than `LEAST` connections.
     """
-    host, port = listener.getsockname()[:2]
-    what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
-    if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
-        what.append("embeddings at /v1/embeddings")
-    if service.generators:
-        what.append("OpenAI clients at /v1")
-    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"
+    if sys.platform == "win32":
+        return limits, None
+    import resource
+
+    reserve = RESERVE + WORKER * workers
+    used = _open_now() + reserve
+    wanted = used + limits.max_connections + limits.spare_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if raised > soft:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits, None
+    room = soft - _open_now() - min(reserve, soft // 4)
+    spare = min(limits.spare_connections, max(room // 8, 1))
+    cap = room - spare
+    if cap < LEAST:
+        raise ResourceError(
+            f"only {soft} files may be open, which leaves {max(cap, 0)} for connections",
+            hint=f"Raise it: ulimit -n {wanted}",
+        )
+    warning = f"only {soft} files may be open: at most {cap} connections instead of {limits.max_connections}"
+    fitted = msgspec.structs.replace(limits, max_connections=cap, spare_connections=spare)
+    return fitted, f"{warning} (ulimit -n {wanted} would do)"
+
+
+def _open_now() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 32
+
+
+def tls_context(
+    certfile: str | os.PathLike[str],
+    keyfile: str | os.PathLike[str] | None = None,
+    password: str | None = None,
+) -> ssl.SSLContext:
+    """Return a context for TLS 1.2 or newer with this PEM certificate chain. Raises `UsageError`.
+
+    `keyfile`: private key, by default in `certfile`; `password`: of the key.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    named = str(keyfile or certfile)
+    for path in (str(certfile), named):
+        if not os.path.isfile(path):
+            raise UsageError("no such file", where=path)
+    try:
+        context.load_cert_chain(certfile, keyfile, password=lambda: password or "")
+    except ssl.SSLError as error:
+        hint = "Give --ssl-keyfile-password if the key is locked"
+        raise UsageError(
+            f"cannot load the TLS certificate and key ({error.reason})", where=named, hint=hint
+        ) from error
+    except OSError as error:
+        raise UsageError(f"can't read the certificate: {error.strerror}", where=str(certfile)) from error
+    return context
+
+
+class TlsHandshake(asyncio.Protocol):
+    """Connection during its handshake; afterwards `protocol` takes it over, with the bytes that arrived meanwhile."""
+
+    def __init__(self, protocol: Any, tls: ssl.SSLContext) -> None:
+        self._protocol, self._tls = protocol, tls
+        self._early: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.pause_reading()
+        connections = self._protocol.connections
+        connections.add(self)
+        limits = self._protocol.limits
+        if len(connections) > limits.max_connections + limits.spare_connections:
+            self._end()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._shake(transport))
+
+    async def _shake(self, transport: asyncio.Transport) -> None:
+        loop, limits = asyncio.get_running_loop(), self._protocol.limits
+        try:
+            secure = await loop.start_tls(
+                transport,
+                self,
+                self._tls,
+                server_side=True,
+                ssl_handshake_timeout=limits.header_seconds,
+                ssl_shutdown_timeout=limits.header_seconds,
+            )
+        except (OSError, TimeoutError):
+            self._end()
+            return
+        self._protocol.connections.discard(self)
+        if secure is None or secure.is_closing():
+            self._end()
+            return
+        secure.set_protocol(self._protocol)
+        self._protocol.connection_made(secure)
+        for data in self._early:
+            self._protocol.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connections.discard(self)
+
+    def shutdown(self) -> None:
+        """Close the connection; called by uvicorn at shutdown."""
+        self._end()
+
+    def _end(self) -> None:
+        self._protocol.connections.discard(self)
+        if self._transport is not None:
+            self._transport.abort()

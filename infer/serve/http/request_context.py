@@ -1,18 +1,25 @@
-"""Context of one HTTP request."""
+"""Context of one HTTP request, and its tenant.
+
+A tenant is the API key that a request came with, or the client's address where the server has no keys. Tenants share
+the engine fairly; they share prefix-cache pages only where the operator allows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import InferError, InputError, TooLargeError
+from ...llm.engine.requests import Request
 from ..observability.tracing import TraceContext
 from ..service import Service
 from . import json_parse
 from .routing import Response, Route, UnauthorizedError
 
 T = TypeVar("T")
+IPV6_BITS = 64  # of an address that its owner does not choose
 
 
 @dataclass(slots=True)
@@ -84,3 +91,31 @@ def requested_timeout(headers: Mapping[bytes, bytes]) -> float | None:
     if not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
         raise InputError("expected a number of milliseconds above 0", where="header X-Request-Timeout-Ms")
     return int(text) / 1000
+
+
+def tenant_of(call: RequestContext) -> str:
+    """Return the name of the request's API key, or its address (IPv6: the /64 network)."""
+    if call.service.keys is not None:
+        return call.service.keys.tenant(call.headers)
+    try:
+        address = ipaddress.ip_address(call.client)
+    except ValueError:
+        return call.client
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.IPv6Network((int(address) >> IPV6_BITS << IPV6_BITS, IPV6_BITS)))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
+    """Return the tenant whose share of a tensor queue a request takes; "" with fewer than two keys."""
+    keys = service.keys
+    return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
+
+
+def assign_tenant(call: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
+    """Set the tenant of each request; with keys, also a prefix-cache salt per tenant."""
+    service, tenant = call.service, tenant_of(call)
+    salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
+    for request in requests:
+        request.tenant, request.salt = tenant, salt
+    return requests

@@ -1,14 +1,20 @@
-"""Route table types: routes, responses, error formats and errors, used by dispatch, validation and OpenAPI."""
+"""Route table types: routes, responses and errors, and the conversion of results and errors to responses."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from ...errors import InferError, ServeError
+from ...errors import DeadlineError, InferError, OverloadedError, ServeError
+from ...sanitize import plain
+
+MAX_MESSAGE = 256  # characters of one exception's message in a log
+
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -122,3 +128,55 @@ class Route:
     open: bool = False
     chunk: type[Any] | None = None
     precheck: Callable[[Any, bytes | bytearray, bool], None] | None = None
+
+
+def error_text(error: InferError) -> str:
+    """Return the text of an error for a response."""
+    return plain(str(error))
+
+
+def exception_summary(error: BaseException) -> str:
+    """Return one line for a log: the chain of exceptions, root cause last, each with its innermost frames."""
+    parts, seen = [], set[int]()
+    chain: BaseException | None = error
+    while chain is not None and id(chain) not in seen:
+        seen.add(id(chain))
+        frames = traceback.extract_tb(chain.__traceback__)[-6:]
+        places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+        parts.append(f"{type(chain).__name__}: {plain(str(chain), MAX_MESSAGE)} [{places}]")
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    return " <- ".join(parts)
+
+
+def to_response(value: Any, route: Route) -> Response:
+    """Convert a handler's result to a response by the `Out` type of its route."""
+    if isinstance(value, Response):
+        return value
+    if isinstance(route.Out, str):
+        return Response(value if isinstance(value, bytes) else str(value).encode(), media=route.Out)
+    return Response(msgspec.json.encode(value))
+
+
+def error_response(error: InferError, error_format: ErrorFormat) -> Response:
+    """Return the error response in the format of an API, with the headers of its kind (Retry-After, Allow, …)."""
+    response = Response(msgspec.json.encode(error_format.body(error)), error_format.status(error))
+    if isinstance(error, OverloadedError):
+        seconds = min(max(error.retry_after, 0.001), 60.0)
+        response.headers += [
+            (b"retry-after", b"%d" % -(-seconds // 1)),
+            (b"retry-after-ms", b"%d" % (seconds * 1000)),
+            (b"x-should-retry", b"true"),
+        ]
+    elif isinstance(error, DeadlineError):  # else openai's client would retry
+        response.headers.append((b"x-should-retry", b"false"))
+    elif response.status == 503:
+        response.headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+        if isinstance(error, ServeError):
+            response.headers.append((b"connection", b"close"))
+    elif isinstance(error, MethodError):
+        response.headers.append((b"allow", ", ".join(error.allow).encode()))
+    elif isinstance(error, UnauthorizedError):
+        response.headers.append((b"www-authenticate", b"Bearer"))
+    elif response.status == 413 or isinstance(error, SlowBodyError):
+        response.headers.append((b"connection", b"close"))
+    return response

@@ -13,16 +13,15 @@ from typing import Any
 from ...errors import InferError, NotReadyError, OverloadedError
 from ...llm.engine.requests import Output, Request
 from ..batching.latency_model import ThroughputModel, WaitErrorModel
-from ..fork_server.client import fork_server_of
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
 from ..workers.remote_engine import RemoteEngine
+from ..workers.self_test import warm_up
 from ..workers.supervisor import error_for_requests
-from ..workers.warmup import warm_up
 from .grammar_trials import grammar_trials_of
 from .prompt_queue import PromptQueue, QueuedPrompt
 from .token_stream import TokenStream
-from .tokenizer_pool import tokenizer_pool_of
+from .tokenizer_pool import fork_server_of, tokenizer_pool_of
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25

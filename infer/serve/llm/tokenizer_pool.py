@@ -10,8 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
-from ..fork_server.client import Child, ChildDiedError, ForkServer, encoder_fork_server
-from ..fork_server.messages import DecodeTokens, EncodeChat, EncodeTexts, FromText
+from ..fork_server.client import Child, ChildDiedError, ForkServer
+from ..fork_server.messages import (
+    DecodeTokens,
+    EncodeChat,
+    EncodeTexts,
+    ForkServerConfig,
+    FromText,
+)
 from ..workers.messages import ErrorMessage, decode_error
 from ..workers.remote_engine import RemoteEngine
 
@@ -217,3 +223,22 @@ def cpu_seconds_for(characters: int) -> float:
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(len(str(message.get("content", ""))) for message in messages)
+
+
+def encoder_fork_server(predictor: Any) -> ForkServer | None:
+    """Return a fork server for a tensor model with a tokenizer, which truncates texts; else None."""
+    longest, path = getattr(predictor, "longest", 0), getattr(predictor, "path", None)
+    if not longest or path is None or not (path / "tokenizer.json").is_file():
+        return None
+    return ForkServer(ForkServerConfig(folder=str(path), max_length=longest), predictor.name)
+
+
+def fork_server_of(language: Any, name: str) -> ForkServer | None:
+    """Return a fork server for a language model with a tokenizer, else None."""
+    folder = getattr(language, "folder", None)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    prepare = ForkServerConfig(
+        folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids)
+    )
+    return ForkServer(prepare, name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .log_histogram import LogHistogram
 from .metrics import MODEL, SECONDS, Metrics
-from .prometheus_text import Family, Histogram, Registry, Scalar, scraped_family
+from .prometheus_text import Family, Histogram, LogHistogram, Registry, Scalar, scraped_family
 
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .log_histogram import LogHistogram
-from .prometheus_text import CallbackGauge, Family, Histogram, Registry, Scalar
+from .prometheus_text import CallbackGauge, Family, Histogram, LogHistogram, Registry, Scalar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from typing import Any
 
 import msgspec
 
-from ..http.error_text import plain
+from ...sanitize import plain
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE
+from ..service import Service
+from . import spans
 
 MOST_LINES = 10_000  # that wait to be written; more are dropped and counted
 MOST_BODY = 4096  # bytes of a request's body that are shown
 MOST_CLIENT = 256  # characters of what a client says about itself
 GATHER = 0.02  # seconds from the first line to the write that takes all that came since
 encode = msgspec.json.Encoder().encode
+
+
+def attach(service: Service, *, requests: bool = False, bodies: bool = False, traces: bool = False) -> None:
+    """Log requests as JSON lines on stderr, with `bodies`, and export `traces` over OTLP.
+
+    Raises `NotUsableError` where a package for it is missing.
+    """
+    if requests or bodies:
+        lines = LineWriter(sys.stderr.fileno())
+        service.metrics.add_dropped_lines(lambda: lines.dropped)
+        service.observers.append(RequestLog(lines, bodies=bodies))
+    if traces:
+        service.observers.append(spans.otlp_spans())
+        service.traces = True
 
 
 class RequestLog:

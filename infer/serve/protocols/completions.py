@@ -16,9 +16,8 @@ from ..api.openai_types import (
     Completion,
     CompletionRequest,
 )
-from ..http.request_context import RequestContext
+from ..http.request_context import RequestContext, assign_tenant, tenant_of
 from ..http.routing import Route
-from ..llm.tenants import assign_tenant, tenant_of
 from ..service import Service
 
 

@@ -32,9 +32,8 @@ from ..api.kserve_types import (
     TensorMetadata,
 )
 from ..batching.tensor_engine import TensorEngine
-from ..http.error_text import error_text
 from ..http.request_context import RequestContext
-from ..http.routing import ErrorFormat, Response, Route
+from ..http.routing import ErrorFormat, Response, Route, error_text
 from ..model_admin import ModelAdmin, RepositoryModel
 from ..observability.metrics import stats_dict
 from ..service import Service

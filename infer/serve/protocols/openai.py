@@ -15,10 +15,9 @@ from ..api.kserve_tensors import to_json
 from ..api.openai_errors import ERROR_FORMAT, find_model, require_json
 from ..batching import text_inputs
 from ..batching.tensor_engine import TensorEngine
-from ..http.request_context import RequestContext
+from ..http.request_context import RequestContext, queue_tenant_of
 from ..http.routing import Route
 from ..llm.llm_engine import LLMEngine
-from ..llm.tenants import queue_tenant_of
 from ..service import Service
 
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]

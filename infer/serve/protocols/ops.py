@@ -16,37 +16,13 @@ from ..api.kserve_tensors import datatype, to_json
 from ..api.kserve_types import InferInput, InferRequest
 from ..batching.tensor_engine import TensorEngine
 from ..http import openapi
-from ..http.error_text import error_text
 from ..http.request_context import RequestContext
-from ..http.routing import JSON, ErrorFormat, Response, Route
+from ..http.routing import JSON, ErrorFormat, Response, Route, error_text
 from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
 from ..observability.status_page import Now, Overview
 from ..service import Service
 
-
-class Error(msgspec.Struct):
-    """Error body: one text."""
-
-    error: str
-
-
-class Home(msgspec.Struct):
-    name: str
-    version: str
-    models: list[str]
-    links: dict[str, str]
-
-
-class Status(msgspec.Struct):
-    status: str
-
-
-class Version(msgspec.Struct):
-    version: str
-
-
-ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
 LINKS = {
     "health": "/health",
     "ready": "/ready",
@@ -73,6 +49,30 @@ PAGE_HEADERS = [
     (b"cache-control", b"no-cache"),
 ]
 MOST_EXAMPLE_BYTES = 4 << 20
+
+
+class Error(msgspec.Struct):
+    """Error body: one text."""
+
+    error: str
+
+
+class Home(msgspec.Struct):
+    name: str
+    version: str
+    models: list[str]
+    links: dict[str, str]
+
+
+class Status(msgspec.Struct):
+    status: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
 
 
 def routes(service: Service) -> list[Route]:

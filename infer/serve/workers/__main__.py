@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..observability.memory import page_bytes
-from .channel import Channel, ClosedError
+from .loops import run_llm_loop, run_tensor_loop
 from .messages import (
     Heartbeat,
     LoadModel,
@@ -31,9 +31,9 @@ from .messages import (
     apply_names,
     encode_error,
 )
-from .process import process_age
+from .process import Channel, ClosedError, process_age
+from .self_test import generates_text, warm_up
 from .shared_memory import SharedBuffer
-from .warmup import generates_text, warm_up
 
 BEAT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
@@ -69,12 +69,8 @@ def _serve(channel: Channel[Any], slabs: list[SharedBuffer], phases: dict[str, f
     text = generates_text(predictor.manifest)
     channel.send(WorkerReady(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
     if text:
-        from . import llm_loop as language
-
-        return language.loop(predictor, channel)
-    from . import tensor_loop
-
-    return tensor_loop.loop(predictor, channel, slabs)
+        return run_llm_loop(predictor, channel)
+    return run_tensor_loop(predictor, channel, slabs)
 
 
 def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:

@@ -13,7 +13,7 @@ import msgspec
 from ...errors import InferError, InputError, PoisonError, WorkerDiedError
 from ...llm.engine.engine_thread import Deliver
 from ...llm.engine.requests import Output, Request
-from .quarantine import Quarantine
+from .restart_policy import Quarantine
 
 log = logging.getLogger("infer.serve")
 

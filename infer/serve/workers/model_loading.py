@@ -14,12 +14,11 @@ from ...artifact.manifest import read_manifest
 from ...errors import ArtifactError, UsageError
 from ..model_repository import ModelLocation
 from .messages import ModelSource, apply_names
-from .remote_llm import RemoteLLM
-from .remote_predictor import RemotePredictor
+from .remote_model import RemoteLLM, RemotePredictor
 from .replica import Replica
-from .restart_policy import RestartLimits
-from .supervisor import SupervisedWorker, WatchdogLimits, WorkerLostError
-from .warmup import generates_text
+from .restart_policy import RestartLimits, WatchdogLimits
+from .self_test import generates_text
+from .supervisor import SupervisedWorker, WorkerLostError
 
 Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
 

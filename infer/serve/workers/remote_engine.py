@@ -16,7 +16,6 @@ from typing import Any
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
 from ...llm.engine.engine_thread import Deliver
 from ...llm.engine.requests import Request
-from .channel import ClosedError
 from .crash_retry import RequestTable
 from .messages import (
     CancelRequest,
@@ -29,6 +28,7 @@ from .messages import (
     SubmitRequest,
     decode_error,
 )
+from .process import ClosedError
 from .supervisor import SupervisedWorker, WorkerLostError, error_for_requests
 
 log = logging.getLogger("infer.serve")

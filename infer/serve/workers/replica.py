@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..batching.arrays import Arrays
-from .channel import ClosedError
+from ..batching.collate import Arrays
 from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
-from .restart_policy import RestartLimits
+from .process import ClosedError
+from .restart_policy import RestartLimits, WatchdogLimits
 from .shared_memory import SharedBuffer, SharedBufferPool
-from .supervisor import SupervisedWorker, WatchdogLimits, WorkerLostError
+from .supervisor import SupervisedWorker, WorkerLostError
 
 SLABS = 3  # one runs, one is answered, one is filled
 

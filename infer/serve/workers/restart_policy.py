@@ -1,12 +1,20 @@
-"""Exponential backoff and give-up rule for restarting a dying worker."""
+"""Policy after a crash of a worker: backoff of restarts, when to give up, and quarantine of requests that crash it."""
 
 from __future__ import annotations
 
+import hashlib
+import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
+import numpy as np
+
+from ...errors import PoisonError
+
+MOST = 1024  # requests remembered
 
 
 class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +80,52 @@ class RestartPolicy:
     def record_self_test(self) -> None:
         """Record that the worker passed its self-test after it started."""
         self._answered_since_blame = True
+
+
+class Quarantine:
+    """Bounded set of content digests, the oldest evicted first; thread-safe."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __contains__(self, digest: bytes) -> bool:
+        with self._lock:
+            return digest in self._digests
+
+    def add(self, digest: bytes) -> None:
+        with self._lock:
+            self._digests[digest] = None
+            self._digests.move_to_end(digest)
+            while len(self._digests) > self._most:
+                self._digests.popitem(last=False)
+
+    def refuse(self, digest: bytes) -> None:
+        """Raise `PoisonError` for a quarantined digest; callers skip hashing while this is empty."""
+        if digest in self:
+            raise PoisonError("this request was being run when the model's process died, twice")
+
+
+def digest_of(arrays: Mapping[str, Any]) -> bytes:
+    """Return a digest of the names, dtypes, shapes and bytes of the arrays."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.reshape(-1).data)
+    return digest.digest()
+
+
+class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of silence after which a worker is killed.
+
+    `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
+    while it loads.
+    """
+
+    batch: float = 30.0
+    idle: float = 30.0
+    opening: float = 120.0

@@ -1,12 +1,13 @@
-"""Idle self-test of a worker on golden inputs.
+"""Warm-up of a language model, and idle self-test of a worker on golden inputs.
 
-A worker whose outputs have changed ends itself, and one that gives none any more becomes silent or reports
-it: the server watches for that, so that no external health probe needs to run a model.
+A worker whose outputs have changed ends itself, and one that gives none any more becomes silent or reports it: the
+server watches for that, so that no external health probe needs to run a model.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +18,49 @@ import numpy as np
 from ...errors import ArtifactError, InferError
 from ...llm.engine.requests import Output, Request
 from ...llm.engine.sampling_options import Sampling
-from ..batching.arrays import Arrays, run_arrays
+from ..batching.collate import Arrays, run_arrays
 
+PROMPT = 64  # tokens
 log = logging.getLogger("infer.serve.workers")
 EVERY = 5.0  # seconds without a question from elsewhere
 MOST_SHARE = 0.01  # of the time that this may take
 PATIENCE = 10.0  # seconds in which tokens must come; after three times as many the worker ends itself
 TOLERANCE = 1e-3  # between two answers of one process, relative in norm
 MISSES = 3
+
+
+def generates_text(manifest: Any) -> bool:
+    """Return True for the manifest of a language model; any other one is served as tensors."""
+    return (getattr(manifest, "meta", None) or {}).get("generation") is not None
+
+
+def warm_up(driver: Any, context: int) -> list[tuple[int, float]]:
+    """Generate two tokens after prompts of 1 and `PROMPT` tokens.
+
+    Returns the size of the second prompt and the seconds to its first token. Raises `InferError` when the
+    engine dies.
+    """
+    prompt = max(min(PROMPT, context // 2), 1)
+    _run(driver, 1)
+    return [(prompt, _run(driver, prompt))]
+
+
+def _run(driver: Any, tokens: int) -> float:
+    """Generate two tokens; return the seconds to the first one."""
+    done, first = threading.Event(), list[float]()
+    request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
+
+    def hear(outputs: list[Output]) -> None:
+        first.append(time.perf_counter())
+        if outputs[-1].finish:
+            done.set()
+
+    began = time.perf_counter()
+    driver.submit(request, hear)
+    while not done.wait(0.05):
+        if driver.failure is not None:
+            raise InferError("the engine died while it warmed up") from driver.failure
+    return first[0] - began
 
 
 class IdleTimer:

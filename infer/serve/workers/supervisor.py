@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ...errors import ArtifactError, InferError, NotReadyError, WorkerDiedError
-from .channel import Channel, ClosedError
 from .messages import (
     ErrorMessage,
     FromWorker,
@@ -23,8 +22,8 @@ from .messages import (
     WorkerReady,
     decode_error,
 )
-from .process import WorkerProcess
-from .restart_policy import RestartLimits, RestartPolicy
+from .process import Channel, ClosedError, WorkerProcess
+from .restart_policy import RestartLimits, RestartPolicy, WatchdogLimits
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
@@ -50,18 +49,6 @@ def error_for_requests(error: BaseException) -> InferError:
     if isinstance(error, RestartLimitError):
         return NotReadyError("the model's process died too often and is not started again")
     return WorkerDiedError("the engine died")
-
-
-class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of silence after which a worker is killed.
-
-    `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
-    while it loads.
-    """
-
-    batch: float = 30.0
-    idle: float = 30.0
-    opening: float = 120.0
 
 
 class SupervisedWorker:

@@ -1,6 +1,7 @@
-"""Worker loop of a language model: one thread runs the engine, this one reads messages.
+"""Worker loops: of a tensor model, and of a language model.
 
-Grammars are compiled in threads of their own, never in the engine's.
+One thread receives, runs and answers batches of a tensor model. Of a language model one thread runs the engine, another
+one reads messages, and grammars are compiled in threads of their own, never in the engine's.
 """
 
 from __future__ import annotations
@@ -16,28 +17,76 @@ import msgspec
 
 from ...errors import InferError
 from ...llm.engine.requests import Output, Request
-from .channel import Channel, ClosedError
+from ..batching.collate import run_arrays
 from .messages import (
+    BatchDone,
     CancelRequest,
     CompileGrammar,
     EngineOutputs,
     EngineStatus,
     ErrorMessage,
     GrammarCompiled,
+    Heartbeat,
+    LoadModel,
     RequestRejected,
+    RunBatch,
     ShutDown,
     SubmitRequest,
     encode_error,
 )
-from .self_test import GoldenPromptTest
+from .process import Channel, ClosedError
+from .self_test import GoldenInputTest, GoldenPromptTest
+from .shared_memory import SharedBuffer
 
 log = logging.getLogger("infer.serve.workers")
+BEAT_SECONDS = 1.0
 PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
 LONG_SECONDS = 0.25  # grammars that took longer in their trial wait for each other, and nobody for them
 
 
-def loop(predictor: Any, channel: Channel[Any]) -> int:
+def run_tensor_loop(predictor: Any, channel: Channel[Any], slabs: list[SharedBuffer]) -> int:
+    """Serve until told to end or the self-test fails; return the exit code.
+
+    Raises `ClosedError` when the server process is gone.
+    """
+    steps, golden = 0, GoldenInputTest(predictor)
+    while True:
+        asked = channel.receive(BEAT_SECONDS)
+        if asked is None:
+            try:
+                golden.run_if_due()
+            except Exception:
+                log.critical("the golden inputs fail", exc_info=True)
+                return 4
+            channel.send(Heartbeat(steps))
+        elif isinstance(asked, RunBatch):
+            steps += 1
+            channel.send(_run_batch(predictor, asked, slabs[asked.slab]))
+            golden.timer.restart()
+        elif not isinstance(asked, LoadModel):
+            predictor.close()
+            return 0
+
+
+def _run_batch(predictor: Any, asked: RunBatch, slab: SharedBuffer) -> BatchDone | ErrorMessage:
+    slab.reset(asked.used)
+    try:
+        inputs = {placed[0]: slab.view(placed) for placed in asked.inputs}
+        began = time.monotonic()
+        outputs = run_arrays(predictor, inputs)
+        seconds = time.monotonic() - began
+        return BatchDone([slab.write(name, array) for name, array in outputs.items()], seconds, began)
+    except Exception as error:  # noqa: BLE001 - a model may raise anything; the worker goes on
+        message = encode_error(error)
+        if not message.kind:
+            log.exception("a batch failed")
+        return message
+    finally:
+        slab.base = None
+
+
+def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
     """Serve until told to end, the engine dies or its self-test fails; return the exit code.
 
     Raises `ClosedError` when the server process is gone.
