@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from ..errors import OverloadedError
 from .completion import Completion, CompletionChunk, OutputCollector, chunk_of
-from .engine.engine_thread import Deliver, EngineThread
-from .engine.requests import Output, Request
+from .engine.engine_thread import EngineThread
+from .engine.requests import Deliver, Output, Request
 
 TimedOutputs = tuple[float, list[Output]]  # when it came, by `time.perf_counter`
 _NUMBERS = itertools.count()

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
 from ..graph.program import Graph
-from ..llm import StepShape
 from ..llm.step.full_sequence import CONTEXT
+from ..llm.step.paged_step import StepShape
 from ..plan import Plan
 from ..spec import Finding
 from ..thresholds import precision_class

@@ -10,7 +10,9 @@ import msgspec
 import torch
 
 from ..kernels import cpu
-from ..llm import Engine, Request, Sampling
+from ..llm.engine.engine import Engine
+from ..llm.engine.requests import Request
+from ..llm.engine.sampling_options import Sampling
 from ..llm.engine.stats import EngineStats
 from ..spec import Finding
 

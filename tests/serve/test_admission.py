@@ -17,7 +17,7 @@ import pytest
 
 from infer.errors import InferError, OverloadedError
 from infer.serve.batching.latency_model import LatencyModel, ThroughputModel, WaitErrorModel
-from infer.serve.batching.results import PendingResult
+from infer.serve.batching.queue_items import PendingResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits

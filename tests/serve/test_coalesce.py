@@ -13,10 +13,11 @@ import pytest
 from infer.serve.api.kserve_response import encode_response, encode_responses
 from infer.serve.api.kserve_types import InferInput, InferRequest
 from infer.serve.batching.collate import Collator
-from infer.serve.batching.results import InferResult
+from infer.serve.batching.queue_items import InferResult
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.fast_path.grouped_request import GroupedRequest
 from infer.serve.fast_path.request_cache import BodyCache
+from infer.serve.fast_path.request_group import slice_request
 from infer.serve.limits import ServeLimits
 from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel
@@ -41,7 +42,7 @@ def test_responses_written_together_equal_those_written_one_by_one(binary: bool)
         assert written is not None
         media, headers, bodies = written
         for at, body in enumerate(bodies):
-            reply = encode_response(engine, None, answer.slice_request(at, count), wanted)
+            reply = encode_response(engine, None, slice_request(answer, at, count), wanted)
             assert (reply.body, reply.media, reply.headers) == (body, media, headers)
     assert encode_responses(engine, answer, [(specs[0], binary), (specs[1], not binary)], 2) is None
     outputs["f"][0, 0] = np.nan

@@ -12,6 +12,7 @@ import pytest
 from infer.errors import OverloadedError, TooLargeError
 from infer.serve.batching.fair_queue import MOST_BEHIND, FairBatchQueue
 from infer.serve.batching.queue_items import QueueItem
+from infer.serve.fast_path.request_group import GroupItem
 from infer.serve.limits import ServeLimits
 from tests.serve.test_queue_items import Owner
 from tests.support.manual_clock_queue import Clock, Desk
@@ -47,7 +48,7 @@ def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> Qu
     rows, deadline = np.zeros((requests, 1)), desk.clock.now + timeout
     owner = Owner([f"{tenant}{at}" for at in range(requests)])
     sizes = requests, 4, 16 * requests
-    item = QueueItem({"x": rows}, {}, "k", *sizes, deadline, 2, owner, 0, requests=requests, tenant=tenant)
+    item = GroupItem({"x": rows}, {}, "k", *sizes, deadline, 2, owner, 0, requests=requests, tenant=tenant)
     desk.fair.admit([item], deadline)
     return item
 

@@ -21,8 +21,13 @@ from infer.serve.workers import remote_engine as drivers
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import EngineStatus, ModelSource
 from infer.serve.workers.remote_model import RemoteLLM
-from infer.serve.workers.restart_policy import RestartLimits, WatchdogLimits
-from infer.serve.workers.supervisor import RestartLimitError, SupervisedWorker, WorkerLostError
+from infer.serve.workers.restart_policy import (
+    RestartLimitError,
+    RestartLimits,
+    WatchdogLimits,
+    WorkerLostError,
+)
+from infer.serve.workers.supervisor import SupervisedWorker
 from tests.support.fake_predictors import Live, live
 from tests.support.worker_models import alive, language, wait_until
 

@@ -10,6 +10,7 @@ import pytest
 
 from infer.serve.batching import queue
 from infer.serve.batching.queue_items import QueueItem
+from infer.serve.fast_path.request_group import GroupItem
 from tests.support.manual_clock_queue import Desk
 
 
@@ -33,7 +34,7 @@ def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
         array = np.array([[int(name[1:])] for name in names for _ in range(rows)])
         count, work = len(array), (len(array), elements, len(array) * elements * 4)
         rest = deadline, options["priority"], Owner(names), 0
-        return QueueItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
+        return GroupItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
     items = [item(names)] if together else [item([name]) for name in names]
     desk.queue._enter(items)

@@ -227,7 +227,7 @@ def test_invalid_certificates_are_usage_errors(certificate: tuple[Path, Path], t
 CODE = """
 import resource, sys
 from infer.errors import ResourceError
-from infer.serve.http import fd_limit as descriptors
+from infer.serve.http import listener as descriptors
 from infer.serve.limits import ServeLimits
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 try:

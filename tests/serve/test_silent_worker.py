@@ -9,7 +9,8 @@ import pytest
 
 from infer.serve.workers import supervisor
 from infer.serve.workers.messages import Heartbeat, ModelSource
-from infer.serve.workers.supervisor import SupervisedWorker, WorkerLostError
+from infer.serve.workers.restart_policy import WorkerLostError
+from infer.serve.workers.supervisor import SupervisedWorker
 
 PATIENCE = 30.0
 

@@ -17,8 +17,13 @@ from infer.serve.workers.crash_retry import FailedOutput, RequestTable, Restarte
 from infer.serve.workers.messages import CancelRequest, EngineOutputs, EngineStatus, SubmitRequest
 from infer.serve.workers.process import ClosedError
 from infer.serve.workers.remote_engine import RemoteEngine
-from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy
-from infer.serve.workers.supervisor import MessageNotSentError, RestartLimitError, WorkerLostError
+from infer.serve.workers.restart_policy import (
+    MessageNotSentError,
+    RestartLimitError,
+    RestartLimits,
+    RestartPolicy,
+    WorkerLostError,
+)
 from tests.support.worker_models import wait_until
 
 

@@ -23,8 +23,7 @@ from infer.serve.observability.metrics import Metrics
 from infer.serve.workers.messages import ModelError, ModelSource
 from infer.serve.workers.model_loading import StartingModel
 from infer.serve.workers.remote_model import RemotePredictor
-from infer.serve.workers.restart_policy import RestartLimits, RestartPolicy, WatchdogLimits
-from infer.serve.workers.supervisor import RestartLimitError
+from infer.serve.workers.restart_policy import RestartLimitError, RestartLimits, RestartPolicy, WatchdogLimits
 from tests.support.worker_models import DIE, HANG, RAISE, alive, wait_until, x_of
 
 pytestmark = pytest.mark.chaos

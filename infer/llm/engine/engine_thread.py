@@ -6,15 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...errors import InferError, InputError, NotReadyError, OverloadedError
-from .requests import Output, Request
+from .requests import Deliver, Output, Request
 from .stop_conditions import error_fields
 
 log = logging.getLogger("infer.llm")
-Deliver = Callable[[list[Output]], None]
 HEARTBEAT_SECONDS = 0.5  # between two signs of life of an idle driver
 CLOSE_SECONDS = 30.0
 MAX_INBOX = 1024  # requests that came since the last step began

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import UsageError
-from ..step.paged_step import MAX_SEQUENCES, MAX_TOKENS
+
+MAX_TOKENS, MAX_SEQUENCES = 16384, 1024  # of one step, in every captured graph
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):

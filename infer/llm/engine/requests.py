@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -51,3 +52,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     fault: str = ""  # with finish "error": the class of `infer.errors`, where the request itself is the cause
     queued_seconds: float = 0.0  # with the first output: how long the prompt waited until a step read of it
+
+
+Deliver = Callable[[list[Output]], None]  # receiver of the outputs of one step

@@ -26,11 +26,12 @@ from ...errors import NotUsableError
 from ...graph import capture
 from ...graph.program import Graph
 from ...spec import Finding, TensorSpec
+from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
 
 INTERFACE = "infer_paged"
 PAGE = 32
-MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS, MAX_PAGES = 16384, 1024, 65536, 1 << 24
+MAX_BLOCKS, MAX_PAGES = 65536, 1 << 24
 # Arguments of transformers' attention that change nothing here: no dropout, always causal, positions already applied.
 _HARMLESS = {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
 _HARMLESS |= {"logits_to_keep", "output_hidden_states", "return_dict", "position_embeddings"}

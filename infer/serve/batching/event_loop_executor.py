@@ -15,8 +15,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from ..workers.process import ClosedError
-from ..workers.replica import WorkerSilentError
-from ..workers.supervisor import WorkerLostError
+from ..workers.restart_policy import WorkerLostError, WorkerSilentError
 from .collate import Arrays
 from .executor import EngineHandle, Executor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error

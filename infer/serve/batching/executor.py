@@ -16,8 +16,7 @@ from ...errors import InferError
 from ..observability.metrics import ModelMetrics
 from ..workers.restart_policy import Quarantine
 from .collate import Arrays, Collator, run_arrays
-from .queue_items import BatchResult, NextBatch
-from .results import ItemOwner
+from .queue_items import BatchResult, ItemOwner, NextBatch
 
 
 class Executor(Protocol):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...errors import DeadlineError, PoisonError, WorkerDiedError
-from ..workers.restart_policy import digest_of
-from ..workers.supervisor import MessageNotSentError, WorkerLostError, error_for_requests
+from ..workers.restart_policy import MessageNotSentError, WorkerLostError, digest_of, error_for_requests
 from .collate import Arrays
 from .executor import EngineHandle, Executor, Wakeup
 from .queue_items import BatchResult, NextBatch, Outcome, QueueItem

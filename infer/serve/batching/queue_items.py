@@ -1,16 +1,19 @@
-"""Items of a batch queue, each a part of one request or several whole requests, and the batches that they run in."""
+"""Items of a batch queue, the batches that they run in, and the results that their owners wait for."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ...errors import InferError, ResourceError
 from ..observability.metrics import ModelMetrics
-from .collate import BATCH, Arrays
+from .collate import Arrays
 
 LOWEST_PRIORITY = 255
 Urgency = tuple[float, float]  # priority, deadline; the least goes first
@@ -20,11 +23,11 @@ Outcome = Arrays | Exception
 
 @dataclass(slots=True, eq=False)
 class QueueItem:
-    """Rows that run in one batch: part of one request, or `requests` whole requests of equally many rows, in order.
+    """Rows that run in one batch: one request, or a part of it.
 
-    `elements`: of one row of its largest input. `deadline`, `arrived`: clock seconds. `owner`: a `results.ItemOwner`
-    that gets the result; one of several requests has them in `requests`, in the order of the rows, and gives up the
-    first of them by `split_off`. `index`: number among the items of its owner.
+    A subclass may hold `requests` whole requests of equally many rows, in order, and divide them. `elements`: of one
+    row of its largest input. `deadline`, `arrived`: clock seconds. `owner`: an `ItemOwner` that gets the result.
+    `index`: number among the items of its owner.
     """
 
     inputs: dict[str, Any]
@@ -54,45 +57,16 @@ class QueueItem:
         return self.rows // self.requests * max(self.elements, 1)
 
     def take(self, count: int) -> QueueItem:
-        """Split off its first `count` requests, with an owner of their own."""
-        taken = self._slice(0, count, None)
-        taken.owner = self.owner.split_off(count, taken)
-        self._become(self._slice(count, self.requests, None))
-        return taken
+        """Split off its first `count` requests; only an item of several has any to give."""
+        raise InferError(f"{count} requests were to be split off an item of one")
 
     def drop(self, at: int) -> None:
         """Remove request number `at` of several."""
-        each = self.rows // self.requests
-        rest = self._slice(1, self.requests, None)
-        gone = slice(at * each, (at + 1) * each)
-        rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
-        self._become(rest)
-        del self.owner.requests[at]
+        raise InferError(f"request {at} was to be removed from an item of one")
 
     def split(self) -> list[QueueItem]:
         """Return one item for each of its requests, each with its own owner."""
-        owners = getattr(self.owner, "requests", None)
-        if owners is None:
-            return [self]
-        if len(owners) == 1:
-            return [replace(self, owner=owners[0])]
-        return [self._slice(at, at + 1, owner) for at, owner in enumerate(owners)]
-
-    def _slice(self, start: int, stop: int, owner: Any) -> QueueItem:
-        each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
-        return replace(
-            self,
-            inputs={name: array[start * each : stop * each] for name, array in self.inputs.items()},
-            sizes={**self.sizes, BATCH: count * each},
-            rows=count * each,
-            size_bytes=count * size,
-            requests=count,
-            owner=owner,
-        )
-
-    def _become(self, other: QueueItem) -> None:
-        self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
-        self.size_bytes, self.requests = other.size_bytes, other.requests
+        return [self]
 
 
 @dataclass(slots=True)
@@ -149,3 +123,120 @@ def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]
             good += item.rows
             waits.append((queued, item.requests))
     metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTransfer:
+    """Time between server and worker process, in seconds: `there` for the inputs, `back` for the outputs."""
+
+    pid: int
+    there: float
+    back: float
+
+
+@dataclass(frozen=True, slots=True)
+class InferResult:
+    """Named outputs of one request, and its times.
+
+    `batch_size`: rows of the batch it ran in; `transfer`: None if the model ran in this process, or in several batches.
+    """
+
+    outputs: Arrays
+    queue_seconds: float
+    compute_seconds: float
+    batch_size: int
+    transfer: WorkerTransfer | None = None
+
+    def timings(self) -> dict[str, Any]:
+        """Return the times for logs and traces, by names that end in their unit."""
+        times: dict[str, Any] = {
+            "queue_ms": round(1000 * self.queue_seconds, 3),
+            "compute_ms": round(1000 * self.compute_seconds, 3),
+            "batch": self.batch_size,
+        }
+        if (transfer := self.transfer) is not None:
+            there, back = round(1000 * transfer.there, 3), round(1000 * transfer.back, 3)
+            times |= {"worker": transfer.pid, "there_ms": there, "back_ms": back}
+        return times
+
+
+class PendingResult(ABC):
+    """Receiver of one result or error. `settled`: it has one, or was cancelled."""
+
+    __slots__ = ("settled",)
+
+    def __init__(self) -> None:
+        self.settled = False
+
+    @abstractmethod
+    def resolve(self, outcome: InferResult | Exception) -> None:
+        """Take the outcome; called once, on the event loop."""
+
+    def fail(self, error: Exception) -> None:
+        """Resolve with an error, unless it is settled."""
+        if self.settled:
+            return
+        self.settled = True
+        self.resolve(
+            ResourceError("out of memory for this request") if isinstance(error, MemoryError) else error
+        )
+
+    def finish(self, index: int, answer: InferResult) -> None:
+        """Take the result of item number `index`; resolve when it is the last one."""
+        if not self.settled:
+            self.settled = True
+            self.resolve(answer)
+
+
+class ItemOwner(PendingResult):
+    """Receiver that owns queue items."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[QueueItem] = []
+
+    @property
+    def pending(self) -> int:
+        """Number of its requests without outcome."""
+        return 0 if self.settled else 1
+
+
+class AwaitedResult(ItemOwner):
+    """One request; `future` gets its outcome."""
+
+    __slots__ = ("done", "future")
+
+    def __init__(self, future: asyncio.Future[InferResult]) -> None:
+        super().__init__()
+        self.done: dict[int, InferResult] = {}
+        self.future = future
+
+    def finish(self, index: int, answer: InferResult) -> None:
+        if self.settled or len(self.items) == 1:
+            super().finish(index, answer)
+            return
+        self.done[index] = answer
+        if len(self.done) == len(self.items):
+            super().finish(index, concatenate_results([self.done[i] for i in range(len(self.items))]))
+
+    def resolve(self, outcome: InferResult | Exception) -> None:
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+def concatenate_results(parts: list[InferResult]) -> InferResult:
+    """Return the result of a request that ran in several items: their rows, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return InferResult(
+        {name: np.concatenate([part.outputs[name] for part in parts]) for name in parts[0].outputs},
+        max(part.queue_seconds for part in parts),
+        sum(part.compute_seconds for part in parts),
+        max(part.batch_size for part in parts),
+    )

@@ -20,8 +20,15 @@ from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .queue import BatchQueue
-from .queue_items import BatchResult, QueueItem, count_batch
-from .results import AwaitedResult, InferResult, ItemOwner, WorkerTransfer
+from .queue_items import (
+    AwaitedResult,
+    BatchResult,
+    InferResult,
+    ItemOwner,
+    QueueItem,
+    WorkerTransfer,
+    count_batch,
+)
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import InputError
 from ..service import Service
 from .collate import Arrays, length_bucket
-from .results import InferResult, concatenate_results
+from .queue_items import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
 INLINE_CHARACTERS = 2000  # below this, tokenizing is faster than waking a thread

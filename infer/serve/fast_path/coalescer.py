@@ -9,14 +9,13 @@ from weakref import WeakKeyDictionary
 from ...errors import InferError
 from ..api.kserve_request import read_tensors
 from ..batching.collate import BATCH
-from ..batching.queue_items import QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.app import App
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from .grouped_request import GroupedRequest
 from .request_cache import BodyCache, BodyTemplate, HeaderCache, KnownHead
-from .request_group import RequestGroup, Timer
+from .request_group import GroupItem, RequestGroup, Timer
 
 log = logging.getLogger("infer.serve")
 # Requests that may share a queue item have all of it in common; the last are seconds and tenant.
@@ -112,7 +111,7 @@ def _queue(
     count = len(requests)
     timer = Timer(engine, template, timeout, count)
     group = RequestGroup(timer, requests)
-    item = QueueItem(
+    item = GroupItem(
         inputs=arrays,
         sizes={**sizes, BATCH: rows * count} if engine.collator.batched else sizes,
         key=key,

@@ -6,13 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...errors import InferError
 from ..api.kserve_response import encode_response, encode_responses
-from ..batching.queue_items import QueueItem
-from ..batching.results import InferResult, ItemOwner
+from ..batching.collate import BATCH
+from ..batching.queue_items import InferResult, ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext
 from ..http.routing import Response, header_lines
@@ -42,6 +45,56 @@ class Timer:
     def _expire(self) -> None:
         for group in list(self.groups):
             self.engine.expire(group)
+
+
+@dataclass(slots=True, eq=False)
+class GroupItem(QueueItem):
+    """Queue item of `requests` whole requests of equally many rows.
+
+    `owner`: a `RequestGroup`, which has them in `requests`, in the order of the rows, and gives up the first of them by
+    `split_off`.
+    """
+
+    def take(self, count: int) -> GroupItem:
+        """Split off its first `count` requests, with an owner of their own."""
+        taken = self._slice(0, count, None)
+        taken.owner = self.owner.split_off(count, taken)
+        self._become(self._slice(count, self.requests, None))
+        return taken
+
+    def drop(self, at: int) -> None:
+        """Remove request number `at` of several."""
+        each = self.rows // self.requests
+        rest = self._slice(1, self.requests, None)
+        gone = slice(at * each, (at + 1) * each)
+        rest.inputs = {name: np.delete(array, gone, 0) for name, array in self.inputs.items()}
+        self._become(rest)
+        del self.owner.requests[at]
+
+    def split(self) -> list[QueueItem]:
+        """Return one item for each of its requests, each with its own owner."""
+        owners = getattr(self.owner, "requests", None)
+        if owners is None:
+            return [self]
+        if len(owners) == 1:
+            return [replace(self, owner=owners[0])]
+        return [self._slice(at, at + 1, owner) for at, owner in enumerate(owners)]
+
+    def _slice(self, start: int, stop: int, owner: Any) -> GroupItem:
+        each, size, count = self.rows // self.requests, self.size_bytes // self.requests, stop - start
+        return replace(
+            self,
+            inputs={name: array[start * each : stop * each] for name, array in self.inputs.items()},
+            sizes={**self.sizes, BATCH: count * each},
+            rows=count * each,
+            size_bytes=count * size,
+            requests=count,
+            owner=owner,
+        )
+
+    def _become(self, other: GroupItem) -> None:
+        self.inputs, self.sizes, self.rows = other.inputs, other.sizes, other.rows
+        self.size_bytes, self.requests = other.size_bytes, other.requests
 
 
 class RequestGroup(ItemOwner):
@@ -105,7 +158,7 @@ class RequestGroup(ItemOwner):
             log.exception("answers could not be written together")
         if written is None:
             for at, request in enumerate(self.requests):
-                request.finish(0, outcome.slice_request(at, len(self.requests)))
+                request.finish(0, slice_request(outcome, at, len(self.requests)))
         else:
             self._send(outcome, *written)
         self.requests = []
@@ -133,7 +186,7 @@ class RequestGroup(ItemOwner):
             if request.settled:
                 continue
             if not request.keep_alive:
-                request.finish(0, answer.slice_request(at, len(bodies)))
+                request.finish(0, slice_request(answer, at, len(bodies)))
                 continue
             request.settled = True
             answered.append(request)
@@ -155,3 +208,14 @@ class RequestGroup(ItemOwner):
         for request in answered:
             request.release()
         self.end(len(answered))
+
+
+def slice_request(answer: InferResult, at: int, count: int) -> InferResult:
+    """Return the result of request `at` of `count` whose rows follow each other, equally many of each."""
+    if count == 1:
+        return answer
+    outputs = {}
+    for name, array in answer.outputs.items():
+        each = len(array) // count
+        outputs[name] = array[at * each : (at + 1) * each]
+    return replace(answer, outputs=outputs)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
+from ...llm.engine.limits import EngineLimits
 from ...llm.engine.requests import Output, Request
 from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
 from ..workers.remote_engine import RemoteEngine
+from ..workers.restart_policy import error_for_requests
 from ..workers.self_test import warm_up
-from ..workers.supervisor import error_for_requests
 from .grammar_trials import grammar_trials_of
 from .prompt_queue import PromptQueue, QueuedPrompt
 from .token_stream import TokenStream
@@ -25,7 +26,7 @@ from .tokenizer_pool import fork_server_of, tokenizer_pool_of
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
-AGING = 30.0  # seconds: `EngineLimits.aging`, whose import would bring torch
+AGING = EngineLimits().aging  # seconds of waiting that are worth one step of priority
 
 
 class LLMEngine:

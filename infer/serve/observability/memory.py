@@ -46,10 +46,8 @@ def page_bytes(predictor: Any) -> int:
         return 0
     if (card := getattr(predictor, "card", None)) is not None:
         return card.page_bytes
-    from ...predict import generation_shape  # and torch, which a server of workers has no need of
-
-    shape = generation_shape(predictor.manifest)
-    return shape.layers * shape.page_bytes if shape is not None else 0
+    shape = getattr(predictor.language, "shape", None)
+    return 0 if shape is None else shape.layers * shape.page_bytes
 
 
 def cache_bytes(folder: Path, asked: int | None, left: int) -> int:

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from ...errors import InferError, InputError, PoisonError, WorkerDiedError
-from ...llm.engine.engine_thread import Deliver
-from ...llm.engine.requests import Output, Request
+from ...llm.engine.requests import Deliver, Output, Request
 from .restart_policy import Quarantine
 
 log = logging.getLogger("infer.serve")

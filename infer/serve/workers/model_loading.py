@@ -16,9 +16,9 @@ from ..model_repository import ModelLocation
 from .messages import ModelSource, apply_names
 from .remote_model import RemoteLLM, RemotePredictor
 from .replica import Replica
-from .restart_policy import RestartLimits, WatchdogLimits
+from .restart_policy import RestartLimits, WatchdogLimits, WorkerLostError
 from .self_test import generates_text
-from .supervisor import SupervisedWorker, WorkerLostError
+from .supervisor import SupervisedWorker
 
 Opened = tuple[Any, dict[str, float]]  # a predictor, and the seconds of each part of opening it
 

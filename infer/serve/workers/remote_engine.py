@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
-from ...llm.engine.engine_thread import Deliver
-from ...llm.engine.requests import Request
+from ...llm.engine.requests import Deliver, Request
 from .crash_retry import RequestTable
 from .messages import (
     CancelRequest,
@@ -29,7 +28,8 @@ from .messages import (
     decode_error,
 )
 from .process import ClosedError
-from .supervisor import SupervisedWorker, WorkerLostError, error_for_requests
+from .restart_policy import WorkerLostError, error_for_requests
+from .supervisor import SupervisedWorker
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25

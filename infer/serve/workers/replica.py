@@ -11,15 +11,11 @@ import numpy as np
 from ..batching.collate import Arrays
 from .messages import BatchDone, ErrorMessage, ModelSource, RunBatch, TensorLocation, decode_error
 from .process import ClosedError
-from .restart_policy import RestartLimits, WatchdogLimits
+from .restart_policy import RestartLimits, WatchdogLimits, WorkerLostError, WorkerSilentError
 from .shared_memory import SharedBuffer, SharedBufferPool
-from .supervisor import SupervisedWorker, WorkerLostError
+from .supervisor import SupervisedWorker
 
 SLABS = 3  # one runs, one is answered, one is filled
-
-
-class WorkerSilentError(Exception):
-    """Silence of a worker for longer than its batch should take."""
 
 
 class Replica(SupervisedWorker):

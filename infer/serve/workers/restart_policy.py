@@ -1,4 +1,4 @@
-"""Policy after a crash of a worker: backoff of restarts, when to give up, and quarantine of requests that crash it."""
+"""Crashes of workers: errors, backoff of restarts, when to give up, and quarantine of requests that cause them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,44 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...errors import PoisonError
+from ...errors import InferError, NotReadyError, PoisonError, WorkerDiedError
 
 MOST = 1024  # requests remembered
+
+
+class WorkerLostError(Exception):
+    """Death of the worker, or its kill after it hung, before it answered."""
+
+
+class MessageNotSentError(WorkerLostError):
+    """Death of the worker before the message could be sent."""
+
+
+class WorkerSilentError(Exception):
+    """Silence of a worker for longer than its batch should take."""
+
+
+class RestartLimitError(InferError):
+    """Give-up after too many deaths; restarting does not help."""
+
+
+def error_for_requests(error: BaseException) -> InferError:
+    """Return the error for requests that are unanswered when an engine ended for good."""
+    if isinstance(error, RestartLimitError):
+        return NotReadyError("the model's process died too often and is not started again")
+    return WorkerDiedError("the engine died")
+
+
+class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of silence after which a worker is killed.
+
+    `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
+    while it loads.
+    """
+
+    batch: float = 30.0
+    idle: float = 30.0
+    opening: float = 120.0
 
 
 class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +152,3 @@ def digest_of(arrays: Mapping[str, Any]) -> bytes:
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
         digest.update(array.reshape(-1).data)
     return digest.digest()
-
-
-class WatchdogLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of silence after which a worker is killed.
-
-    `batch`: while a batch runs, raised to ten times the p99 of its batches; `idle`: otherwise; `opening`:
-    while it loads.
-    """
-
-    batch: float = 30.0
-    idle: float = 30.0
-    opening: float = 120.0

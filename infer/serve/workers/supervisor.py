@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import ArtifactError, InferError, NotReadyError, WorkerDiedError
+from ...errors import ArtifactError, InferError
 from .messages import (
     ErrorMessage,
     FromWorker,
@@ -23,32 +23,20 @@ from .messages import (
     decode_error,
 )
 from .process import Channel, ClosedError, WorkerProcess
-from .restart_policy import RestartLimits, RestartPolicy, WatchdogLimits
+from .restart_policy import (
+    MessageNotSentError,
+    RestartLimitError,
+    RestartLimits,
+    RestartPolicy,
+    WatchdogLimits,
+    WorkerLostError,
+)
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
 SILENT_SECONDS = 10.0  # without a word of a worker that has nothing to do, until it counts as not ready
 PAUSE_SECONDS = 3.0  # later than it should be: this process, or the machine, stood still
 CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
-
-
-class WorkerLostError(Exception):
-    """Death of the worker, or its kill after it hung, before it answered."""
-
-
-class MessageNotSentError(WorkerLostError):
-    """Death of the worker before the message could be sent."""
-
-
-class RestartLimitError(InferError):
-    """Give-up after too many deaths; restarting does not help."""
-
-
-def error_for_requests(error: BaseException) -> InferError:
-    """Return the error for requests that are unanswered when an engine ended for good."""
-    if isinstance(error, RestartLimitError):
-        return NotReadyError("the model's process died too often and is not started again")
-    return WorkerDiedError("the engine died")
 
 
 class SupervisedWorker:
