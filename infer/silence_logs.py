@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress warnings and log records below ERROR of torch's exporters and compilers; exceptions still pass."""
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Suppress warnings, and log records below `level`, of torch's exporters and compilers; exceptions still pass."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor", "torch.onnx")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for logger in loggers:
-            logger.setLevel(logging.ERROR)
+            logger.setLevel(level)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            for logger, usual in zip(loggers, levels, strict=True):
+                logger.setLevel(usual)

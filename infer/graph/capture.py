@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
+import os
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +50,8 @@ def capture(
         if name in used and low < high
     }
     shapes = {s.name: {i: dims[d] for i, d in enumerate(s.shape) if d in dims} for s in inputs}
-    examples = {s.name: _at_least_two(samples[s.name], s) for s in inputs}
-    with quiet(), torch.no_grad():
+    examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
+    with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
             program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
             program, wrote_inputs = in_place.functionalize(program)
@@ -56,10 +60,7 @@ def capture(
         except NotUsableError:
             raise
         except Exception as error:
-            raise NotUsableError(
-                f"the model can't be captured with inputs {', '.join(s.format() for s in inputs)}: {_reason(error)}",
-                hint="Give a size that must not vary as a number, for example --input x=float32[1,3,224,224]",
-            ) from error
+            raise _refusal(error, inputs, examples) from error
     program._example_inputs = _zeros(program)  # of shapes alone: no row of anybody's data stays in a program
     given = _outputs(program, inputs, outputs)
     _drop_other_outputs(program)
@@ -103,17 +104,75 @@ def _to_float32(value: Tensor) -> Tensor:
     return value.float() if value.is_floating_point() else value
 
 
-def _at_least_two(sample: Tensor, spec: TensorSpec) -> Tensor:
-    """Repeat sizes below 2 along symbolic axes: the exporter takes 0 and 1 as constants."""
+def _example(
+    sample: Tensor, spec: TensorSpec, dims: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]
+) -> Tensor:
+    """Return an input to capture with: fixed sizes as they are, two or more of others, which 0 and 1 would fix."""
     for axis, size in enumerate(spec.shape):
-        if isinstance(size, str) and sample.shape[axis] < 2:
-            sample = sample.repeat_interleave(2, dim=axis)
-    return sample[:2].contiguous() if spec.shape and isinstance(spec.shape[0], str) else sample
+        if isinstance(size, str):
+            wanted = max(2, bounds[size][0] if axis else 2) if size in dims else bounds[size][0]
+            if sample.shape[axis] < wanted:
+                sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
+            if axis == 0 or size not in dims:
+                sample = sample.narrow(axis, 0, wanted)
+    return sample.contiguous()
 
 
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600] or type(error).__name__
+def line_of_model(error: BaseException | None) -> str:
+    """Return the line of the model's own code that raised, `net.py:12: return y if y.sum() > 0 else -y`, or ""."""
+    others = {Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent}
+    found = ""
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            path = Path(frame.filename)
+            installed = {"site-packages", "dist-packages"} & set(path.parts)
+            if path.suffix == ".py" and not installed and not others & set(path.resolve().parents):
+                found = f"{path.name}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+        error = error.__cause__
+    return found
+
+
+def _refusal(
+    error: Exception, inputs: tuple[TensorSpec, ...], examples: Mapping[str, Tensor]
+) -> NotUsableError:
+    """Say which line of the model's code, or which size, can't be captured, and what to give instead."""
+    text, line = str(error), line_of_model(error)
+    asked = ", ".join(spec.format() for spec in inputs)
+    if "data-dependent" in text:
+        where = f"its code asks for the value of a tensor{f' at {line[:160]}' if line else ''}"
+        hint = "Write that with torch.where or torch.cond: a graph has no branches and sizes that depend on values"
+        return NotUsableError(f"the model can't be captured with inputs {asked}: {where}", hint=hint)
+    constant = specialized(text)
+    reason = f"its code makes a constant of {' and '.join(constant)}" if constant else _reason(text)
+    numbers = " ".join(
+        f"--input {spec.name}={spec.dtype}[{','.join(map(str, _numbers(spec, examples[spec.name], constant)))}]"
+        for spec in inputs
+    )
+    at = f" (at {line[:160]})" if line else ""
+    hint = f"Give what must not vary as a number: {numbers}"
+    return NotUsableError(f"the model can't be captured with inputs {asked}: {reason}{at}", hint=hint)
+
+
+def specialized(reason: str) -> list[str]:
+    """List the symbolic sizes that the exporter's message calls constants of the model's code."""
+    marked = re.findall(r"marked (\w+) as dynamic but your code specialized it to be a constant", reason)
+    limited = re.findall(r"Not all values of (\w+) = .* satisfy the generated guard", reason)
+    return list(dict.fromkeys([*marked, *limited]))
+
+
+def _numbers(spec: TensorSpec, example: Tensor, constant: list[str]) -> tuple[int | str, ...]:
+    """Return the shape with numbers for the sizes that are constants, or for all where none is known to be."""
+    return tuple(
+        (1 if size == "batch" else have)
+        if isinstance(size, str) and (not constant or size in constant)
+        else size
+        for size, have in zip(spec.shape, example.shape, strict=True)
+    )
+
+
+def _reason(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400] or "no reason given"
 
 
 def _outputs(

@@ -36,6 +36,7 @@ class LoadedModel:
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
     findings: list[Finding] = field(default_factory=list)
+    limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source
     )

@@ -9,11 +9,12 @@ from torch import nn
 
 from .. import compress, llm, load
 from ..errors import NotUsableError
-from ..graph import capture
+from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
 from ..load.hf_wrappers import Decoder
 from ..plan import Plan
 from ..reporter import Reporter
+from ..spec import Finding
 from .llm_mode import LlmMode, find_mode
 
 
@@ -24,6 +25,7 @@ class Original:
     loaded: load.LoadedModel
     graph: Graph
     mode: LlmMode
+    limitations: tuple[str, ...] = ()  # sentences on what its graph can't do
 
     @property
     def module(self) -> nn.Module:
@@ -49,7 +51,8 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     """
     mode = find_mode(plan, loaded, reporter)
     reporter.step("capture", "the float original")
-    original = Original(loaded, float_graph(loaded), mode)
+    graph = float_graph(loaded, reporter)
+    original = Original(loaded, graph, mode, tuple(loaded.limitations))
     if original.graph.program is not None and plan.quant != "none":
         compress.fold_batch_norms(original.module, original.graph.program)
         compress.fold_weight_norms(original.module)
@@ -57,15 +60,29 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     return original
 
 
-def float_graph(loaded: load.LoadedModel) -> Graph:
-    """Capture the float model."""
+def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> Graph:
+    """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
     if loaded.onnx is not None:
         outputs = tuple(loaded.meta.get("outputs", ()))
         return Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
     if loaded.load == "offload":
         module = module_of(loaded).eval()
         return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
-    return captured(loaded, module_of(loaded))
+    found = fixed_sizes.capture_at_any_sizes(
+        module_of(loaded).eval(),
+        loaded.inputs,
+        loaded.samples,
+        sizes=loaded.sizes,
+        outputs=loaded.outputs,
+        task=loaded.task,
+    )
+    if found.fixed:
+        loaded.limitations.append(found.fixed)
+        (reporter or Reporter()).found([Finding("capture", "sizes", "fixed", why=found.fixed)])
+    if found.graph.inputs != loaded.inputs:  # rows depend on each other: none can be set apart to calibrate
+        loaded.calibration = {}
+    loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
+    return found.graph
 
 
 def module_of(loaded: load.LoadedModel) -> nn.Module:
@@ -75,8 +92,8 @@ def module_of(loaded: load.LoadedModel) -> nn.Module:
 
 
 def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
-    """Capture a module with the inputs, samples and sizes of the source."""
-    return capture.capture(
+    """Capture a copy of the float model with the inputs, samples and sizes of the source."""
+    graph = capture.capture(
         module.eval(),
         loaded.inputs,
         loaded.samples,
@@ -84,6 +101,7 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
         outputs=loaded.outputs,
         task=loaded.task,
     )
+    return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 
 
 def decoder_of(loaded: load.LoadedModel) -> nn.Module | None:

@@ -65,6 +65,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     with store.stage(output, replace=replace) as folder:
         loaded, run = load(run, reporter)
         original = capture_original(run.plan, loaded, reporter)
+        run = within_sizes(run, original.graph)
         mix = layer_mix(run.plan, original, reporter)
         assign.decide(mix)
         small, selected = search(run.plan, original, mix, folder, reporter)
@@ -95,6 +96,13 @@ def load(run: Resolved, reporter: Reporter | None = None) -> tuple[sources.Loade
     if loaded.module is not None:
         reporter.found(sources.fill(loaded))
     return loaded, run
+
+
+def within_sizes(run: Resolved, graph: Graph) -> Resolved:
+    """Leave out the batch sizes to time that the captured graph does not take."""
+    largest = graph.sizes.get("batch", (1, run.plan.max_batch))[1] if graph.inputs[0].batched else 1
+    batches = tuple(dict.fromkeys(min(size, largest) for size in run.plan.batches))
+    return replace(run, plan=run.plan.with_(batches=batches))
 
 
 def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Assignment:

@@ -1,0 +1,191 @@
+"""Capture with fixed sizes, of models that can't be captured with symbolic ones.
+
+The exporter refuses a symbolic size that the model's code turns into a constant. Such a model is captured again with
+the batch fixed at 1, with the lengths fixed as in the samples, with both; the first that works is taken. Where each
+row's output depends on that row alone, which is tried on the model itself, a batch of 1 still serves any number of
+rows: they run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from .. import library_errors
+from ..errors import NotUsableError
+from ..silence_logs import quiet
+from ..spec import TensorSpec
+from .capture import capture, specialized
+from .program import Graph, flatten
+
+BATCH = "batch"
+ROWS = 3  # tried together and one by one
+TOLERANCE = 1e-4  # of the outputs' root mean square
+Sizes = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured graph, and a sentence for people on the sizes that had to be fixed; empty where none had."""
+
+    graph: Graph
+    fixed: str = ""
+
+
+def capture_at_any_sizes(
+    module: nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    samples: Mapping[str, Tensor],
+    *,
+    sizes: Sizes,
+    outputs: tuple[str, ...] = (),
+    task: str = "tensors",
+) -> Capture:
+    """Capture with the symbolic sizes that `inputs` name, or with as few of them fixed as it takes.
+
+    The graph's `inputs` have a number in place of "batch" where the rows of a batch depend on each other. Raises as
+    `capture` does, with the sizes that must be given as numbers and the line of the model's code in the sentence.
+    """
+    try:
+        graph = capture(module, inputs, samples, sizes=sizes, outputs=outputs, task=task)
+        return Capture(_with_rows(module, graph))
+    except NotUsableError as error:
+        if error.__cause__ is None:
+            raise
+        refusal, reason = error, str(error.__cause__)
+    _check_runs(module, inputs, samples)
+    for fixed in _attempts(reason, inputs, samples, sizes):
+        try:
+            graph = capture(module, inputs, samples, sizes={**sizes, **fixed}, outputs=outputs, task=task)
+        except NotUsableError as error:
+            if error.__cause__ is None:
+                raise
+            continue
+        graph = _with_rows(module, graph)
+        named = ", ".join(f"{name} {size}" for name, (size, _) in fixed.items())
+        rows = ""
+        if BATCH in fixed:
+            several = all(spec.batched for spec in graph.inputs)
+            rows = "; rows run one by one" if several else "; it takes one row a request"
+        return Capture(graph, f"fixed sizes: {named} ({_why(reason, fixed)}{rows})")
+    raise refusal
+
+
+def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor]) -> None:
+    """Raise `SourceError` if the model itself fails on its samples: then the exporter is not to blame."""
+    rows = {spec.name: samples[spec.name][:2] if spec.batched else samples[spec.name] for spec in inputs}
+    with _buffers_kept(module), quiet(), torch.no_grad(), library_errors.float_model_errors():
+        module(**{name: value.clone() for name, value in rows.items()})
+
+
+def _attempts(
+    reason: str, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes
+) -> Iterator[dict[str, tuple[int, int]]]:
+    """Yield the sizes to fix: those that the exporter names, the batch, the lengths, all."""
+    found: dict[str, int] = {}
+    for spec in inputs:
+        for size, have in zip(spec.shape, samples[spec.name].shape, strict=True):
+            if isinstance(size, str) and sizes.get(size, (1, 2))[0] < sizes.get(size, (1, 2))[1]:
+                found.setdefault(size, 1 if size == BATCH else have)
+    named = specialized(reason)
+    tried: list[set[str]] = []
+    for group in (named, [BATCH], [name for name in found if name != BATCH], list(found)):
+        names = {name for name in group if name in found}
+        if names and names not in tried:
+            tried.append(names)
+            yield {name: (found[name], found[name]) for name in found if name in names}
+
+
+def _why(reason: str, fixed: Sizes) -> str:
+    named = [name for name in specialized(reason) if name in fixed]
+    if named:
+        return f"the model's code makes a constant of {' and '.join(named)}"
+    first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
+    return f"the exporter can't vary it: {first[:120].rstrip('.')}"
+
+
+def _with_rows(module: nn.Module, graph: Graph) -> Graph:
+    """Name the first size of the outputs of a graph with a batch of 1, or give that size as a number.
+
+    The name promises that rows are independent. A graph with any other batch is returned as it is.
+    """
+    if not _is_one_row(graph):
+        return graph
+    if _rows_are_independent(module, graph):
+        return with_named_rows(graph)
+    inputs = tuple(_of_rows(spec, 1) for spec in graph.inputs)
+    samples = {name: value[:1] for name, value in graph.samples.items()}
+    sizes = {name: size for name, size in graph.sizes.items() if name != BATCH}
+    return replace(graph, inputs=inputs, samples=samples, sizes=sizes)
+
+
+def with_named_rows(graph: Graph) -> Graph:
+    """Call the first size of the outputs "batch" where the inputs are of a batch of 1 whose rows are independent."""
+    if not _is_one_row(graph):
+        return graph
+    return replace(graph, outputs=tuple(_of_rows(spec, BATCH) for spec in graph.outputs))
+
+
+def _is_one_row(graph: Graph) -> bool:
+    return graph.sizes.get(BATCH) == (1, 1) and all(spec.batched for spec in graph.inputs)
+
+
+def _of_rows(spec: TensorSpec, rows: int | str) -> TensorSpec:
+    return TensorSpec(spec.name, spec.dtype, (rows, *spec.shape[1:]))
+
+
+def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
+    """Return true if the model gives the same rows for several inputs at once as for each alone."""
+    if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
+        return False
+    several = {spec.name: _distinct(graph.samples[spec.name], spec) for spec in graph.inputs}
+    with _buffers_kept(module), quiet(), torch.no_grad():
+        try:
+            each = [_call(module, several, row, row + 1) for row in range(ROWS)]
+            for count in range(2, ROWS + 1):
+                together = _call(module, several, 0, count)
+                if not all(map(_equal_rows, together, zip(*islice(each, count), strict=True))):
+                    return False
+        except Exception:  # noqa: BLE001 - whatever the model raises at other sizes, it does not take them
+            return False
+    return True
+
+
+def _distinct(value: Tensor, spec: TensorSpec) -> Tensor:
+    rows = spec.with_rows(value, ROWS)
+    if len(value) < ROWS and rows.is_floating_point():
+        scale = torch.linspace(1.0, 0.5, ROWS, dtype=rows.dtype)
+        rows = rows * scale.view(-1, *[1] * (rows.dim() - 1))
+    return rows
+
+
+def _call(module: nn.Module, several: Mapping[str, Tensor], start: int, stop: int) -> list[Tensor]:
+    return flatten(module(**{name: value[start:stop].clone() for name, value in several.items()}))
+
+
+def _equal_rows(together: Tensor, each: tuple[Tensor, ...]) -> bool:
+    if any(one.dim() == 0 or len(one) != 1 for one in each):
+        return False
+    alone = torch.cat(each)
+    if together.shape != alone.shape:
+        return False
+    if not together.is_floating_point():
+        return torch.equal(together, alone)
+    limit = TOLERANCE * float(alone.double().square().mean().sqrt()) + 1e-12
+    return bool(torch.allclose(together.double(), alone.double(), rtol=0, atol=10 * limit, equal_nan=True))
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Put the values of all buffers back at the end: calls may count in them."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_meta]
+    try:
+        yield
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)

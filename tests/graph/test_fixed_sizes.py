@@ -1,0 +1,153 @@
+"""Models that can't be captured with symbolic sizes: captured with fixed ones, or refused with the line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer.errors import NotUsableError, SourceError
+from infer.graph import capture
+from infer.graph.fixed_sizes import Capture, capture_at_any_sizes, with_named_rows
+from infer.spec import TensorSpec
+from tests.support import generated_modules
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+
+class RowByRow(Base):
+    """Rows are independent, and its code makes a constant of their number."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        rows = [self.fc(x[i]) for i in range(int(x.shape[0]))]
+        return {"y": torch.stack(rows), "total": torch.stack(rows).sum(-1)}
+
+
+class Pairs(Base):
+    """Rows are added to their neighbours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.fc(x[i]) for i in range(int(x.shape[0]))]
+        return torch.stack(rows) + rows[-1]
+
+
+class Table(Base):
+    """Takes sequences of 5 only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + torch.arange(5.0)[:, None]
+
+
+class Both(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.fc(x[i]) + torch.arange(5.0)[:, None] for i in range(int(x.shape[0]))])
+
+
+class Branch(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return y if y.sum() > 0 else -y
+
+
+def captured(module: nn.Module, spec: str, x: Tensor, **sizes: Any) -> Capture:
+    specs = (TensorSpec.parse(spec),)
+    bounds = {"batch": (1, 64), "seq": (1, 64)} | sizes
+    return capture_at_any_sizes(module.eval(), specs, {"x": x}, sizes=bounds)
+
+
+def test_independent_rows_are_captured_one_by_one_and_named() -> None:
+    module = RowByRow()
+    found = captured(module, "x=float32[batch,8]", torch.randn(6, 8))
+    assert found.fixed == (
+        "fixed sizes: batch 1 (the model's code makes a constant of batch; rows run one by one)"
+    )
+    assert found.graph.sizes["batch"] == (1, 1)
+    assert [spec.format() for spec in found.graph.outputs] == ["y=float32[batch,4]", "total=float32[batch]"]
+    x = torch.randn(1, 8)
+    torch.testing.assert_close(found.graph.run({"x": x})["y"], module(x)["y"])
+    assert module.calls == 1  # of the line above: what was tried before left no trace
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6])
+def test_rows_that_depend_on_each_other_become_one_row_a_request(rows: int) -> None:
+    found = captured(Pairs(), "x=float32[batch,8]", torch.randn(rows, 8))
+    assert found.fixed.endswith("it takes one row a request)")
+    assert [spec.format() for spec in found.graph.inputs] == ["x=float32[1,8]"]
+    assert found.graph.outputs[0].shape == (1, 4)
+    assert "batch" not in found.graph.sizes
+    assert found.graph.samples["x"].shape == (1, 8)
+
+
+def test_a_length_is_fixed_as_in_the_samples_and_the_batch_stays_free() -> None:
+    found = captured(Table(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
+    assert found.graph.sizes == {"batch": (1, 64), "seq": (5, 5)}
+    assert found.fixed.startswith("fixed sizes: seq 5 (")
+    x = torch.randn(7, 5, 8)
+    torch.testing.assert_close(next(iter(found.graph.run({"x": x}).values())), Table()(x))
+
+
+def test_batch_and_length_are_both_fixed_where_it_takes_both() -> None:
+    found = captured(Both(), "x=float32[batch,seq,8]", torch.randn(4, 5, 8))
+    assert found.graph.sizes == {"batch": (1, 1), "seq": (5, 5)}
+    assert [spec.shape[0] for spec in found.graph.outputs] == ["batch"]
+
+
+def test_a_largest_batch_of_one_is_captured_with_one_row() -> None:
+    specs = (TensorSpec.parse("input=float32[batch,8]"),)
+    found = capture_at_any_sizes(
+        nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 1)}
+    )
+    assert found.fixed == ""
+    assert found.graph.outputs[0].shape == ("batch", 4)
+    assert found.graph.run({"input": torch.ones(1, 8)})["output"].shape == (1, 4)
+    assert with_named_rows(found.graph) == found.graph
+
+
+def test_a_model_without_need_is_captured_as_before() -> None:
+    specs = (TensorSpec.parse("input=float32[batch,8]"),)
+    found = capture_at_any_sizes(
+        nn.Linear(8, 4).eval(), specs, {"input": torch.randn(4, 8)}, sizes={"batch": (1, 64)}
+    )
+    assert (found.fixed, found.graph.sizes) == ("", {"batch": (1, 64)})
+
+
+def test_a_branch_on_a_value_is_refused_with_its_line() -> None:
+    line = r"asks for the value of a tensor at test_fixed_sizes.py:\d+: return y if y.sum\(\) > 0 else -y.*torch.where"
+    with pytest.raises(NotUsableError, match=line):
+        captured(Branch(), "x=float32[batch,8]", torch.randn(4, 8))
+
+
+def test_a_model_that_fails_by_itself_is_not_blamed_on_the_exporter() -> None:
+    with pytest.raises(SourceError, match=r"the float model itself fails on its inputs.*\(8\) must match"):
+        captured(Table(), "x=float32[batch,seq,8]", torch.randn(4, 8, 8))
+
+
+def test_the_hint_proposes_the_input_with_the_size_that_is_constant() -> None:
+    specs = (TensorSpec.parse("x=float32[batch,seq,8]"),)
+    with pytest.raises(NotUsableError) as caught:
+        capture.capture(RowByRow().eval(), specs, {"x": torch.randn(4, 5, 8)})
+    assert "its code makes a constant of batch" in str(caught.value)
+    assert str(caught.value.hint).endswith("as a number: --input x=float32[1,seq,8]")
+
+
+def test_ids_of_generated_modules_stay_within_their_table() -> None:
+    for seed in (40116, 40169, 40199):
+        recipe, model = generated_modules.recipe(seed), generated_modules.build(seed)
+        with torch.no_grad():
+            model(**generated_modules.rows(recipe, 24, seed + 1))
+
+
+def test_the_line_of_the_model_is_the_last_one_outside_libraries() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        nn.Linear(2, 2)(torch.ones(3))
+    assert capture.line_of_model(caught.value).startswith("test_fixed_sizes.py:")
+    assert capture.line_of_model(None) == ""
