@@ -79,8 +79,6 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
     if found.fixed:
         loaded.limitations.append(found.fixed)
         (reporter or Reporter()).found([Finding("capture", "sizes", "fixed", why=found.fixed)])
-    if found.graph.inputs != loaded.inputs:  # rows depend on each other: none can be set apart to calibrate
-        loaded.calibration = {}
     loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
     return found.graph
 

@@ -50,8 +50,11 @@ class CalibrationSet:
                 where="--data",
                 hint="Give more rows, or add calibration_inputs() to the file that builds the model",
             )
+        fixed = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
+        rows = fixed if isinstance(fixed, int) else ROWS
         count = len(next(iter(self.calibration.values())))
-        return [{n: v[i : i + ROWS] for n, v in self.calibration.items()} for i in range(0, count, ROWS)]
+        stop = count - count % rows if rows == fixed else count
+        return [{n: v[i : i + rows] for n, v in self.calibration.items()} for i in range(0, stop, rows)]
 
     def call(self, rows: int) -> dict[str, Tensor]:
         """Return the inputs of a call with so many rows."""
