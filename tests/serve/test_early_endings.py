@@ -42,7 +42,7 @@ def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
     engine.gate.clear()
     with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
         model = server.service.generators["speaker"]
-        model.prefill_rate.observe(1, 15.0)
+        model.admission.prefill_rate.observe(1, 15.0)
         yield raw, model, engine
 
 
@@ -134,7 +134,7 @@ def test_long_predicted_waits_are_rejected_urgent_requests_admitted(tmp_path: Pa
         assert refused.headers["retry-after"] == "30"
         assert refused.headers["retry-after-ms"] == "30000"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        assert model.predicted_wait(-1) == 0, "a step of priority is worth as long as in the engine"
+        assert model.admission.predicted_wait(-1) == 0, "a step of priority is worth as long as in the engine"
         assert EngineLimits().aging == AGING
         engine.gate.set()
         assert raw.post(url, json={**body, "timeout": 20, "priority": -1}).status_code == 200
@@ -150,15 +150,15 @@ def test_predicted_wait_includes_margin_after_underestimates(tmp_path: Path) -> 
         ]
         threads[0].start()
         wait_until(lambda: model.waiting_requests == 1)
-        model.foretold.observe(10.0, 15.0)
+        model.admission.wait_error.observe(10.0, 15.0)
         assert raw.post(url, json={**body, "timeout": 40}).status_code == 429
-        model.foretold = WaitErrorModel()
+        model.admission.wait_error = WaitErrorModel()
         threads[1].start()
         wait_until(lambda: model.waiting_requests == 2)
         engine.gate.set()
         for thread in threads:
             thread.join()
-        assert model.foretold.caution(1.0) > 0, "they came at once"
+        assert model.admission.wait_error.caution(1.0) > 0, "they came at once"
 
 
 def test_rejected_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +185,8 @@ def test_prefill_rate_is_measured_in_prompt_tokens(tmp_path: Path) -> None:
         for _ in range(8):
             body = {"model": "speaker", "prompt": "x" * 19, "max_tokens": 1}
             assert raw.post("/v1/completions", json=body).status_code == 200
-        assert model.predicted_wait() == 0
-        assert model.prefill_rate.seconds(20) >= 0.02
+        assert model.admission.predicted_wait() == 0
+        assert model.admission.prefill_rate.seconds(20) >= 0.02
 
 
 def test_queued_stream_gets_keepalive_pings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from ...errors import InferError, NotReadyError
 from ..workers.messages import ErrorMessage, decode_error
+from ..workers.process import MessageBuffer
 from .messages import ChildExited, ForkChild, ForkServerConfig, ForkServerReady, FromServer, Job, KillChild
 
 log = logging.getLogger("infer.serve")
@@ -42,8 +43,7 @@ class Child:
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket, answers: Any) -> None:
         self._server, self.number, self._socket = server, number, sock
-        self._decoder = msgspec.msgpack.Decoder(answers)
-        self._in, self._at_end = bytearray(), False
+        self._in, self._at_end = MessageBuffer[Any](answers, LONGEST), False
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
@@ -61,7 +61,7 @@ class Child:
 
     async def receive(self) -> Any:
         """Return the next message; may be cancelled and called again. Raise `ChildDiedError`."""
-        while (message := self._parse()) is None:
+        while (message := self._in.next()) is None:
             if self._at_end:
                 raise await self._death()
             self._waiter = asyncio.get_running_loop().create_future()
@@ -89,7 +89,7 @@ class Child:
             return
         except OSError:
             piece = b""
-        self._in += piece
+        self._in.add(piece)
         if not piece:
             self._stop_reading()
         if self._waiter is not None and not self._waiter.done():
@@ -99,19 +99,6 @@ class Child:
         if not self._at_end:
             self._at_end = True
             stop_reading(self._loop, self._socket)
-
-    def _parse(self) -> Any:
-        if len(self._in) < 4:
-            return None
-        size = int.from_bytes(self._in[:4], "little")
-        if size > LONGEST:
-            raise InferError(f"a message of {size} bytes")
-        if len(self._in) < 4 + size:
-            return None
-        with memoryview(self._in) as view:
-            message = self._decoder.decode(view[4 : 4 + size])
-        del self._in[: 4 + size]
-        return message
 
     async def _death(self) -> ChildDiedError:
         with contextlib.suppress(TimeoutError):

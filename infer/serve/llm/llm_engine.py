@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
-from ...llm.engine.limits import EngineLimits
 from ...llm.engine.requests import Output, Request
-from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
 from ..workers.remote_engine import RemoteEngine
 from ..workers.restart_policy import error_for_requests
 from ..workers.self_test import warm_up
 from .grammar_trials import grammar_trials_of
-from .prompt_queue import PromptQueue, QueuedPrompt
+from .prompt_queue import PromptAdmission
 from .token_stream import TokenStream
 from .tokenizer_pool import fork_server_of, tokenizer_pool_of
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
-AGING = EngineLimits().aging  # seconds of waiting that are worth one step of priority
 
 
 class LLMEngine:
@@ -59,13 +55,8 @@ class LLMEngine:
         )
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
-        self.prompt_queue = PromptQueue()  # submitted, without a first token
-        self.foretold = WaitErrorModel()
-        self.prefill_rate = (
-            ThroughputModel()
-        )  # of prompt tokens until their first token, whatever holds them up
-        self._last_start = -math.inf
-        self._seed_rate(getattr(predictor, "speeds", ()))
+        self.admission = PromptAdmission(limits, clock)
+        self.admission.seed(getattr(predictor, "speeds", ()))
         self._streams: dict[str, TokenStream] = {}  # id of the engine's request → whose it is
         self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,11 +75,7 @@ class LLMEngine:
     def warmup(self) -> None:
         """Generate a few tokens before the first request; call before `start`."""
         if not isinstance(self.driver, RemoteEngine):
-            self._seed_rate(warm_up(self.driver, self.context))
-
-    def _seed_rate(self, measured: Iterable[tuple[float, float]]) -> None:
-        for tokens, seconds in measured:
-            self.prefill_rate.observe(tokens, seconds)
+            self.admission.seed(warm_up(self.driver, self.context))
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> TokenStream:
         """Submit the prompts of one HTTP request and return their stream.
@@ -103,11 +90,7 @@ class LLMEngine:
         )
         stream = TokenStream(self, requests, timeout=timeout, stepwise=stepwise)
         for request in requests:
-            size = len(request.prompt)
-            told = self.predicted_wait(priority, size, tenant)
-            self.prompt_queue.add(
-                request.id, QueuedPrompt(tenant, self.clock() + AGING * priority, size, told)
-            )
+            self.admission.add(request.id, tenant, priority, len(request.prompt))
         try:
             for request in requests:
                 if isinstance(self.driver, RemoteEngine):
@@ -129,28 +112,13 @@ class LLMEngine:
 
         With the default sizes it checks the smallest possible request, before its text is tokenized.
         """
-        limits = self.limits
         if self.draining:
             raise NotReadyError("the server is stopping")
-        wait, allowed = self.predicted_wait(priority, tenant=tenant), min(timeout, limits.max_start_seconds)
-        cautious = wait + self.foretold.caution(wait)
-        if self.prompt_queue.is_full(tenant, requests, tokens, limits):
-            full = "the queue is full"
-        elif cautious > allowed:
-            full = f"time to first token of {wait:.2f} to {cautious:.2f} s exceeds the {allowed:.2f} s limit"
-        else:
-            return
-        self.metrics.rejected("overloaded")
-        raise OverloadedError(full, retry_after=wait)
-
-    def predicted_wait(self, priority: int = 0, tokens: int = 0, tenant: str = "") -> float:
-        """Return the predicted seconds to the first token of a prompt that arrives now.
-
-        That is the queued tokens ahead of it plus its own `tokens`, over the measured prefill rate; with
-        `tokens` 0 it is the wait in the queue alone.
-        """
-        ahead = self.prompt_queue.tokens_ahead(tenant, self.clock() + AGING * priority, tokens)
-        return self.prefill_rate.seconds(ahead + tokens)
+        try:
+            self.admission.check(timeout, priority, requests, tokens, tenant)
+        except OverloadedError:
+            self.metrics.rejected("overloaded")
+            raise
 
     @property
     def failure(self) -> BaseException | None:
@@ -173,11 +141,11 @@ class LLMEngine:
 
     @property
     def waiting_requests(self) -> int:
-        return self.prompt_queue.requests
+        return self.admission.queue.requests
 
     @property
     def waiting_tokens(self) -> int:
-        return self.prompt_queue.tokens
+        return self.admission.queue.tokens
 
     @property
     def running(self) -> int:
@@ -240,11 +208,7 @@ class LLMEngine:
 
         `began`: the time of its admission.
         """
-        _, _, tokens, told = self.prompt_queue.remove(request_id)
-        if when is not None:
-            self.foretold.observe(told, when - began)
-            self.prefill_rate.observe(tokens, max(when - max(self._last_start, began), 0.0))
-            self._last_start = when
+        self.admission.remove(request_id, when, began)
 
     def release(self, request_id: str, *, running: bool) -> None:
         """Forget a request of a closed stream; cancel it where it still runs."""

@@ -1,23 +1,30 @@
-"""Prompts of one model that wait for their first token, counted by tenant."""
+"""Prompts of one model that wait for their first token, counted by tenant, and their admission by predicted wait."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ...errors import OverloadedError
+from ...llm.engine.limits import EngineLimits
 from ...llm.engine.quota import is_beyond_share
+from ..batching.latency_model import ThroughputModel, WaitErrorModel
 from ..limits import ServeLimits
+
+AGING = EngineLimits().aging  # seconds of waiting that are worth one step of priority
 
 
 class QueuedPrompt(NamedTuple):
     """A queued prompt.
 
-    `rank`: the engine's order within a tenant; `predicted_seconds`: predicted time to its first token.
+    `rank`: the engine's order within a tenant; `predicted_seconds`: time to its first token.
     """
 
     tenant: str
     rank: float
     tokens: int
-    told: float
+    predicted_seconds: float
 
 
 class PromptQueue:
@@ -65,3 +72,61 @@ class PromptQueue:
             del self._tenants[waiter.tenant]
         self.requests += sign
         self.tokens += sign * waiter.tokens
+
+
+class PromptAdmission:
+    """Admission of prompts to `queue`, the prompts that were submitted and have no first token.
+
+    `prefill_rate`: prompt tokens until their first token, whatever holds them up; `wait_error`: margin for predictions.
+    """
+
+    def __init__(self, limits: ServeLimits, clock: Callable[[], float]) -> None:
+        self.queue, self.prefill_rate, self.wait_error = PromptQueue(), ThroughputModel(), WaitErrorModel()
+        self._limits, self._clock = limits, clock
+        self._last_start = -math.inf
+
+    def seed(self, measured: Iterable[tuple[float, float]]) -> None:
+        """Observe (tokens, seconds) of warm-up runs."""
+        for tokens, seconds in measured:
+            self.prefill_rate.observe(tokens, seconds)
+
+    def predicted_wait(self, priority: int = 0, tokens: int = 0, tenant: str = "") -> float:
+        """Return the predicted seconds to the first token of a prompt that arrives now.
+
+        That is the queued tokens ahead of it plus its own `tokens`, over the measured prefill rate; with
+        `tokens` 0 it is the wait in the queue alone.
+        """
+        ahead = self.queue.tokens_ahead(tenant, self._rank(priority), tokens)
+        return self.prefill_rate.seconds(ahead + tokens)
+
+    def check(self, timeout: float, priority: int, requests: int, tokens: int, tenant: str) -> None:
+        """Raise `OverloadedError` if these requests would exceed a limit or wait too long for a first token."""
+        limits = self._limits
+        wait, allowed = self.predicted_wait(priority, tenant=tenant), min(timeout, limits.max_start_seconds)
+        cautious = wait + self.wait_error.caution(wait)
+        if self.queue.is_full(tenant, requests, tokens, limits):
+            raise OverloadedError("the queue is full", retry_after=wait)
+        if cautious > allowed:
+            message = (
+                f"time to first token of {wait:.2f} to {cautious:.2f} s exceeds the {allowed:.2f} s limit"
+            )
+            raise OverloadedError(message, retry_after=wait)
+
+    def add(self, request_id: str, tenant: str, priority: int, tokens: int) -> None:
+        """Queue an admitted prompt, under the engine's id of its request."""
+        predicted = self.predicted_wait(priority, tokens, tenant)
+        self.queue.add(request_id, QueuedPrompt(tenant, self._rank(priority), tokens, predicted))
+
+    def remove(self, request_id: str, first_token: float | None, began: float) -> None:
+        """Remove a prompt with its first token at this clock time, or without one.
+
+        `began`: time of its admission.
+        """
+        prompt = self.queue.remove(request_id)
+        if first_token is not None:
+            self.wait_error.observe(prompt.predicted_seconds, first_token - began)
+            self.prefill_rate.observe(prompt.tokens, max(first_token - max(self._last_start, began), 0.0))
+            self._last_start = first_token
+
+    def _rank(self, priority: int) -> float:
+        return self._clock() + AGING * priority

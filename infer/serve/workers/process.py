@@ -29,6 +29,32 @@ class ClosedError(Exception):
     """End of the channel: the process at the other side ended."""
 
 
+class MessageBuffer(Generic[M]):
+    """Received bytes, and the messages in them. `kinds`: union of the message types that `next` decodes."""
+
+    def __init__(self, kinds: Any, longest: int = LONGEST) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._bytes, self._longest = bytearray(), longest
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+
+    def next(self) -> M | None:
+        """Return the next whole message, None before it has arrived; raise `ClosedError` for one that is too long."""
+        held = self._bytes
+        if len(held) < 4:
+            return None
+        size = int.from_bytes(held[:4], "little")
+        if size > self._longest:
+            raise ClosedError(f"a message of {size} bytes")
+        if len(held) < 4 + size:
+            return None
+        with memoryview(held) as view:
+            message: M = self._decoder.decode(view[4 : 4 + size])
+        del held[: 4 + size]
+        return message
+
+
 class Channel(Generic[M]):
     """One end of the channel; any thread may `send`, one thread at a time may `receive`.
 
@@ -38,9 +64,8 @@ class Channel(Generic[M]):
     def __init__(self, sock: socket.socket, kinds: Any) -> None:
         self._socket = sock
         sock.setblocking(False)
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(kinds)
+        self._encoder, self._in = msgspec.msgpack.Encoder(), MessageBuffer[M](kinds)
         self._out, self._sending = bytearray(), threading.Lock()
-        self._in = bytearray()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(sock, select.POLLIN)
         self._writable.register(sock, select.POLLOUT)
@@ -69,7 +94,7 @@ class Channel(Generic[M]):
     def receive(self, timeout: float | None = None) -> M | None:
         """Return the next message, or None after `timeout` seconds; raise `ClosedError` at the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := self._parse()) is None:
+        while (message := self._in.next()) is None:
             try:
                 piece = self._socket.recv(PIECE)
             except BlockingIOError:
@@ -82,20 +107,7 @@ class Channel(Generic[M]):
                 raise ClosedError(str(error)) from error
             if not piece:
                 raise ClosedError("end of stream")
-            self._in += piece
-        return message
-
-    def _parse(self) -> M | None:
-        if len(self._in) < 4:
-            return None
-        size = int.from_bytes(self._in[:4], "little")
-        if size > LONGEST:
-            raise ClosedError(f"a message of {size} bytes")
-        if len(self._in) < 4 + size:
-            return None
-        with memoryview(self._in) as view:
-            message: M = self._decoder.decode(view[4 : 4 + size])
-        del self._in[: 4 + size]
+            self._in.add(piece)
         return message
 
     def close(self) -> None:
