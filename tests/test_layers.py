@@ -5,6 +5,7 @@ two files import each other, directly or in a ring. Imports inside functions and
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from pathlib import Path
 
@@ -17,6 +18,7 @@ ORDER = [
     "plugins", "thresholds", "device", "latency", "load", "kernels", "attention", "graph", "fidelity", "compress",
     "onnx", "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
+LONGEST_CHAIN = 26  # files that import each other one after another, from the entry point down
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 
 
@@ -103,6 +105,23 @@ def test_every_package_stands_in_the_order() -> None:
 
 def test_no_two_files_import_each_other() -> None:
     assert [sorted(group) for group in rings(file_edges())] == []
+
+
+def test_the_longest_import_chain_is_bounded() -> None:
+    edges = file_edges()
+
+    @functools.cache
+    def chain(name: str) -> tuple[str, ...]:
+        return (name, *max((chain(other) for other in sorted(edges[name])), key=len, default=()))
+
+    longest = max(map(chain, sorted(edges)), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " > ".join(longest)
+
+
+def test_only_the_start_of_the_server_knows_the_fast_path() -> None:
+    fast = "infer.serve.fast_path"
+    known = {name for name, others in file_edges().items() if any(other.startswith(fast) for other in others)}
+    assert {name for name in known if not name.startswith(fast)} == {"infer.serve.server"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "backends").glob("*.py")), ids=lambda p: p.name)

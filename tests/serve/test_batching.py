@@ -221,7 +221,7 @@ def with_engine(
             engine.stop(NotReadyError("over"))
 
     asyncio.run(main())
-    engine.join(5)
+    engine.executors.join(5)
     return engine
 
 

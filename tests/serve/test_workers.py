@@ -49,7 +49,7 @@ async def engine_of(predictor: RemotePredictor, **limits: Any) -> AsyncIterator[
     finally:
         engine.stop(NotReadyError("over"))
         predictor.close()
-        engine.join(10)
+        engine.executors.join(10)
         assert not any(thread.thread.is_alive() for thread in engine.executors)
 
 

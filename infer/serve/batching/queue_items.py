@@ -83,6 +83,15 @@ class NextBatch:
     wait: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTransfer:
+    """Time between server and worker process, in seconds: `there` for the inputs, `back` for the outputs."""
+
+    pid: int
+    there: float
+    back: float
+
+
 @dataclass(slots=True)
 class BatchResult:
     """Outputs or error of each item of a batch, and its times in seconds.
@@ -106,6 +115,13 @@ class BatchResult:
     def rows(self) -> int:
         return sum([item.rows for item in self.items])
 
+    def transfer(self, now: float) -> WorkerTransfer | None:
+        """Return the time to and from the worker, for outputs that are here `now`; None if it ran in this process."""
+        if self.worker is None:
+            return None
+        back = now - self.began - self.compute
+        return WorkerTransfer(self.worker, max(self.began - self.started, 0.0), max(back, 0.0))
+
 
 def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
     """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
@@ -123,15 +139,6 @@ def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]
             good += item.rows
             waits.append((queued, item.requests))
     metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerTransfer:
-    """Time between server and worker process, in seconds: `there` for the inputs, `back` for the outputs."""
-
-    pid: int
-    there: float
-    back: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,7 @@ from .executor_pool import ExecutorPool
 from .executor_thread import ExecutorThread
 from .fair_queue import FairBatchQueue
 from .queue import BatchQueue
-from .queue_items import (
-    AwaitedResult,
-    BatchResult,
-    InferResult,
-    ItemOwner,
-    QueueItem,
-    WorkerTransfer,
-    count_batch,
-)
+from .queue_items import AwaitedResult, BatchResult, InferResult, ItemOwner, QueueItem, count_batch
 
 DEFAULT_PRIORITY = 2  # smaller goes first
 
@@ -172,10 +164,6 @@ class TensorEngine:
         for item in items:
             item.owner.fail(error)
 
-    def join(self, seconds: float) -> None:
-        """Wait up to `seconds` for each thread."""
-        self.executors.join(seconds)
-
     def _submit(self, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
         sizes, key, rows, elements, _ = self.collator.measure(arrays)
         for index, part in enumerate(self.collator.split(arrays, rows)):
@@ -246,9 +234,7 @@ class TensorEngine:
         """Count a batch and resolve its requests; on the event loop."""
         count_batch(batch, self.metrics, self.collator.ragged)
         size = 1 if batch.reason == "retry" else batch.rows
-        transfer = (
-            None if batch.worker is None or batch.reason == "retry" else self._transfer(batch, batch.worker)
-        )
+        transfer = None if batch.reason == "retry" else batch.transfer(self.clock())
         for item, outcome in zip(batch.items, batch.outcomes, strict=True):
             queued, owner = batch.started - item.arrived, item.owner
             if not isinstance(outcome, Exception):
@@ -257,7 +243,3 @@ class TensorEngine:
             if isinstance(owner, ItemOwner):
                 self._withdraw(owner)
             owner.fail(outcome)
-
-    def _transfer(self, batch: BatchResult, worker: int) -> WorkerTransfer:
-        back = self.clock() - batch.began - batch.compute
-        return WorkerTransfer(worker, max(batch.began - batch.started, 0.0), max(back, 0.0))

@@ -23,11 +23,7 @@ from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
 from ..workers.messages import ErrorMessage, encode_error
 from ..workers.process import ClosedError
 from .children import Children, TextJob
-from .messages import (
-    ForkServerConfig,
-    ForkServerReady,
-    ToServer,
-)
+from .messages import ForkServerConfig, ForkServerReady, ToServer
 
 OPEN_SECONDS = 60  # to open the tokenizer, or the process is killed
 MESSAGE = 1 << 20

@@ -11,13 +11,7 @@ from typing import Any, Protocol
 
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
 from ..fork_server.client import Child, ChildDiedError, ForkServer
-from ..fork_server.messages import (
-    DecodeTokens,
-    EncodeChat,
-    EncodeTexts,
-    ForkServerConfig,
-    FromText,
-)
+from ..fork_server.messages import DecodeTokens, EncodeChat, EncodeTexts, ForkServerConfig, FromText
 from ..workers.messages import ErrorMessage, decode_error
 from ..workers.remote_engine import RemoteEngine
 

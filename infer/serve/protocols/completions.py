@@ -9,13 +9,7 @@ from ..api import openai_request, openai_response
 from ..api.chat_response import ChatResponse, Tools
 from ..api.completion_response import CompletionResponse
 from ..api.openai_errors import ERROR_FORMAT, find_llm
-from ..api.openai_types import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-)
+from ..api.openai_types import ChatChunk, ChatCompletion, ChatRequest, Completion, CompletionRequest
 from ..http.request_context import RequestContext, assign_tenant, tenant_of
 from ..http.routing import Route
 from ..service import Service
