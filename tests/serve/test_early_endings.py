@@ -21,7 +21,7 @@ from infer.llm.engine.limits import EngineLimits
 from infer.serve.api import openai_response
 from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.limits import ServeLimits
-from infer.serve.llm.llm_engine import AGING
+from infer.serve.llm.prompt_queue import AGING
 from tests.support.fake_llm import Alphabet, Speaker
 from tests.support.fake_predictors import live
 

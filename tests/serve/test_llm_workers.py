@@ -192,7 +192,7 @@ def test_stream_that_kills_two_workers_midway_is_quarantined(tmp_path: Path) -> 
         answers = [ask(server, "$", stream=True) for _ in range(3)]
         assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
         assert answers[2].json()["error"]["code"] == "poison_request"
-        assert predictor.driver.deaths == 2
+        wait_until(lambda: predictor.driver.deaths == 2)
         assert ask(server, "x").status_code == 200
 
 
