@@ -58,6 +58,7 @@ class Conversion:
         for pattern, names in self.sources.items():
             transform.collected_tensors[pattern] = [read(name) for name in names[rows]]
         made = transform.convert(self.first, model=model, config=model.config)
+        made = made[0] if isinstance(made, tuple) else made  # 5.0 gives errors along
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
