@@ -78,7 +78,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         with quiet():
             on_gpu = plan.device.startswith("cuda")
             program = program.run_decompositions(
-                kernels.gpu.in_graph() if on_gpu else kernels.decompositions()
+                kernels.gpu.in_graph() if on_gpu else kernels.decompositions(sparse=False)
             )
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings

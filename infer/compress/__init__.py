@@ -111,6 +111,12 @@ class Quantizer(Protocol):
         """Compute `F.embedding` on the packed weight; only of formats that accept Embedding."""
         ...
 
+    def experts(
+        self, x: Tensor, expert: Tensor, tensors: Mapping[str, Tensor], features: int, top_k: int
+    ) -> Tensor:
+        """Compute `infer::linear_experts` on packed rows; only of formats that accept ExpertLinear."""
+        ...
+
     def conv2d(
         self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:

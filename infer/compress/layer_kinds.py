@@ -6,7 +6,8 @@ Formats quantize row by row and know two shapes, [outputs, inputs] and [outputs,
     Conv1D of transformers (GPT-2)    a Linear whose weight is stored as [inputs, outputs]
     Conv2d, Conv1d                    an image of height 1 where there is one dimension
     ConvTranspose2d, ConvTranspose1d  a Linear from the channels of a pixel to the patch that the pixel adds to
-    Matrix                            one weight of an LSTM, GRU or RNN (`_recurrent.py`), decoded at each call
+    Matrix                            one weight of an LSTM, GRU or RNN (`recurrent.py`), decoded at each call
+    ExpertLinear                      a Linear of E experts, as E * outputs rows: those of one expert after another
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from ..load.expert_layers import ExpertLinear
 
 
 class Matrix(nn.Module):
@@ -33,8 +36,10 @@ class Matrix(nn.Module):
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
-LAYERS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED, Matrix)
-NAMES = "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Conv1D, LSTM, GRU or RNN"
+LAYERS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED, Matrix, ExpertLinear)
+NAMES = (
+    "Linear, Embedding, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Conv1D, LSTM, GRU, RNN or experts"
+)
 
 
 def is_conv1d_of_gpt2(layer: nn.Module) -> bool:
@@ -81,6 +86,8 @@ def is_stored_by_columns(layer: nn.Module) -> bool:
 
 def by_rows(layer: nn.Module, weight: Tensor) -> Tensor:
     """View the stored weight of a layer as rows of outputs."""
+    if isinstance(layer, ExpertLinear):
+        return (weight.transpose(1, 2) if layer.transposed else weight).flatten(0, 1)
     if is_stored_by_columns(layer):
         return weight.flatten(1).t()
     return weight.unsqueeze(2) if isinstance(layer, nn.Conv1d) else weight

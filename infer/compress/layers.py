@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import kernels  # noqa: F401  registers the operators
+from ..load.expert_layers import ExpertLinear
 from . import Quantizer
 from .layer_kinds import CONVOLUTIONS, TRANSPOSED, Matrix, is_conv1d_of_gpt2, is_layer, pair, rows_of
 
@@ -105,6 +106,28 @@ class QuantizedMatrix(PackedLayer):
             return self.packed.decode(tensors).to(self.packed.dtype)
         every = torch.arange(self.rows, device=tensors["codes"].device)
         return self.compute(every, tensors).to(self.packed.dtype)
+
+
+class QuantizedExperts(PackedLayer):
+    """`ExpertLinear` on packed rows of all experts: x [R, K], expert int64 [R * top_k] → [R * top_k, N]."""
+
+    def __init__(self, layer: ExpertLinear, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(packed, layer.weight.numel())
+        self.num_experts, self.transposed = layer.num_experts, layer.transposed
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.compute = quantizer.experts
+
+    def forward(self, x: Tensor, expert: Tensor, top_k: int) -> Tensor:
+        return self.compute(x, expert, self.packed.tensors(), self.out_features, top_k)
+
+    @property
+    def weight(self) -> Tensor:
+        """Float weight in the layout of the float layer, decoded at each access."""
+        rows = super().weight.reshape(self.num_experts, self.out_features, self.in_features)
+        return rows.transpose(1, 2) if self.transposed else rows
+
+    def extra_repr(self) -> str:
+        return f"{self.num_experts} experts, in_features={self.in_features}, out_features={self.out_features}"
 
 
 class QuantizedConv1D(QuantizedLinear):
@@ -245,6 +268,8 @@ def replacement(layer: nn.Module, packed: Packed, quantizer: Quantizer) -> nn.Mo
         return QuantizedConvTranspose(layer, packed, quantizer)
     if isinstance(layer, Matrix):
         return QuantizedMatrix(layer, packed, quantizer)
+    if isinstance(layer, ExpertLinear):
+        return QuantizedExperts(layer, packed, quantizer)
     if is_conv1d_of_gpt2(layer):
         return QuantizedConv1D(layer, packed, quantizer)
     raise TypeError(f"no quantized form of {type(layer).__name__}")

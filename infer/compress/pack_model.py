@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from .. import device as hardware
 from ..errors import NotUsableError, SourceError, UsageError
+from ..load.expert_layers import ExpertLinear
 from ..load.weights import WeightReader, check_finite
 from ..plan import Plan
 from ..results import LayerResult
 from ..spec import Finding
 from . import Stats, join, needs_stats
+from .calibration.expert_statistics import ExpertStats
 from .layer_formats import FLOAT, Format, find_with_formats
 from .layer_kinds import NAMES, by_rows, is_looked_up, is_stored_by_columns
 from .layers import Packed, replacement
@@ -131,15 +133,21 @@ class RowSource:
     dtype: torch.dtype
     name: str
     rows: Callable[[int, int], Tensor]
+    rows_of_expert: int | None = None
 
-    def blocks(self, multiple: int) -> Iterator[Tensor]:
-        """Yield float32 blocks of rows, checked for NaN and infinity, cut at multiples of `multiple` rows."""
+    def blocks(self, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield (first row, float32 block), checked for NaN and infinity, cut at multiples of `multiple` rows.
+
+        A block holds rows of one expert.
+        """
         columns = max(torch.Size(self.shape[1:]).numel(), 1)
         step = max(BLOCK // columns // multiple, 1) * multiple
-        for start in range(0, self.shape[0], step):
-            block = self.rows(start, min(start + step, self.shape[0])).detach().cpu().float().contiguous()
-            check_finite(self.name, block, row=start)
-            yield block
+        for part in range(0, self.shape[0], self.rows_of_expert or self.shape[0]):
+            end = min(part + (self.rows_of_expert or self.shape[0]), self.shape[0])
+            for start in range(part, end, step):
+                block = self.rows(start, min(start + step, end)).detach().cpu().float().contiguous()
+                check_finite(self.name, block, row=start)
+                yield start, block
 
 
 def quantize_model(
@@ -206,6 +214,8 @@ def row_source_of(
 ) -> RowSource:
     """Return the source of a weight's rows; `reader` is used while the model is on meta."""
     tensor, layer = weight.tensor, weight.sites[0].layer
+    if not tensor.is_meta and isinstance(layer, ExpertLinear):
+        return _rows_of_experts(layer, tensor.dtype, weight.names[0], lambda first, last: tensor[first:last])
     rows = by_rows(layer, tensor)
     shape = tuple(rows.shape)
     if not tensor.is_meta:
@@ -219,6 +229,8 @@ def row_source_of(
         raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
     if tuple(reader.shape(name)) != tuple(tensor.shape):
         raise SourceError(f"expected {list(tensor.shape)}, got {list(reader.shape(name))}", where=name)
+    if isinstance(layer, ExpertLinear):
+        return _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
     if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
         whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
         return RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
@@ -227,12 +239,31 @@ def row_source_of(
     )
 
 
+def _rows_of_experts(
+    layer: ExpertLinear, dtype: torch.dtype, name: str, experts: Callable[[int, int], Tensor]
+) -> RowSource:
+    """Return the rows of all experts; a block reads the experts that it lies in, by `experts(first, last)`."""
+    count = layer.out_features
+    read = lru_cache(maxsize=1)(lambda e: by_rows(layer, experts(e, e + 1)))  # its blocks follow each other
+
+    def rows(start: int, stop: int) -> Tensor:
+        first = start // count
+        parts = [read(e) for e in range(first, -(-stop // count))]
+        held = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return held[start - first * count : stop - first * count]
+
+    return RowSource((layer.num_experts * count, layer.in_features), dtype, name, rows, count)
+
+
 def pack(origin: RowSource, weight: Weight, format: Format, stats: Mapping[str, Stats]) -> PackingResult:
     """Quantize one weight, block by block."""
     seen = next((found for site in weight.sites if (found := _stats(site, stats)) is not None), None)
     parts, error, size = [], 0.0, 0.0
-    for block in origin.blocks(format.quantizer.ROWS):
-        part = format.quantizer.quantize(block, seen, format.plan)
+    for start, block in origin.blocks(format.quantizer.ROWS):
+        own = seen
+        if isinstance(seen, ExpertStats):
+            own = None if needs_stats(format.plan) else seen.of(start // (origin.rows_of_expert or 1))
+        part = format.quantizer.quantize(block, own, format.plan)
         error += _squares(format.quantizer.dequantize(part).reshape(block.shape).sub_(block))
         size += _squares(block)
         parts.append(part)

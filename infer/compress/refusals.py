@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..kernels.ops.bitpack import TABLE_ROWS
+from ..load.expert_layers import ExpertLinear
 from .layer_kinds import CONVOLUTIONS, TRANSPOSED, is_looked_up, is_product, name_of, rows_of
 
 SMALLEST = 64 * 64
@@ -55,7 +57,9 @@ def refuses_table_format(layer: nn.Module, name: str, group: int) -> str | None:
         if reason := refuses_padding(layer, name):
             return reason
         return too_small(layer) if columns % group == 0 else _not_whole(columns, name, group)
-    if not is_product(layer) and not is_looked_up(layer):
+    if isinstance(layer, ExpertLinear) and name == "cluster" and layer.out_features % TABLE_ROWS:
+        return f"experts have {layer.out_features} rows; {TABLE_ROWS} rows of one share a table of cluster"
+    if not isinstance(layer, ExpertLinear) and not is_product(layer) and not is_looked_up(layer):
         return f"{name} shrinks Linear and Embedding layers, not {name_of(layer)}"
     if isinstance(layer, nn.Embedding) and (reason := refuses_embedding(layer)):
         return reason

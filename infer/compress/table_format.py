@@ -56,5 +56,10 @@ def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Ten
     return torch.ops.infer.linear_lut(x, *(tensors[name] for name in PARTS), bias)
 
 
+def experts(x: Tensor, expert: Tensor, tensors: Mapping[str, Tensor], features: int, top_k: int) -> Tensor:
+    parts = (tensors[name] for name in PARTS)
+    return torch.ops.infer.linear_experts_lut(x, expert, *parts, features, top_k)
+
+
 def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.ops.infer.embedding_lut(ids, *(tensors[name] for name in PARTS))

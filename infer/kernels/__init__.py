@@ -4,6 +4,7 @@
     conv2d_int8, conv2d_int8_weight, conv2d_int8_static      [B, I, H, W] x int8 [O, I/groups, kh, kw]
     linear_fp8                                               [..., K] x float8 e4m3 [N, K]
     linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
+    linear_experts, linear_experts_int8, …                   the experts that each token asks for
     embedding_int8, embedding_lut                            rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
@@ -21,6 +22,7 @@ from .ops import (
     conv2d_packed,
     embedding,
     fused_program,
+    linear_experts,
     linear_fp8,
     linear_int8,
     linear_lut,
@@ -37,6 +39,7 @@ __all__ = [
     "fused_program",
     "gpu",
     "library",
+    "linear_experts",
     "linear_fp8",
     "linear_int8",
     "linear_lut",

@@ -18,6 +18,7 @@ from ..plan import Plan
 from ..regular_files import MAX_JSON, read_regular
 from ..spec import Finding, TensorSpec
 from .converted_names import convert_names
+from .expert_layers import checkpoint_names, split_experts
 from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
@@ -69,7 +70,9 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         _refuse_other_modalities(model, config, folder)
     wrapped = _wrap(model, task, sentence)
     joined = sentence.reader(convert_names(reader, model, str(folder)))
-    fit = match_checkpoint(wrapped, joined, lambda name: _other_names(name, model))
+    split_experts(wrapped)
+    stored = checkpoint_names(wrapped)
+    fit = match_checkpoint(wrapped, joined, lambda name: _other_names(stored.get(name, name), model))
     fit.check(str(folder), strict=False)
     findings += _said(reader, fit)
     return LoadedModel(
@@ -87,7 +90,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         meta=_meta(plan, config, task, sentence),
         weight_bytes=num_bytes(reader),
         findings=findings,
-        rebuild=lambda: _wrap(build()[0], task, sentence),
+        rebuild=lambda: split_experts(_wrap(build()[0], task, sentence)),
     )
 
 

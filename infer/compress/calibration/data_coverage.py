@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...spec import Finding
 from ..layer_kinds import is_layer, is_looked_up
+from .expert_statistics import expert_findings
 from .input_statistics import LayerStats
 
 STAGE = "calibrate"
@@ -22,7 +23,7 @@ def coverage(
     layers = {n for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)}
     missed = sorted(layers - stats.keys())
     why = f"of {len(layers)}" + (f"; not reached: {', '.join(missed[:5])}" if missed else "")
-    beyond = {name: saturation(seen) for name, seen in stats.items()}
+    beyond = {name: saturation(seen) for name, seen in stats.items() if isinstance(seen, LayerStats)}
     worst = max(beyond, key=lambda name: beyond[name], default="")
     mean = sum(beyond.values()) / max(len(beyond), 1)
     return [
@@ -30,6 +31,7 @@ def coverage(
         Finding(STAGE, "layers reached", len(layers) - len(missed), "layers", why),
         Finding(STAGE, "saturation", mean, "share", f"mean of values beyond a static step; most at {worst}"),
         Finding(STAGE, "worst saturation", beyond.get(worst, 0.0), "share", worst),
+        *expert_findings(stats),
     ]
 
 

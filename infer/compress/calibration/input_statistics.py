@@ -17,7 +17,9 @@ from torch.nn import functional as F
 
 from ... import library_errors
 from ...errors import SourceError, UsageError
+from ...load.expert_layers import ExpertLinear
 from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, pair, product_input, rows_of
+from .expert_statistics import see_experts
 from .gptq import Factor, factor
 from .smoothquant import Balance, balance, balance_rows
 
@@ -189,7 +191,7 @@ def _find_readers(stats: Mapping[str, LayerStats], weights: Mapping[str, Tensor]
 
 def hessian_width(layers: Iterable[nn.Module]) -> int:
     """Return the columns of a Hessian block, equal for all layers: the largest power of two that fits in memory."""
-    columns = [_columns(layer) for layer in layers]
+    columns = [_columns(layer) for layer in layers if not isinstance(layer, ExpertLinear)]
     width = WIDEST
     while width > NARROWEST and sum(k * min(k, width) * 4 for k in columns) > HESSIAN_BYTES:
         width //= 2
@@ -208,6 +210,9 @@ def _see(
     layer: nn.Module,
     args: tuple[Any, ...],
 ) -> None:
+    if isinstance(layer, ExpertLinear):
+        see_experts(stats, name, mask[0], layer, args)
+        return
     rows = _rows(layer, args[0], mask[0]).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
         raise SourceError(f"calibration gives NaN or infinity at the input of {name!r}")

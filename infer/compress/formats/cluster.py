@@ -28,7 +28,7 @@ from .. import Stats
 from ..calibration.group_scales import relative_importance
 from ..kmeans import optimal_centres
 from ..refusals import refuses_table_format
-from ..table_format import dequantize, embedding, fit_calibrated, linear
+from ..table_format import dequantize, embedding, experts, fit_calibrated, linear
 
 OPTIONS = ("", *map(str, BITS))
 PRECISION_CLASS = {"": "4bit", "2": "2bit", "3": "3bit", "4": "4bit", "6": "int8"}
@@ -138,4 +138,14 @@ def conv2d(
     return F.conv2d(x, weight, bias, *last)
 
 
-__all__ = ["OPTIONS", "conv2d", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
+__all__ = [
+    "OPTIONS",
+    "conv2d",
+    "dequantize",
+    "embedding",
+    "experts",
+    "linear",
+    "missing",
+    "quantize",
+    "refuses",
+]

@@ -13,7 +13,7 @@ from ...kernels.ops.bitpack import GROUP
 from ...plan import Plan
 from .. import Stats
 from ..refusals import refuses_table_format
-from ..table_format import OPTIONS, dequantize, embedding, linear, quantize_with
+from ..table_format import OPTIONS, dequantize, embedding, experts, linear, quantize_with
 
 PRECISION_CLASS = "4bit"
 WEIGHT_ONLY = frozenset(OPTIONS)
@@ -37,4 +37,14 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     return quantize_with(weight, TABLE, stats, plan)
 
 
-__all__ = ["OPTIONS", "TABLE", "dequantize", "embedding", "linear", "missing", "quantize", "refuses"]
+__all__ = [
+    "OPTIONS",
+    "TABLE",
+    "dequantize",
+    "embedding",
+    "experts",
+    "linear",
+    "missing",
+    "quantize",
+    "refuses",
+]

@@ -4,6 +4,8 @@
     --quant int8:static   activations by one scale for each layer, calibrated on real inputs
     --quant int8:weight   activations stay float
 
+Experts take dynamic steps in `int8:static` too: a step of a layer would be that of its loudest expert.
+
 The names of the tensors say which operator computes with them: `scale` dynamic, `scale` and `x_scale` static (both
 behind `x_multiplier` where balancing gains, see `_balance.py`), `weight_scale` weight-only. The static step comes
 from the clip of least squared error over the calibration inputs: one outlier among thousands would otherwise cost all
@@ -130,6 +132,13 @@ def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Ten
 def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     rows = torch.ops.infer.embedding_int8(ids, tensors["codes"], _scale(tensors))
     return rows * tensors["x_multiplier"] if "x_multiplier" in tensors else rows
+
+
+def experts(x: Tensor, expert: Tensor, tensors: Mapping[str, Tensor], features: int, top_k: int) -> Tensor:
+    codes, scale = tensors["codes"], _scale(tensors)
+    weight_only = "weight_scale" in tensors
+    op = torch.ops.infer.linear_experts_int8_weight if weight_only else torch.ops.infer.linear_experts_int8
+    return op(x, expert, codes, scale, features, top_k)
 
 
 def conv2d(

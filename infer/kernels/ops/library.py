@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 NAMESPACE = "infer"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # lives as long as the process
 _DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+_SPARSE: list[str] = []
 _NATIVE: list[str] = []
 _C_TYPES = {
     "Tensor": "AtenTensorHandle {}",
@@ -39,12 +40,19 @@ def define(
     reference: Callable[..., Any],
     shape: Callable[..., Any],
     decomposition: Callable[..., Any] | None = None,
+    *,
+    sparse: bool = False,
 ) -> None:
-    """Register `infer::<schema>` once. `decomposition` is plain exportable torch (default: the reference)."""
+    """Register `infer::<schema>` once. `decomposition` is plain exportable torch (default: the reference).
+
+    `sparse`: the decomposition computes much that the operator skips, so that compiled graphs call the operator.
+    """
     name = schema.partition("(")[0]
     if name in _DECOMPOSITIONS:
         return
     _DECOMPOSITIONS[name] = decomposition or reference
+    if sparse:
+        _SPARSE.append(name)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", shape, lib=_LIBRARY)
@@ -66,10 +74,14 @@ def names() -> list[str]:
     return list(_DECOMPOSITIONS)
 
 
-def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """Return a table for `ExportedProgram.run_decompositions`: `infer::` operators as plain aten operators."""
+def decompositions(*, sparse: bool = True) -> dict[OpOverload, Callable[..., Any]]:
+    """Return a table for `ExportedProgram.run_decompositions`: `infer::` operators as plain aten operators.
+
+    Without `sparse` ones stay calls, which a runtime that can call operators of torch should make.
+    """
     namespace = getattr(torch.ops, NAMESPACE)
-    return {getattr(namespace, name).default: function for name, function in _DECOMPOSITIONS.items()}
+    kept = () if sparse else _SPARSE
+    return {getattr(namespace, name).default: f for name, f in _DECOMPOSITIONS.items() if name not in kept}
 
 
 def c_functions() -> dict[OpOverload, list[str]]:
