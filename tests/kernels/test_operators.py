@@ -274,7 +274,13 @@ def sample_calls() -> dict[str, tuple]:
     kernels = torch.randint(-127, 128, (4, 2, 3, 3), dtype=torch.int8)
     x, image, ids = torch.randn(3, 128), torch.randn(2, 4, 6, 6), torch.randint(0, 40, (2, 5))
     step, conv = torch.tensor(0.02), ((2, 2), (1, 1), (1, 1), 2)
+    experts, rows = tuple(weights_lut(64, 128, 6)[0].values()), weights_int8(64, 128)[:2]
+    asked = torch.tensor([0, 1, 1, 0, 1, 1])  # of two experts, by three rows of x
     return {
+        "linear_experts": (x, asked, torch.randn(2, 32, 128), 2),
+        "linear_experts_int8": (x, asked, *rows, 32, 2),
+        "linear_experts_int8_weight": (x, asked, *rows, 32, 2),
+        "linear_experts_lut": (x, asked, *experts, 32, 2),
         "linear_int8": (x, codes, scale, bias),
         "linear_int8_static": (x, codes, scale, step, bias),
         "linear_int8_weight": (x, codes, scale, bias),
