@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -35,6 +35,10 @@ EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proj
 
 table: $(STAMP)
 	$(RUN) -m bench.quality.backend_table
+
+# docs/models.md: every architecture, head and checkpoint that is known to work, and the reason where it is refused.
+models: $(STAMP)
+	$(RUN) -m bench.models.table
 
 bench-quality: $(STAMP)
 	$(RUN) -m bench.quality.format_error

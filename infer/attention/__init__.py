@@ -47,7 +47,10 @@ def choose(args: AttentionArgs) -> str:
 
     Raises `NotUsableError` with the reason of each plug-in.
     """
-    kind = (args.query.device.type, args.query.dtype, args.layout, bool(args.softcap), args.sinks is not None)
+    kind = (
+        *(args.query.device.type, args.query.dtype, args.layout, bool(args.softcap)),
+        *(args.sinks is not None, args.slopes is not None),
+    )
     if kind not in _CHOSEN:
         reasons = []
         for name, kernel in kernels():
@@ -77,10 +80,12 @@ def _attend(
     scale: float,
     window: int,
     softcap: float,
+    slopes: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     args = AttentionArgs(
         *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
-        *(layer, page, dtype, scale, window, softcap),
+        *(layer, page, dtype, scale, window, softcap, slopes, chunk),
     )
     args.check()
     return plugins.get(FOLDER, choose(args)).attend(args)
@@ -93,7 +98,7 @@ def _shape(query: Tensor, *rest: object) -> Tensor:
 ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, Tensor block_table, "
     "Tensor query_start, Tensor seq_lens, Tensor? sinks, int layer, int page, int dtype, float scale, int window, "
-    "float softcap"
+    "float softcap, Tensor? slopes=None, int chunk=0"  # the last two are later: older programs lack them
 )
 library.define(f"attend_paged({ARGUMENTS}) -> Tensor", _attend, _shape)
 library.declare(f"attend_native({ARGUMENTS}) -> Tensor", _shape)  # `native`: own page layout, CPU only

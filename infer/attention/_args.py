@@ -19,8 +19,10 @@ class AttentionArgs:
     place; slot_mapping int64 [T]: page number * page + place, or -1 for a token that is not kept; block_table int32 [B,
     blocks]; query_start int32 [B+1]; seq_lens int32 [B]; sinks float [Hq] or None.
 
-    window: a query sees its own token and the window-1 before it, 0: all. softcap: logits become softcap * tanh(logits
-    / softcap), 0: they stay.
+    window: a query sees its own token and the window-1 before it, 0: all. chunk: it sees no token before the last
+    multiple of chunk up to its own position, 0: all. softcap: logits become softcap * tanh(logits / softcap), 0: they
+    stay. slopes [Hq] float32 or bfloat16, or None: ALiBi, slopes[h] * position of the key is added to the logits after
+    that, position and product rounded to bfloat16 where slopes are (as Falcon has it); not together with sinks.
     """
 
     query: Tensor
@@ -38,6 +40,8 @@ class AttentionArgs:
     scale: float
     window: int = 0
     softcap: float = 0.0
+    slopes: Tensor | None = None
+    chunk: int = 0
 
     @property
     def layout(self) -> PageLayout:
@@ -56,6 +60,8 @@ class AttentionArgs:
             self.kv_cache.shape[2] >= self.layout.num_bytes,
             lambda: f"pages of {self.kv_cache.shape[2]} bytes, needed {self.layout.num_bytes}",
         )
+        torch._check(self.slopes is None or self.sinks is None, lambda: "ALiBi together with sinks")
+        torch._check(self.slopes is None or self.slopes.shape == (heads,), lambda: f"{heads} slopes")
         torch._check(self.query_start.shape[0] == self.seq_lens.shape[0] + 1, lambda: "query_start")
 
 

@@ -42,9 +42,19 @@ def read(args: AttentionArgs, row: int, length: int) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-def visible(queries: int, length: int, window: int, device: torch.device) -> Tensor:
+def visible(queries: int, length: int, window: int, chunk: int, device: torch.device) -> Tensor:
     """Return bool [queries, length]: the tokens that each of the last `queries` tokens of a sequence sees."""
     own = torch.arange(length - queries, length, device=device)[:, None]
     other = torch.arange(length, device=device)[None, :]
     seen = other <= own
-    return seen & (other > own - window) if window else seen
+    if window:
+        seen &= other > own - window
+    return seen & (other >= own // chunk * chunk) if chunk else seen
+
+
+def alibi(slopes: Tensor, length: int) -> Tensor:
+    """Return the ALiBi bias of each head and key of a sequence, float32 [heads, length]; 0 at the last one."""
+    places = torch.arange(length, device=slopes.device)
+    if slopes.dtype == torch.bfloat16:
+        return (slopes[:, None] * places).float() - (slopes[:, None] * (length - 1)).float()
+    return slopes.float()[:, None] * (places - (length - 1))

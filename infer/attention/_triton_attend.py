@@ -20,6 +20,7 @@ from ._triton_merge import merge, with_sink
 from ._triton_write import views
 
 LOG2E = math.log2(math.e)
+_LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
@@ -40,6 +41,16 @@ def _logits(scores: tl.tensor, scale: tl.tensor, cap: tl.tensor, SOFTCAP: tl.con
     return scores * scale
 
 
+@triton.jit
+def _alibi(slope: tl.tensor, j: tl.tensor, position: tl.tensor, ROUNDED: tl.constexpr) -> tl.tensor:
+    """Return the bias [R, KEYS] of keys j, 0 at a row's own position."""
+    if ROUNDED:
+        near, own = (j.to(tl.bfloat16).to(tl.float32), position.to(tl.bfloat16).to(tl.float32))
+        at = (slope[:, None] * near[None]).to(tl.bfloat16).to(tl.float32)
+        return at - (slope * own).to(tl.bfloat16).to(tl.float32)[:, None]
+    return slope[:, None] * (j[None] - position[:, None]).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["batch", "blocks", "tokens"])
 def _attend(
     query_ptr: tl.tensor,
@@ -49,6 +60,7 @@ def _attend(
     start_ptr: tl.tensor,
     length_ptr: tl.tensor,
     sink_ptr: tl.tensor,
+    slope_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [T, Hq, D], or of each piece [splits, T, Hq, D] float32
     most_ptr: tl.tensor,  # float32 [splits, T, Hq]
     sum_ptr: tl.tensor,
@@ -61,6 +73,7 @@ def _attend(
     tokens: tl.tensor,  # T
     width: tl.tensor,
     window: tl.tensor,
+    chunk: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
     PAGE: tl.constexpr,
@@ -75,6 +88,9 @@ def _attend(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ALIBI: tl.constexpr,
+    ROUNDED: tl.constexpr,  # ALiBi in bfloat16
 ) -> None:
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
     split, splits = tl.program_id(2), tl.num_programs(2)
@@ -99,6 +115,10 @@ def _attend(
     low = 0
     if LOCAL:
         low = tl.maximum(past + begin + 1 - window, 0)
+    if CHUNKS:
+        low = tl.maximum(low, (past + begin) // chunk * chunk)
+    if ALIBI:
+        slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
     each = tl.cdiv(tl.cdiv(stop - low, splits), KEYS) * KEYS
     low += split * tl.maximum(each, LEAST)
     stop = tl.minimum(stop, low + tl.maximum(each, LEAST))
@@ -123,7 +143,12 @@ def _attend(
         seen = inside[None] & (j[None] <= position[:, None])
         if LOCAL:
             seen &= j[None] > position[:, None] - window
-        scores = tl.where(seen, _logits(scores, scale, cap, SOFTCAP), float("-inf"))
+        if CHUNKS:
+            seen &= j[None] >= (position // chunk * chunk)[:, None]
+        scores = _logits(scores, scale, cap, SOFTCAP)
+        if ALIBI:
+            scores += _alibi(slope, j, position, ROUNDED) * _LOG2E
+        scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(most, tl.max(scores, 1))
         finite = tl.where(highest == float("-inf"), 0.0, highest)
         weight = tl.exp2(scores - finite[:, None])
@@ -177,6 +202,7 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         args.query_start,
         args.seq_lens,
         args.seq_lens if args.sinks is None else args.sinks,
+        args.seq_lens if args.slopes is None else args.slopes,
         pieces,
         most,
         total,
@@ -188,6 +214,7 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         tokens,
         width,
         args.window,
+        args.chunk,
         scale,
         cap,
         PAGE=args.page,
@@ -202,6 +229,9 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         SOFTCAP=args.softcap > 0,
         SINKS=args.sinks is not None,
         QUANTIZED=args.layout.dtype == "int8",
+        CHUNKS=args.chunk > 0,
+        ALIBI=args.slopes is not None,
+        ROUNDED=args.slopes is not None and args.slopes.dtype == torch.bfloat16,
         num_warps=tile.warps,
         num_stages=2,
     )

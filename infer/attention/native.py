@@ -33,6 +33,6 @@ def attend(args: AttentionArgs) -> Tensor:
     out: Tensor = torch.ops.infer.attend_native(
         *(args.query, args.key, args.value, args.kv_cache, args.slot_mapping, args.block_table),
         *(args.query_start, args.seq_lens, sinks, args.layer, args.page, args.dtype),
-        *(args.scale, args.window, args.softcap),
+        *(args.scale, args.window, args.softcap, args.slopes, args.chunk),
     )
     return out

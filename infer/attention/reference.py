@@ -34,7 +34,9 @@ def attend(args: AttentionArgs) -> Tensor:
         logits = torch.einsum("qhd,khd->hqk", query, key) * args.scale
         if args.softcap:
             logits = args.softcap * torch.tanh(logits / args.softcap)
-        hidden = ~_portable.visible(len(query), length, args.window, query.device)
+        if args.slopes is not None:
+            logits += _portable.alibi(args.slopes, length)[:, None]
+        hidden = ~_portable.visible(len(query), length, args.window, args.chunk, query.device)
         logits = logits.masked_fill(hidden, -torch.inf)
         if args.sinks is not None:
             sinks = args.sinks.float()[:, None, None].expand(-1, len(query), 1)

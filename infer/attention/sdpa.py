@@ -5,6 +5,7 @@ Never `enable_gqa`, which reads keys and values once for each query head. No sof
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,8 +37,12 @@ def attend(args: AttentionArgs) -> Tensor:
         key, value = (x.transpose(0, 1)[None].to(args.query.dtype) for x in _portable.read(args, row, length))
         groups = args.query.shape[1] // key.shape[1]
         query = args.query[part].unflatten(1, (-1, groups)).permute(1, 2, 0, 3).flatten(1, 2)[None]
-        seen = _portable.visible(count, length, args.window, query.device)
-        mask = None if count == 1 and not args.window else seen.repeat(groups, 1)
+        mask = None
+        if count > 1 or args.window or args.chunk or args.slopes is not None:
+            mask = _portable.visible(count, length, args.window, args.chunk, query.device).repeat(groups, 1)
+        if args.slopes is not None and mask is not None:
+            bias = _portable.alibi(args.slopes, length).unflatten(0, (-1, groups)).repeat_interleave(count, 1)
+            mask = bias.masked_fill(~mask, -torch.inf)[None].to(query.dtype)
         got = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=args.scale)[0]
         out[part] = got.unflatten(1, (groups, count)).permute(2, 0, 1, 3).flatten(1, 2)
     return out

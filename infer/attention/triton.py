@@ -56,8 +56,9 @@ def splits_of(args: AttentionArgs, tile: Tiling, processors: int) -> int:
     batch, blocks = args.block_table.shape
     tiles = (args.query.shape[0] + batch * (tile.tokens - 1)) // tile.tokens  # at most so many have work
     reach = blocks * args.page
-    if args.window:
-        reach = min(reach, args.window + tile.tokens)
+    for most in (args.window, args.chunk):
+        if most:
+            reach = min(reach, most + tile.tokens)
     wanted = -(-2 * processors // max(tiles * args.layout.kv_heads, 1))
     return max(1, min(wanted, -(-reach // LEAST), MOST_SPLITS))
 

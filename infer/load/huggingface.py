@@ -180,12 +180,20 @@ def _from_config(settings: Any, task: str, sparse: bool) -> nn.Module:
     )
 
     kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
-    own = copy.deepcopy(settings)  # a model writes into its configuration
-    model = kinds.get(task, AutoModelForMaskedLM if sparse else AutoModel).from_config(
-        own, attn_implementation="sdpa", dtype=torch.float32
-    )
-    model.tie_weights()
-    return model
+    auto: Any = kinds.get(task, AutoModelForMaskedLM if sparse else AutoModel)
+
+    def made(attention: str) -> nn.Module:
+        own = copy.deepcopy(settings)  # a model writes into its configuration
+        model: Any = auto.from_config(own, attn_implementation=attention, dtype=torch.float32)
+        model.tie_weights()
+        return model
+
+    try:
+        return made("sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return made("eager")  # attention in the model's own code
 
 
 def _wrap(model: nn.Module, task: str, sentence: SentenceFolder) -> nn.Module:

@@ -84,7 +84,11 @@ def functional(program: ExportedProgram) -> Iterator[None]:
 
 def symbol(*args: Any) -> Tensor:
     """Build the replacement node of the domain `infer`."""
-    named = dict(zip(_PARAMETERS, args, strict=True))
+    named: dict[str, Any] = dict(zip(_PARAMETERS, args, strict=False))
+    if named.pop("slopes", None) is not None or named.pop("chunk", 0):
+        raise NotUsableError(
+            "attention with ALiBi or in chunks has no ONNX form here; use --backend eager or inductor"
+        )
     tensors = [v for v in named.values() if isinstance(v, Tensor)]
     query, key = named["query"], named["key"]
     attributes = {n: v for n, v in named.items() if not isinstance(v, Tensor) and v is not None}
@@ -173,11 +177,11 @@ def _input(graph: ir.Graph, name: str, kind: ir.DataType, shape: list[int | str 
     return value
 
 
-_PARAMETERS = tuple(part.split()[1] for part in ARGUMENTS.split(", "))
+_PARAMETERS = tuple(part.split()[1].partition("=")[0] for part in ARGUMENTS.split(", "))
 
 
 def _named(node: torch.fx.Node) -> dict[str, Any]:
-    return dict(zip(_PARAMETERS, node.args, strict=True))
+    return dict(zip(_PARAMETERS, node.args, strict=False))
 
 
 def _shape(query: Tensor, *rest: object) -> Tensor:

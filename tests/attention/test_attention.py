@@ -97,6 +97,37 @@ def test_a_soft_cap_and_sinks(fast: ModuleType, softcap: float, sinks: bool, new
     assert case.error(fast) < CLOSE
 
 
+@pytest.mark.parametrize("chunk", [1, 16, 100, 256, 1000])
+@pytest.mark.parametrize("new", [(1, 4), (33, 140)], ids=["few", "many"])
+def test_attention_in_chunks(kernel: ModuleType, chunk: int, new: tuple[int, int]) -> None:
+    assert Case((6, 2), 32, dtype="float16", new=new, done=(700, 60), chunk=chunk).error(kernel) < CLOSE
+
+
+@pytest.mark.parametrize("slopes", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("new", [(1, 3), (40, 1)], ids=["few", "many"])
+def test_alibi(kernel: ModuleType, slopes: torch.dtype, dtype: str, new: tuple[int, int]) -> None:
+    case = Case((6, 2), 20, dtype=dtype, new=new, done=(700, 90), alibi=slopes)
+    assert case.error(kernel) < close(dtype, kernel)
+
+
+def test_alibi_with_a_soft_cap_a_window_and_chunks(fast: ModuleType) -> None:
+    more = {"softcap": 2.0, "window": 90, "chunk": 64}
+    assert Case((6, 2), 64, new=(1, 30), done=(300, 90), alibi=torch.float32, **more).error(fast) < CLOSE
+
+
+def test_alibi_is_what_transformers_adds_to_the_logits() -> None:
+    """Rounded as Falcon rounds it: bfloat16 slopes times positions beyond 256."""
+    case = Case((4, 4), 16, new=(5,), done=(600,), alibi=torch.bfloat16)
+    args = case.args(case.cache(), [0], [605])
+    bias = (args.slopes[:, None] * torch.arange(605)).double()[:, None]
+    query, key, value = (x.transpose(0, 1).double() for x in (args.query, args.key, args.value))
+    hidden = torch.ones(605, 605, dtype=torch.bool).triu(1)
+    logits = (query @ key.mT * args.scale + bias).masked_fill(hidden, -torch.inf)
+    expected = (logits.softmax(-1) @ value).transpose(0, 1).float()
+    torch.testing.assert_close(reference.attend(args), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("query_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_queries_of_two_bytes(kernel: ModuleType, query_dtype: torch.dtype, dtype: str) -> None:

@@ -143,6 +143,10 @@ def test_tiles_of_any_height_cover_a_prefill(rows: int) -> None:
         {"softcap": 2.0},
         {"sinks": torch.tensor([0.5, -torch.inf, 3.0, 40.0])},
         {"window": 17, "softcap": 1.0, "sinks": torch.ones(4)},
+        {"chunk": 8},
+        {"chunk": 13, "softcap": 2.0},
+        {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.01])},
+        {"slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]).bfloat16(), "chunk": 20, "window": 11},
     ],
     ids=str,
 )

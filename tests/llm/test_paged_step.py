@@ -77,7 +77,7 @@ def test_a_model_without_the_attention_interface_is_refused() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "falcon", vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
+        "megatron-bert", vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(NotUsableError, match="paged cache|attention interface"):

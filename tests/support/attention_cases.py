@@ -29,6 +29,8 @@ class Case:
     sinks: bool = False
     query_dtype: torch.dtype = torch.float32
     layer: int = 1
+    alibi: torch.dtype | None = None  # of its slopes
+    chunk: int = 0
     table: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +43,8 @@ class Case:
         self.keys = [self._heads(n, self.heads[1]) for n in lengths]
         self.values = [self._heads(n, self.heads[1]) for n in lengths]
         self.queries = [self._heads(n, self.heads[0]) for n in self.new]
+        slopes = 2.0 ** -(torch.arange(self.heads[0]) * 0.7 + 1)
+        self.slopes = None if self.alibi is None else slopes.to(self.alibi)
         self.sink_logits = torch.randn(self.heads[0]) if self.sinks else None
 
     def _heads(self, tokens: int, heads: int) -> Tensor:
@@ -74,6 +78,7 @@ class Case:
             ),
             *(cache, torch.tensor(slots, dtype=torch.int64), self.table, starts, lengths, self.sink_logits),
             *(self.layer, self.page, KV_DTYPES.index(self.dtype), self.dim**-0.5, self.window, self.softcap),
+            *(self.slopes, self.chunk),
         )
 
     def run(self, kernel: ModuleType, cache: Tensor | None = None) -> Tensor:

@@ -22,6 +22,8 @@ COMMON: dict[str, Any] = {
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 WIDE = {**GROUPED, "head_dim": 32}  # heads wider than hidden_size / heads
 LOCAL = {"sliding_window": 8}
+TOKENS: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+GPT: dict[str, Any] = {**TOKENS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen2": {**GROUPED, **LOCAL, "use_sliding_window": True, "max_window_layers": 1},
@@ -32,10 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**WIDE, **LOCAL},
     "phi": COMMON,  # a rotated part of each head, biases
     "phi3": GROUPED,
-    "gpt2": {
-        **{"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
-        **{"bos_token_id": 1, "eos_token_id": 2},
-    },
+    "gpt2": GPT,
     "gpt_neox": COMMON,
     "starcoder2": GROUPED,
     "olmo2": GROUPED,
@@ -52,19 +51,43 @@ SIZES: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
     },  # sinks
     "mixtral": {**GROUPED, "num_local_experts": 4},
+    "llama4_text": {  # attention in chunks
+        **{**GROUPED, "head_dim": 16, "attention_chunk_size": 8, "moe_layers": []},
+        **{"layer_types": ["chunked_attention", "full_attention"], "intermediate_size_mlp": 96},
+    },
+    # Attention in the model's own code.
+    "bloom": {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "codegen": {**GPT, "rotary_dim": 8},
+    "falcon": {**COMMON, "multi_query": True, "alibi": False},
+    "falcon (new decoder)": {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon (alibi)": {**COMMON, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},
+    "gpt_neo": {
+        **{**TOKENS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256},
+        **{"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    },
+    "gpt_neox_japanese": COMMON,
+    "gptj": {**GPT, "rotary_dim": 8},
+    "mpt": {**TOKENS, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 256},
+    "xglm": {
+        **{**TOKENS, "d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
+        "max_position_embeddings": 256,
+    },
 }
 
 
 def build(name: str, *, sizes: dict[str, Any] | None = None, **changes: Any) -> nn.Module:
     """Make the same weights at every call, large enough that logits differ; attention as plain as transformers has it.
 
-    `sizes`: the configuration of an architecture that SIZES does not have.
+    `name` may end in a remark in brackets. `sizes`: the configuration of an architecture that SIZES does not have.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(name, **{**(SIZES[name] if sizes is None else sizes), **changes})
+    config = AutoConfig.for_model(
+        name.partition(" ")[0], **{**(SIZES[name] if sizes is None else sizes), **changes}
+    )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    plain = "sdpa" if name.startswith("falcon") else "eager"  # which adds Falcon's ALiBi twice
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=plain, dtype=torch.float32).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.08)

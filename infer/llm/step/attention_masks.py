@@ -1,4 +1,4 @@
-"""Check that a model's attention mask is what the paged operator computes: causal, with a sliding window or not.
+"""Check that a model's attention mask is what the paged operator computes: causal, in a window, in chunks or plain.
 
 transformers gives a mask as a function of query and key position; it is evaluated far beyond the tokens at hand, since
 a chunk or a window of thousands of tokens is invisible in a short run.
@@ -50,21 +50,23 @@ def _record(
     return mask
 
 
-def wrong_mask(mask: Tensor | None, window: int, longest: int) -> str | None:
-    """Return the positions at which `mask` is not causal with this sliding window (0: none), or None.
+def wrong_mask(mask: Tensor | None, window: int, chunk: int, longest: int) -> str | None:
+    """Return the positions at which `mask` is not causal with this sliding window or chunk (0: none), or None.
 
     Pairs reach up to `longest` tokens for a mask that transformers built, else up to the mask's own size.
     """
     if mask is None:
         return None
     function = next((f for known, f in _MASKS if known is mask), None)
-    query, key = _pairs(min(mask.shape[-2:]) if function is None else longest, window)
+    query, key = _pairs(min(mask.shape[-2:]) if function is None else longest, window or chunk)
     if function is not None:
         allowed = function(0, 0, query, key)
     else:
         visible = mask if mask.dtype == torch.bool else mask >= 0
         allowed = visible[0, 0][query, key]
     expected = (key <= query) & (key > query - window if window else torch.tensor(True))
+    if chunk:
+        expected &= key >= query // chunk * chunk
     wrong = (torch.broadcast_to(allowed, expected.shape) != expected).nonzero()
     if not len(wrong):
         return None

@@ -28,6 +28,7 @@ from ...graph.program import Graph
 from ...spec import Finding, TensorSpec
 from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
+from .eager_attention import replaced_attention
 
 INTERFACE = "infer_paged"
 PAGE = 32
@@ -86,6 +87,7 @@ class AttentionCall(NamedTuple):
     value: Tensor
     mask: Tensor | None
     window: int
+    chunk: int
     causal: bool
     refusal: str | None  # why the paged operator can't compute this call
 
@@ -126,6 +128,7 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    slopes: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' attention function: query [1, Hq, T, D], key, value [1, Hkv, T, D] to [1, T, Hq, D]."""
@@ -137,11 +140,13 @@ def _attention(
         raise NotUsableError(refusal or "attention of this model wants attention_mask")
     # Not by the module: the exporter passes short-lived stand-ins, whose ids come again.
     layer, call.layers = call.layers, call.layers + 1
+    chunk = _chunk(module)
     if call.records_attention:
         causal = others.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         window = int(sliding_window or 0)
-        call.seen.append(AttentionCall(query, key, value, attention_mask, window, bool(causal), refusal))
+        seen = AttentionCall(query, key, value, attention_mask, window, chunk, bool(causal), refusal)
+        call.seen.append(seen)
         return call.seen[-1].each_token_alone(), None
     named = call.tensors
     out = torch.ops.infer.attend_paged(
@@ -150,8 +155,23 @@ def _attention(
         *(s_aux, layer, call.page, call.dtype),
         float(scaling if scaling is not None else query.shape[-1] ** -0.5),
         *(int(sliding_window or 0), float(softcap or 0.0)),
+        *((slopes, chunk) if chunk else () if slopes is None else (slopes,)),
     )
     return out[None], None
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+    """Attend for a replaced attention module: [1, T, Hq, D]."""
+    return _attention(module, query, key, value, None, **arguments)[0]
+
+
+def _chunk(module: Any) -> int:
+    """Return the tokens of a chunk beyond which this module's layer does not attend, or 0; `probe` checks the mask."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None) or ()
+    if index is None or index >= len(types) or types[index] != "chunked_attention":
+        return 0
+    return int(getattr(config, "attention_chunk_size", 0) or 0)
 
 
 def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any]) -> str | None:
@@ -206,18 +226,29 @@ class Step(nn.Module):
 @contextlib.contextmanager
 def use_paged_attention(model: nn.Module) -> Iterator[None]:
     """Route the attention of a transformers model to the paged operator within the context."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(INTERFACE, _attention)
+    masks: Any = AttentionMaskInterface
     configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = {key: getattr(config, "_attn_implementation", None) for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation = INTERFACE
     try:
-        yield
+        with replaced_attention(model, _attend) as replaced:
+            if replaced and INTERFACE not in masks._global_mapping:
+                AttentionMaskInterface.register(INTERFACE, _unused_mask)
+            yield
     finally:
+        if masks._global_mapping.get(INTERFACE) is _unused_mask:
+            del masks._global_mapping[INTERFACE]
         for key, config in configs.items():
             config._attn_implementation = before[key]
+
+
+def _unused_mask(**_: Any) -> Tensor:
+    """Build the mask that replaced modules ignore; some models compute with it."""
+    return torch.ones((1, 1, 1, 1), dtype=torch.bool)
 
 
 def example(kv_cache: Tensor) -> dict[str, Tensor]:

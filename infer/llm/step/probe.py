@@ -90,10 +90,11 @@ def _wrong_attention(index: int, call: AttentionCall, longest: int) -> str | Non
         return call.refusal
     if not call.causal and call.mask is None:
         return f"attention call {index} is not causal: a token would see tokens that are not there yet"
-    wrong = wrong_mask(call.mask, call.window, longest)
+    wrong = wrong_mask(call.mask, call.window, call.chunk, longest)
     if wrong is None:
         return None
     kind = f"a sliding window of {call.window} tokens" if call.window else "plain causal attention"
+    kind = f"attention in chunks of {call.chunk} tokens" if call.chunk else kind
     return f"the mask of attention call {index} is not {kind}: {wrong}"
 
 
@@ -143,4 +144,5 @@ def _vocab_size(model: Any) -> int:
 
 
 def _max_positions(model: Any) -> int:
-    return int(getattr(model.config, "max_position_embeddings", 0) or 1 << 20)
+    named = (getattr(model.config, name, 0) for name in ("max_position_embeddings", "max_seq_len"))
+    return int(next((most for most in named if most), 1 << 20))

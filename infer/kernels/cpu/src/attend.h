@@ -37,6 +37,10 @@ struct AttendArgs {
   int64_t window = 0;            // 0: all; else a query sees its own token and the window - 1 before it
   float softcap = 0;             // 0: none
   const float* sinks = nullptr;  // [query_heads]
+  int64_t chunk = 0;             // 0: all; else a query sees nothing before the last multiple of it up to its own token
+  // ALiBi, [query_heads]: slope times the place of the key is added to the logits; `rounded`: place and product as bfloat16.
+  const float* slopes = nullptr;
+  bool rounded = false;
   // Rotary positions, applied to query and key on the way where given: [tokens, rotary_dim], x * cos + rotate_half(x) * sin
   // over the first rotary_dim columns, rotate_half(a, b) = (-b, a).
   const float* cos = nullptr;
@@ -44,6 +48,12 @@ struct AttendArgs {
   int64_t rotary_dim = 0;
   void* scratch = nullptr;  // attend_scratch_bytes(args, parts) bytes at a multiple of 64, shared by the team
 };
+
+// The first place that the token at `position` sees.
+inline int64_t first_seen(const AttendArgs& args, int64_t position) {
+  const int64_t start = args.chunk && position > 0 ? position / args.chunk * args.chunk : 0;
+  return args.window && position + 1 - args.window > start ? position + 1 - args.window : start;
+}
 
 // Opens its own parallel region; `scratch` is not read.
 void attend(const AttendArgs& args);

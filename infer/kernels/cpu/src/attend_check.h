@@ -17,10 +17,10 @@ inline void check_pages(const AttendArgs& args, int64_t pages) {
     if (count == 0) continue;
     const int64_t needed = (length + args.page - 1) / args.page;
     STD_TORCH_CHECK(needed <= args.blocks, "block_table has ", args.blocks, " blocks, sequence ", b, " needs ", needed);
-    const int64_t seen = args.window ? length - count - args.window + 1 : 0;
+    const int64_t seen = first_seen(args, length - count);
     const int32_t* const row = args.block_table + b * args.blocks;
     uint32_t most = 0;
-    for (int64_t i = (seen > 0 ? seen : 0) / args.page; i < needed; ++i) most = most > uint32_t(row[i]) ? most : uint32_t(row[i]);
+    for (int64_t i = seen / args.page; i < needed; ++i) most = most > uint32_t(row[i]) ? most : uint32_t(row[i]);
     STD_TORCH_CHECK(most < pages, "block_table[", b, "] names a page beyond the cache");
   }
 }

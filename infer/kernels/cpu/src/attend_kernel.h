@@ -23,7 +23,7 @@ struct Span {
   Span(const AttendArgs& args, int64_t sequence)
       : first(args.query_start[sequence]), count(args.query_start[sequence + 1] - first), length(args.seq_lens[sequence]) {
     high = length > 0 ? length : 0;
-    low = args.window && length - count - args.window + 1 > 0 ? length - count - args.window + 1 : 0;
+    low = first_seen(args, length - count);
     if (low > high) low = high;
   }
   int64_t position(int64_t token) const { return length - count + token; }  // of a new token

@@ -275,11 +275,11 @@ inline Floats capped(Floats x, float cap) {
 
 // Places in the cache that a new token sees.
 struct Seen {
-  int64_t low, high;
+  int64_t low, high, own;  // the last: the token's own place
 
-  Seen(const AttendArgs& args, const Span& span, int64_t token) {
-    high = span.position(token) + 1;
-    low = args.window && high > args.window ? high - args.window : 0;
+  Seen(const AttendArgs& args, const Span& span, int64_t token) : own(span.position(token)) {
+    high = own + 1;
+    low = first_seen(args, own);
     if (high < low) high = low;
   }
 };
@@ -297,10 +297,35 @@ inline Floats exponentials(float* logits, int64_t begin, int64_t end, float most
   return sum;
 }
 
-// Caps the logits of a row at [begin, end), hides those outside `seen`, counted from `origin`, and gives the largest.
-inline float finish_logits(const AttendArgs& args, float* logits, int64_t begin, int64_t end, Seen seen, int64_t origin) {
+// The nearest bfloat16, halves to even, of finite numbers.
+inline Floats to_bfloat(Floats x) {
+  const Ints bits = (Ints)x;
+  return (Floats)((bits + 0x7fff + ((bits >> 16) & 1)) & ~0xffff);
+}
+
+// Adds ALiBi to the logits of a row at [begin, end), counted from `origin`; 0 at the token's own place.
+inline void add_alibi(const AttendArgs& args, int64_t head, int64_t own, float* logits, int64_t begin, int64_t end, int64_t origin) {
+  Floats lanes;
+  for (int64_t i = 0; i < LANES; ++i) lanes[i] = static_cast<float>(i);
+  const Floats slope = broadcast(args.slopes[head]);
+  const auto rounded = [&](Floats place) { return to_bfloat(slope * to_bfloat(place)); };
+  const Floats shift = rounded(broadcast(static_cast<float>(own)));
+  for (int64_t t = begin; t < end; t += LANES) {
+    if (args.rounded) {
+      store(logits + t, load(logits + t) + rounded(lanes + broadcast(static_cast<float>(origin + t))) - shift);
+    } else {
+      store(logits + t, Lane::fma(slope, lanes + broadcast(static_cast<float>(origin + t - own)), load(logits + t)));
+    }
+  }
+}
+
+// Caps the logits of a head's row at [begin, end), adds ALiBi, hides those outside `seen`, counted from `origin`, and gives
+// the largest.
+inline float finish_logits(const AttendArgs& args, int64_t head, float* logits, int64_t begin, int64_t end, Seen seen,
+                           int64_t origin) {
   if (args.softcap != 0)
     for (int64_t t = begin; t < end; t += LANES) store(logits + t, capped(load(logits + t), args.softcap));
+  if (args.slopes != nullptr) add_alibi(args, head, seen.own, logits, begin, end, origin);
   const int64_t low = seen.low - origin, high = seen.high - origin;
   for (int64_t t = begin; t < end && t < low; ++t) logits[t] = NONE;
   for (int64_t t = high > begin ? high : begin; t < end; ++t) logits[t] = NONE;

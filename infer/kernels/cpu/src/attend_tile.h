@@ -181,7 +181,7 @@ struct Tiler {
       if (visible.high > origin + end) visible.high = origin + end;  // what was not staged
       if (visible.low < origin + begin) visible.low = origin + begin;
       float* const at = rows_logits + r * BLOCK;
-      const float here = finish_logits(args, at, from, to, visible, origin);
+      const float here = finish_logits(args, head_of(row), at, from, to, visible, origin);
       before[r] = most[row];
       most[row] = here > most[row] ? here : most[row];
     }

@@ -1,4 +1,7 @@
 // Binds attention to torch: the operator, and the C function that compiled graphs call.
+#include <cstring>
+#include <vector>
+
 #include "attend_check.h"
 #include "torch_view.h"
 
@@ -51,10 +54,28 @@ Heads heads_of(AtenTensorHandle tensor, int64_t tokens, int64_t heads, int64_t d
   return {x.data, x.strides[0], x.strides[1]};
 }
 
+// Slopes of ALiBi; those in bfloat16 are widened, and round what is computed of them.
+void set_slopes(AttendArgs& args, const Strided& slopes, std::vector<float>& widened) {
+  STD_TORCH_CHECK(args.sinks == nullptr, "ALiBi together with sinks");
+  args.rounded = slopes.dtype == aoti_torch_dtype_bfloat16();
+  if (!args.rounded) {
+    args.slopes = slopes.dense<float>(args.query_heads, aoti_torch_dtype_float32(), "slopes");
+    return;
+  }
+  const auto* const halves = slopes.dense<uint16_t>(args.query_heads, aoti_torch_dtype_bfloat16(), "slopes");
+  for (int64_t h = 0; h < args.query_heads; ++h) {
+    const uint32_t bits = static_cast<uint32_t>(halves[h]) << 16;
+    widened.push_back(0);
+    std::memcpy(&widened.back(), &bits, sizeof bits);
+  }
+  args.slopes = widened.data();
+}
+
 AtenTensorHandle attend_native(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle cache,
                                AtenTensorHandle slots, AtenTensorHandle table, AtenTensorHandle starts,
                                AtenTensorHandle lengths, AtenTensorHandle* sinks, int64_t layer, int64_t page,
-                               int64_t dtype, double scale, int64_t window, double softcap) {
+                               int64_t dtype, double scale, int64_t window, double softcap, AtenTensorHandle* slopes,
+                               int64_t chunk) {
   const Strided q(query), kv(key), pages(cache), blocks(table), seqs(lengths);
   const int64_t tokens = q.sizes[0], dim = q.sizes[2];
   AttendArgs args{};
@@ -86,6 +107,9 @@ AtenTensorHandle attend_native(AtenTensorHandle query, AtenTensorHandle key, Ate
   args.block_table = static_cast<const int32_t*>(blocks.data);
   if (sinks != nullptr) args.sinks = Strided(*sinks).dense<float>(args.query_heads, aoti_torch_dtype_float32(), "sinks");
   args.scale = static_cast<float>(scale), args.window = window, args.softcap = static_cast<float>(softcap);
+  args.chunk = chunk;
+  std::vector<float> widened;
+  if (slopes != nullptr) set_slopes(args, Strided(*slopes), widened);
   check_pages(args, pages.sizes[1]);
 
   const int64_t sizes[3] = {tokens, args.query_heads, dim}, strides[3] = {args.query_heads * dim, dim, 1};
@@ -99,11 +123,11 @@ AtenTensorHandle attend_native(AtenTensorHandle query, AtenTensorHandle key, Ate
 
 Tensor op_attend(Tensor query, Tensor key, Tensor value, Tensor kv_cache, Tensor slot_mapping, Tensor block_table,
                  Tensor query_start, Tensor seq_lens, std::optional<Tensor> sinks, int64_t layer, int64_t page,
-                 int64_t dtype, double scale, int64_t window, double softcap) {
-  AtenTensorHandle sink = sinks ? sinks->get() : nullptr;
+                 int64_t dtype, double scale, int64_t window, double softcap, std::optional<Tensor> slopes, int64_t chunk) {
+  AtenTensorHandle sink = sinks ? sinks->get() : nullptr, slope = slopes ? slopes->get() : nullptr;
   return Tensor(attend_native(query.get(), key.get(), value.get(), kv_cache.get(), slot_mapping.get(), block_table.get(),
                               query_start.get(), seq_lens.get(), sinks ? &sink : nullptr, layer, page, dtype, scale,
-                              window, softcap));
+                              window, softcap, slopes ? &slope : nullptr, chunk));
 }
 
 }  // namespace
@@ -115,9 +139,9 @@ INFER_SHIM aoti_torch_cpu_attend_native(AtenTensorHandle query, AtenTensorHandle
                                         AtenTensorHandle block_table, AtenTensorHandle query_start,
                                         AtenTensorHandle seq_lens, AtenTensorHandle* sinks, int64_t layer, int64_t page,
                                         int64_t dtype, double scale, int64_t window, double softcap,
-                                        AtenTensorHandle* ret0) {
+                                        AtenTensorHandle* slopes, int64_t chunk, AtenTensorHandle* ret0) {
   return guarded("attend_native", [&] {
     *ret0 = attend_native(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks, layer, page,
-                          dtype, scale, window, softcap);
+                          dtype, scale, window, softcap, slopes, chunk);
   });
 }

@@ -189,7 +189,9 @@ class Reader:
     def _attend(self, node: Any) -> Operation | None:
         query, key, value = views = [self._view(n) for n in node.args[:3]]
         read = list(node.args[4:8])
-        sinks, layer, page, dtype, scale, window, softcap = node.args[8:]
+        sinks, layer, page, dtype, scale, window, softcap, *more = node.args[8:]
+        if any(argument is not None and argument != 0 for argument in more):
+            return None  # ALiBi or chunks: the operator by itself
         if query is None or key is None or value is None or not self.in_program(query.value.node):
             return None
         if any(view is None or view.axes != (TOKENS, HEADS, COLUMNS) for view in views):

@@ -1,0 +1,1 @@
+"""Models table: every architecture, head and checkpoint format, and what `infer` does with it."""

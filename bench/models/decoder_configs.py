@@ -1,0 +1,126 @@
+"""Sizes of the decoders of the models table: two layers, 64 numbers a token, 320 tokens.
+
+Name of the row → name of the configuration in transformers, its sizes, and the class that builds it where it is not
+AutoModelForCausalLM. Windows and chunks are shorter than what is generated, so that they take part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Sizes = dict[str, Any]
+VOCABULARY = 320
+COMMON: Sizes = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED: Sizes = {**COMMON, "num_key_value_heads": 2}
+WIDE: Sizes = {**GROUPED, "head_dim": 32}  # heads wider than hidden_size / heads
+TOKENS: Sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GPT: Sizes = {**TOKENS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+LOCAL: Sizes = {"sliding_window": 8}
+EXPERTS: Sizes = {
+    **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+}
+LATENT: Sizes = {
+    **{**COMMON, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48},
+    **{"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": 16},
+}
+SPARSE: Sizes = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+}
+CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
+    # Attention through transformers' interface.
+    **{
+        name: (name, GROUPED)
+        for name in ("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "granite", "llama")
+    },
+    **{
+        name: (name, GROUPED)
+        for name in ("ministral3", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "stablelm")
+    },
+    **{name: (name, GROUPED) for name in ("bitnet", "helium", "internlm3", "phi3", "starcoder2", "doge")},
+    **{
+        name: (name, WIDE)
+        for name in ("apertus", "exaone4", "gemma", "glm", "glm4", "hunyuan_v1_dense", "nemotron")
+    },
+    **{name: (name, WIDE) for name in ("qwen3", "vaultgemma")},
+    **{name: (name, COMMON) for name in ("biogpt", "diffllama", "gpt_neox", "nanochat", "persimmon", "phi")},
+    "gemma2": ("gemma2", {**WIDE, **LOCAL, "query_pre_attn_scalar": 16}),
+    "gemma3_text": ("gemma3_text", {**WIDE, **LOCAL}),
+    "gpt2": ("gpt2", GPT),
+    "gpt_bigcode": ("gpt_bigcode", {**GPT, "multi_query": True}),
+    "llama (linear rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "llama (yarn rope)": (
+        "llama",
+        {
+            **GROUPED,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
+    "mistral": ("mistral", {**GROUPED, **LOCAL}),
+    "qwen2": ("qwen2", {**GROUPED, **LOCAL, "use_sliding_window": True, "max_window_layers": 1}),
+    "opt": ("opt", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt (350m)": (
+        "opt",
+        {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    ),
+    # Attention in the model's own code.
+    "bloom": ("bloom", {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "codegen": ("codegen", {**GPT, "rotary_dim": 8}),
+    "falcon (multi-query)": ("falcon", {**COMMON, "multi_query": True, "alibi": False}),
+    "falcon (new decoder)": ("falcon", {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon (alibi)": (
+        "falcon",
+        {**COMMON, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},
+    ),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            **{**TOKENS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256},
+            **{"attention_types": [[["global", "local"], 1]], "window_size": 8},
+        },
+    ),
+    "gpt_neox_japanese": ("gpt_neox_japanese", COMMON),
+    "gptj": ("gptj", {**GPT, "rotary_dim": 8}),
+    "mpt": ("mpt", {**TOKENS, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 256}),
+    "xglm": (
+        "xglm",
+        {
+            **TOKENS,
+            "d_model": 64,
+            "ffn_dim": 96,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "max_position_embeddings": 256,
+        },
+    ),
+    # Positions that depend on the length.
+    "llama (dynamic rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "phi3 (longrope)": (
+        "phi3",
+        {
+            **{**GROUPED, "original_max_position_embeddings": 64, "max_position_embeddings": 256},
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": [1.0 + 0.05 * i for i in range(8)],
+                "long_factor": [1.5 + 0.25 * i for i in range(8)],
+            },
+        },
+    ),
+    # Keys and values of other shapes.
+    "deepseek_v2": ("deepseek_v2", {**LATENT, **SPARSE, "first_k_dense_replace": 2}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **SPARSE, "first_k_dense_replace": 2}),
+    "minicpm3": ("minicpm3", LATENT),
+}
