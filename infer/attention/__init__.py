@@ -49,7 +49,7 @@ def choose(args: AttentionArgs) -> str:
     """
     kind = (
         *(args.query.device.type, args.query.dtype, args.layout, bool(args.softcap)),
-        *(args.sinks is not None, args.slopes is not None),
+        *(args.sinks is not None, args.slopes is not None, bool(args.chunk)),
     )
     if kind not in _CHOSEN:
         reasons = []

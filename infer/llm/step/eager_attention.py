@@ -101,7 +101,8 @@ def _falcon(
     slopes = None
     if alibi is None:
         rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
-        query, key = rotate(query, key, *position_embeddings)
+        cos, sin = position_embeddings or (None, None)
+        query, key = rotate(query, key, cos, sin)
     else:
         slopes = _falcon_slopes(module).to(hidden_states.device)
     out = attend(module, query, key, value, scaling=module.head_dim**-0.5, slopes=slopes)
