@@ -20,6 +20,7 @@ from ..spec import Finding, TensorSpec
 from .converted_names import convert_names
 from .expert_layers import checkpoint_names, split_experts
 from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
+from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
@@ -62,10 +63,16 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     reader = SafetensorsReader(_weight_files(folder))
     settings = _settings(folder)
 
-    def build() -> tuple[nn.Module, list[Finding]]:
-        return build_on_meta(lambda: _from_config(settings, task, sentence.sparse), _architecture(config))
+    def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
+        made, found = build_on_meta(
+            lambda: _from_config(settings, task, sentence.sparse), _architecture(config)
+        )
+        return made, found, fix_frequencies(made)
 
-    model, findings = build()
+    model, findings, fixed = build()
+    if fixed is not None:
+        config = {**config, "max_position_embeddings": fixed.longest}
+        findings.append(fixed.finding())
     if task != "text-generation":
         _refuse_other_modalities(model, config, folder)
     wrapped = _wrap(model, task, sentence)

