@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import itertools
 import logging
 import os
@@ -53,7 +55,8 @@ def capture(
     examples = {s.name: _example(samples[s.name], s, dims, bounds) for s in inputs}
     with quiet(logging.CRITICAL), torch.no_grad():  # a failure becomes a sentence
         try:
-            program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
+            with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph of a failed export
+                program = torch.export.export(module, (), examples, dynamic_shapes=shapes, strict=False)
             program, wrote_inputs = in_place.functionalize(program)
             if wrote_inputs:
                 in_place.copy_inputs(module)
