@@ -24,8 +24,8 @@ from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
+from .weight_files import open_weights
 from .weights import FiniteReader, WeightReader, num_bytes
-from .weights.safetensors_reader import SafetensorsReader
 
 CARRIED = (
     "tokenizer.json",
@@ -60,7 +60,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         raise NotUsableError(
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
-    reader = SafetensorsReader(_weight_files(folder))
+    reader, pickled = open_weights(folder)
     settings = _settings(folder)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
@@ -82,6 +82,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     fit = match_checkpoint(wrapped, joined, lambda name: _other_names(stored.get(name, name), model))
     fit.check(str(folder), strict=False)
     findings += _said(reader, fit)
+    findings += [Finding("load", "checkpoint", pickled)] if pickled else []
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
@@ -159,16 +160,6 @@ def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
             where=str(folder / "config.json"),
             hint="Code in a model folder is never run: put it in a file of yours and name it by --model",
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [index]
-    files = sorted(folder.glob("*.safetensors"))
-    if (folder / "model.safetensors") in files:
-        return [folder / "model.safetensors"]
-    return files
 
 
 def _settings(folder: Path) -> Any:

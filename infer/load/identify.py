@@ -15,6 +15,7 @@ from .foreign_formats import (
     foreign_folder,
     foreign_pickle,
     foreign_text,
+    foreign_weights,
     foreign_zip,
 )
 from .protobuf import looks_like_onnx
@@ -23,9 +24,11 @@ from .weights.pickle_scan import MAX_PICKLE, code_among, globals_of
 from .weights.safetensors_reader import read_header
 from .weights.torch_zip import TorchZip, zip_names
 
+STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
 # Eight bytes of text, read as the header length of safetensors, are far above this.
@@ -75,22 +78,23 @@ def is_user_module(text: str) -> bool:
 def _folder(path: Path) -> Identified:
     inner = transformer_folder(path)
     config, weights = (inner / "config.json").is_file(), any(inner.glob("*.safetensors"))
+    if weights and (foreign := foreign_weights(inner)):
+        raise _wrong(path, foreign)
     if config and weights:
         return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
+    if config and any((inner / name).is_file() for name in PICKLED_WEIGHTS):
+        return Identified("huggingface", "a Hugging Face folder: config.json and pytorch_model.bin")
     held = ", ".join(sorted(item.name for item in path.iterdir())[:6]) or "nothing"
     if (path / "manifest.json").is_file():
         hint = "It is an artifact already: infer serve, infer inspect"
         raise SourceError(f"a folder without config.json: it holds {held}", where=str(path), hint=hint)
     if foreign := foreign_folder(path):
         raise _wrong(path, foreign)
-    if config and (any(path.glob("pytorch_model*.bin")) or any(path.glob("*.bin"))):
-        raise SourceError(
-            "a Hugging Face folder whose weights are only pytorch_model.bin (pickle)",
-            where=str(path),
-            hint="Save it once with model.save_pretrained(folder), which writes model.safetensors",
-        )
     if config:
-        raise SourceError(f"a folder with config.json but no *.safetensors: it holds {held}", where=str(path))
+        raise SourceError(
+            f"a folder with config.json but without model.safetensors or pytorch_model.bin: it holds {held}",
+            where=str(path),
+        )
     if weights:
         raise SourceError(
             f"a folder with safetensors but no config.json: it holds {held}",
@@ -118,14 +122,33 @@ def _file(path: Path, head: bytes) -> Identified:
     if int.from_bytes(head[:8], "little") < MAX_LENGTH and head[8:9] == b"{":
         tensors, _ = read_header(path)
         return Identified("safetensors", f"a safetensors file of {len(tensors)} tensors")
+    if path.name.endswith(".safetensors.index.json"):
+        return Identified("safetensors", "the index of safetensors in shards")
     if looks_like_onnx(path):
         return Identified("onnx", "an ONNX model")
     raise _text_or_unknown(path, head)
 
 
-def _wrong(path: Path, found: ForeignKind) -> SourceError:
-    says, hint = found
-    return SourceError(f"expected a model, got {says}", where=str(path), hint=hint)
+def _wrong(path: Path, found: ForeignKind, hint: str = "") -> SourceError:
+    says, usual = found
+    return SourceError(f"expected a model, got {says}", where=str(path), hint=hint or usual)
+
+
+def model_folder(path: Path) -> Path | None:
+    """Return the folder of a file that is a part of a Hugging Face model; None for a file on its own."""
+    folder = path.parent
+    return folder if path.suffix != ".py" and (folder / "config.json").is_file() else None
+
+
+def _folder_beside(path: Path) -> str:
+    folder = model_folder(path)
+    return f"Give the folder it lies in: {folder}" if folder else ""
+
+
+def whole_source(path: Path) -> Path:
+    """Return the folder of a model for the index of its shards, which means all of them; else the path itself."""
+    is_index = path.name.endswith((".safetensors.index.json", ".bin.index.json")) and path.is_file()
+    return (model_folder(path) or path) if is_index else path
 
 
 def _zip(path: Path) -> Identified:
@@ -195,7 +218,7 @@ def _text_or_unknown(path: Path, head: bytes) -> SourceError | UsageError:
             f"{path.name} is a Python file", hint=f"Name the function that builds the model: {path}:build"
         )
     if foreign := foreign_text(text):
-        return _wrong(path, foreign)
+        return _wrong(path, foreign, hint=_folder_beside(path))
     line = text.splitlines()[0][:40] if text else ""
     return SourceError(
         f"expected a model, got text that begins {line!r}", where=str(path), hint="Is it the right file?"

@@ -11,14 +11,13 @@ from . import data
 from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
 from .fill_weights import resolve_strategy
 from .huggingface import load_huggingface
-from .identify import Identified, identify
+from .identify import STATE_DICTS, Identified, identify, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
 from .user_module import UserModule
 
-STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 HINTS = {
     "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
     "torchscript": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
@@ -31,6 +30,8 @@ def load(plan: Plan) -> LoadedModel:
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
     """
+    if not is_user_module(plan.source):
+        plan = plan.with_(source=str(whole_source(Path(plan.source))))
     found = identify(Path(plan.source))
     if found.code and not plan.trust_code:
         raise _untrusted(plan, found)

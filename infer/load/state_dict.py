@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..plan import Plan
 from ..spec import Finding
 from .checkpoint_names import fit_names, training_only
+from .identify import model_folder
 from .loaded_model import LoadedModel
 from .meta_model import assign, build_on_meta
 from .user_module import UserModule
@@ -28,7 +29,7 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         raise UsageError(
             f"{path.name} {describe(reader)}: weights without the model's code",
             where=str(path),
-            hint="Give the Python file and the function that builds the model: --model net.py:build",
+            hint=_missing_model(path),
         )
     user_module = UserModule(plan.model)
     module, findings = build_on_meta(user_module.build, user_module.text)
@@ -55,6 +56,12 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         rebuild=rebuild,
     )
     return loaded, user_module
+
+
+def _missing_model(path: Path) -> str:
+    if folder := model_folder(path):
+        return f"It is a part of a Hugging Face folder: give that, {folder}"
+    return "Give the Python file and the function that builds the model: --model net.py:build"
 
 
 def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[WeightReader, list[str], str]:

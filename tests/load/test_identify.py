@@ -80,6 +80,15 @@ def test_pickled_modules_list_what_makes_them_code(tmp_path: Path, kind: str) ->
     assert "torch.nn.modules.linear.Linear" in identify(tmp_path / "a.pt").globals
 
 
+def test_a_part_of_diffusers_is_named_by_its_class(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+    save_file({"a": torch.ones(2)}, tmp_path / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(
+        SourceError, match=r"a model of diffusers \(UNet2DConditionModel\).*--model file.py:build"
+    ):
+        identify(tmp_path)
+
+
 def test_a_folder_and_a_recipe_are_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
@@ -134,11 +143,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty folder": (folder(), "a folder without config.json: it holds nothing"),
     "other folder": (folder("a.txt"), "a folder without config.json: it holds a.txt"),
     "artifact": (folder("manifest.json"), "It is an artifact already"),
-    "bin only": (
-        folder("config.json", "pytorch_model.bin"),
-        r"only pytorch_model.bin \(pickle\).*save_pretrained",
+    "config only": (folder("config.json"), "config.json but without model.safetensors or pytorch_model.bin"),
+    "other pickles": (
+        folder("config.json", "training_args.bin"),
+        "without .* pytorch_model.bin: it holds config.json",
     ),
-    "config only": (folder("config.json"), "config.json but no"),
     "no config": (folder("model.safetensors"), "safetensors but no config.json"),
 }
 
@@ -196,7 +205,12 @@ WRONG |= {
     "zipped model": (packed("model.pt", compression=zipfile.ZIP_DEFLATED), "a zip that holds model.pt.*Unpack"),
     "saved model folder": (folder("saved_model.pb"), "a TensorFlow SavedModel"),
     "onnx folder": (folder("config.json", "model.onnx"), "Give the .onnx file itself"),
-    "lora folder": (folder("adapter_config.json", "adapter_model.safetensors"), "a LoRA adapter"),
+    "lora folder": (folder("adapter_config.json", "adapter_model.safetensors"), "a LoRA adapter.*merge_and_unload"),
+    "lora folder with a config": (
+        folder("adapter_config.json", "adapter_model.safetensors", "config.json"),
+        "a LoRA adapter",
+    ),
+    "diffusers": (folder("model_index.json"), "a diffusers pipeline of several models.*Optimize one of them"),
 }  # fmt: skip
 NAMED: dict[str, tuple[str, str]] = {
     "model.plan": ("a TensorRT engine", "the model it was built from"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ class PrefixedReader:
     Raises `SourceError` when two readers give the same name.
     """
 
-    def __init__(self, readers: Mapping[str, WeightReader]) -> None:
+    def __init__(self, readers: Mapping[str, WeightReader] | Iterable[tuple[str, WeightReader]]) -> None:
         self._places: dict[str, tuple[WeightReader, str]] = {}
-        for prefix, reader in readers.items():
+        for prefix, reader in readers.items() if isinstance(readers, Mapping) else readers:
             for name in reader.names():
                 if prefix + name in self._places:
                     raise SourceError(f"tensor {prefix + name!r} is in two checkpoints")
