@@ -8,7 +8,7 @@ from typing import Any
 MAX_ERROR = 1024  # characters of an error text
 
 
-def plain(text: str, most: int = MAX_ERROR) -> str:
+def sanitize_text(text: str, most: int = MAX_ERROR) -> str:
     """Return `text` cut to `most` characters, with every unprintable character, line breaks included, escaped."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     if cut.isascii() and cut.isprintable():
@@ -16,13 +16,13 @@ def plain(text: str, most: int = MAX_ERROR) -> str:
     return "".join(c if c == " " or unicodedata.category(c)[0] not in "CZ" else _escape(c) for c in cut)
 
 
-def plain_values(found: Any, most: int = 1 << 16) -> Any:
-    """Apply `plain` to every string, dictionary keys included, of decoded JSON."""
+def sanitize_values(found: Any, most: int = 1 << 16) -> Any:
+    """Apply `sanitize_text` to every string, dictionary keys included, of decoded JSON."""
     if isinstance(found, str):
-        return found if found.isprintable() and len(found) <= most else plain(found, most)
+        return found if found.isprintable() and len(found) <= most else sanitize_text(found, most)
     if isinstance(found, dict):
-        return {plain_values(key, most): plain_values(value, most) for key, value in found.items()}
-    return [plain_values(value, most) for value in found] if isinstance(found, list) else found
+        return {sanitize_values(key, most): sanitize_values(value, most) for key, value in found.items()}
+    return [sanitize_values(value, most) for value in found] if isinstance(found, list) else found
 
 
 def _escape(character: str) -> str:

@@ -91,9 +91,9 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
         task=loaded.task,
     )
     original = stages.Original(loaded, graph, mode)
-    mix = stages.layer_mix(run.plan, original)
-    assign.decide(mix)
-    small = stages.compress_model(run.plan, original, mix)
+    assignment = stages.make_assignment(run.plan, original)
+    assign.decide(assignment)
+    small = stages.compress_model(run.plan, original, assignment)
     if small.shape is None:
         raise SystemExit(f"{source} has no step: {small.scores_only}")
     storage.save(small.graph, place)

@@ -88,25 +88,29 @@ class Bench:
         self.name, self.say = name, say
         loaded, run = stages.load(stages.resolve(plan))
         original = stages.capture_original(run.plan, loaded, Reporter())
-        self.mix = stages.layer_mix(run.plan, original)
+        self.assignment = stages.make_assignment(run.plan, original)
         self.formats = uniform_formats(run.plan)
-        self.mix.candidates = self._candidates()
+        self.assignment.candidates = self._candidates()
         rungs = format_order.larger_formats(run.plan)
-        accepted = {w.name: self.mix.candidates.accepted(w) for w in self.mix.candidates.weights}
+        accepted = {
+            w.name: self.assignment.candidates.accepted(w) for w in self.assignment.candidates.weights
+        }
         wanted = {layer: [f for f in formats if f in rungs] for layer, formats in accepted.items()}
         wanted = {layer: formats for layer, formats in wanted.items() if formats}
         say(f"{name}: {sum(map(len, wanted.values()))} effects of {len(wanted)} weights")
         self.measured = sensitivity.measure(
-            self.mix.model, self.mix.candidates, wanted, self.mix.calibration_set.calibration,
-            names=self.mix.calibration_set.outputs, task=self.mix.calibration_set.task,
+            self.assignment.model, self.assignment.candidates, wanted, self.assignment.calibration_set.calibration,
+            names=self.assignment.calibration_set.outputs, task=self.assignment.calibration_set.task,
             seconds=seconds, progress=self._progress(),
         )  # fmt: skip
         say(self.measured.summary())
         self.layers = self.measured.layers
 
     def _candidates(self) -> compress.Candidates:
-        mix = self.mix
-        return compress.Candidates(mix.model, mix.plan, self.formats, mix.stats or {}, mix.packing_cache)
+        assignment = self.assignment
+        return compress.Candidates(
+            assignment.model, assignment.plan, self.formats, assignment.stats or {}, assignment.packing_cache
+        )
 
     def _progress(self) -> Callable[[int, int, str], None]:
         said = [time.monotonic()]
@@ -120,13 +124,16 @@ class Bench:
 
     @torch.no_grad()
     def judge(self, made: budget.BudgetSolution, name: str, kind: str) -> Row:
-        real, comparison = self.mix.calibration_set, fidelity.Comparison(self.mix.calibration_set.task)
+        real, comparison = (
+            self.assignment.calibration_set,
+            fidelity.Comparison(self.assignment.calibration_set.task),
+        )
         count = len(next(iter(real.samples.values())))
         for start in range(0, count, 8):
             batch = {n: v[start : start + 8] for n, v in real.samples.items()}
-            want = dict(zip(real.outputs, flatten(self.mix.model(**batch)), strict=True))
-            with self.mix.candidates.in_place(made.formats):
-                got = dict(zip(real.outputs, flatten(self.mix.model(**batch)), strict=True))
+            want = dict(zip(real.outputs, flatten(self.assignment.model(**batch)), strict=True))
+            with self.assignment.candidates.in_place(made.formats):
+                got = dict(zip(real.outputs, flatten(self.assignment.model(**batch)), strict=True))
             comparison.add(want, got, batch)
         metrics = {m.label: float(m.number) for m in comparison.metrics() if m.number is not None}
         if self.name == "digits":
@@ -141,18 +148,18 @@ class Bench:
     def _accuracy(self, made: budget.BudgetSolution) -> float:
         import digits
 
-        with self.mix.candidates.in_place(made.formats):
-            return digits.evaluate(digits.predictor(self.mix.model))["accuracy"]
+        with self.assignment.candidates.in_place(made.formats):
+            return digits.evaluate(digits.predictor(self.assignment.model))["accuracy"]
 
     def uniform(self, format: str) -> budget.BudgetSolution:
         """Assign one format to every layer that accepts it, float to the others; sum the known effects."""
-        weights = {weight.name: weight for weight in self.mix.candidates.weights}
+        weights = {weight.name: weight for weight in self.assignment.candidates.weights}
         names, size, cost = {}, 0, 0.0
         for layer in self.layers:
-            accepts = format in self.mix.candidates.accepted(weights[layer.name])
+            accepts = format in self.assignment.candidates.accepted(weights[layer.name])
             taken = names[layer.name] = format if accepts else "float"
             known = layer.size.get(taken)
-            size += known or self.mix.candidates.packing(weights[layer.name], taken).num_bytes
+            size += known or self.assignment.candidates.packing(weights[layer.name], taken).num_bytes
             cost += layer.effect.get(taken, math.nan)
         count = sum(layer.num_weights for layer in self.layers)
         return budget.BudgetSolution(names, size, size * 8 / count, cost)

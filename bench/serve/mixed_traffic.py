@@ -59,9 +59,9 @@ def make_artifacts(folder: Path) -> tuple[str, str]:
     digits = Plan(source=str(models / "digits.pt"), model=f"{models / 'digits.py'}:build", batches=(8,))
     text = folder / "some.txt"
     text.write_text((models / "pydoc_lm/samples.txt").read_text()[:4000])
-    language = Plan(source=str(models / "pydoc_lm"), batches=(1,), data=str(text))
+    language_model = Plan(source=str(models / "pydoc_lm"), batches=(1,), data=str(text))
     made = []
-    for name, plan in (("digits", digits), ("pydoc", language)):
+    for name, plan in (("digits", digits), ("pydoc", language_model)):
         path = folder / f"{name}.infer"
         if not path.exists():
             optimize(plan.with_(backend="eager", quant="int8", allow_slower=True), path)

@@ -25,7 +25,7 @@ from infer.llm.engine.requests import Output, Request
 from infer.serve.http import http_protocol
 from infer.serve.http.app import build
 from infer.serve.service import Service
-from tests.support.fake_llm import Speaker
+from tests.support.fake_llm import FakeLLMPredictor
 
 PATHS = {
     "/v1/completions": {"prompt": "x"},
@@ -61,8 +61,8 @@ class Sink(asyncio.Transport):
 class Held:
     """Driver whose steps are made by the benchmark."""
 
-    def __init__(self, driver: Any) -> None:
-        self.failure, self.stats, self.close = None, driver.stats, driver.close
+    def __init__(self, engine_client: Any) -> None:
+        self.failure, self.stats, self.close = None, engine_client.stats, engine_client.close
         self.requests: list[Request] = []
 
     @property
@@ -77,20 +77,20 @@ class Held:
 
 async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     """Return microseconds of the loop per event, and bytes per event."""
-    speaker = Speaker(Path(tempfile.mkdtemp()))
-    speaker.language.driver = held = Held(speaker.language.driver)  # type: ignore[assignment]
-    service = Service([speaker])
+    fake_llm = FakeLLMPredictor(Path(tempfile.mkdtemp()))
+    fake_llm.language_model.engine_client = held = Held(fake_llm.language_model.engine_client)  # type: ignore[assignment]
+    service = Service([fake_llm])
     config = uvicorn.Config(build(service), **http_protocol.uvicorn_options(service.limits, service.refused))
     config.load()
     service.start()
-    body = json.dumps({"model": "speaker", "stream": True, **PATHS[path]}).encode()
+    body = json.dumps({"model": "fake_llm", "stream": True, **PATHS[path]}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     sinks = [Sink() for _ in range(streams)]
     for sink in sinks:
         connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         connection.connection_made(sink)
         connection.data_received(head + body)
-    model = service.generators["speaker"]
+    model = service.generators["fake_llm"]
     while len(held.requests) < streams:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
@@ -119,7 +119,7 @@ async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     assert all(sink.last.endswith(b"0\r\n\r\n") for sink in sinks)
     total = sum(sink.bytes for sink in sinks) - size
     service.stop()
-    speaker.close()
+    fake_llm.close()
     return seconds / events * 1e6, total / events
 
 
@@ -127,7 +127,7 @@ def plain(steps: int) -> float:
     """Return microseconds of json.dumps of one event."""
     event = {
         **{"id": "cmpl-0123456789abcdef01234567", "object": "text_completion", "created": 1790000000},
-        **{"model": "speaker", "system_fingerprint": "infer-0123456789ab"},
+        **{"model": "fake_llm", "system_fingerprint": "infer-0123456789ab"},
         "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None}],
     }
     began = time.perf_counter()

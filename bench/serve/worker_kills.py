@@ -25,7 +25,7 @@ from tests.support.worker_models import body_of, children, serving
 
 KINDS: dict[str, dict[str, Any]] = {
     "tensors": {"options": {"seconds": 0.002, "opening": 0.3}},
-    "text": {"opener": "speaker", "text": True, "options": {"seconds": 0.001}},
+    "text": {"opener": "fake_llm", "text": True, "options": {"seconds": 0.001}},
 }
 
 
@@ -35,10 +35,10 @@ def client(kind: str, url: str, number: int, until: float, found: Counter[str]) 
         while time.monotonic() < until:
             count += 1
             if kind == "tensors":
-                answer = session.post("/v2/models/hazards/infer", json=body_of(number + count % 500))
+                answer = session.post("/v2/models/faulty/infer", json=body_of(number + count % 500))
             else:
                 prompt = f"{'ab'[count % 2]}{number}{count}"
-                body = {"model": "speaker", "prompt": prompt, "max_tokens": 8}
+                body = {"model": "fake_llm", "prompt": prompt, "max_tokens": 8}
                 answer = session.post("/v1/completions", json=body)
             code = str(answer.status_code)
             found[code if code == "200" else f"{code} {answer.text[:160]}"] += 1
@@ -46,7 +46,7 @@ def client(kind: str, url: str, number: int, until: float, found: Counter[str]) 
 
 def run(kind: str, seconds: float, every: float, clients: int) -> bool:
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(home) / ("speaker" if kind == "text" else "hazards")
+        folder = Path(home) / ("fake_llm" if kind == "text" else "faulty")
         folder.mkdir()
         return load(kind, str(folder), seconds, every, clients)
 

@@ -18,7 +18,7 @@ from ..old_formats import upgrade_manifest, upgrade_report
 from ..plan import Plan
 from ..regular_files import read_regular
 from ..results import ScoresOnly
-from ..sanitize import plain_values
+from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
 
 FORMAT = 1
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
                 where=str(path),
                 hint=f"Make it again from its plan, or use the infer that made it ({str(head.get('made_with'))[:80]})",
             )
-        manifest = msgspec.convert(plain_values(upgrade_manifest(head)), Manifest)
+        manifest = msgspec.convert(sanitize_values(upgrade_manifest(head)), Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the manifest is damaged: {error}", where=str(path)) from error
     if wrong := _wrong(manifest):
@@ -101,7 +101,9 @@ def read_report(folder: Path) -> dict[str, Any]:
     """Read report.json for display: an object whose findings are rows of `stage` and `what`."""
     path = folder / REPORT
     try:
-        found = plain_values(upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any])))
+        found = sanitize_values(
+            upgrade_report(msgspec.json.decode(_read(path, MAX_BYTES), type=dict[str, Any]))
+        )
         msgspec.convert(found.get("findings", []), list[Finding])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"the report is damaged: {error}", where=str(path)) from error

@@ -98,7 +98,7 @@ def run(
         Predictor.load(path, threads=threads, trust_code=trust_code) as ours,
         _other(vs, ours, trust_code) as other,
     ):
-        shape, manifest = ours.language.shape, ours.manifest
+        shape, manifest = ours.language_model.shape, ours.manifest
         per_token = shape.bytes_per_token
         weights = sum(memory.stored_weights(path).values()) or store.size(path)
         bandwidth = hardware.read_bandwidth(manifest.device)
@@ -110,7 +110,7 @@ def run(
                 row.kv_bytes = kv
                 row.floor = (weights + kv) / hardware.bandwidth_for(weights + kv, manifest.device)
                 rows.append(row)
-        engine = ours.language.engine
+        engine = ours.language_model.engine
         return LanguageBench(
             name=ours.name,
             backend=manifest.backend,
@@ -137,7 +137,7 @@ def _other(vs: Path | None, ours: Predictor, trust_code: bool) -> Iterator[Predi
         yield None
         return
     with Predictor.load(vs, trust_code=trust_code) as other:
-        if other.language.vocab_size != ours.language.vocab_size:
+        if other.language_model.vocab_size != ours.language_model.vocab_size:
             raise UsageError(f"{other.name} has another vocabulary than {ours.name}")
         same_answers(ours, other.predict, read_inputs(ours.path, ours.inputs), other.name)
         yield other
@@ -200,11 +200,11 @@ def _pair(medians: list[list[float]], sides: list[Latency]) -> Paired:
 
 def _engine(predictor: Predictor, batch: int, length: int) -> Engine:
     """With a cache that has room for them all."""
-    shape = predictor.language.shape
+    shape = predictor.language_model.shape
     pages = batch * (-(-length // shape.page) + 1) + 2
     limits = EngineLimits(prefix_cache=False, max_running=max(batch, EngineLimits().max_running))
     size = pages * shape.layers * shape.page_bytes
-    return predictor.language.new_engine(kv_bytes=size, limits=limits, speculation=False)
+    return predictor.language_model.new_engine(kv_bytes=size, limits=limits, speculation=False)
 
 
 def play(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> Round:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from ..errors import InferError
-from ..sanitize import plain
+from ..sanitize import sanitize_text
 from . import bench, generate, inspection, optimize, predict, serve, top
 
 INTERRUPTED = 130
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(sentence: str, code: int, kind: str = "") -> int:
-    sentence = plain(sentence, MAX_SENTENCE)  # names and values of foreign files are in it
+    sentence = sanitize_text(sentence, MAX_SENTENCE)  # names and values of foreign files are in it
     if kind:
         print(json.dumps({"error": {"code": kind, "message": sentence, "exit_code": code}}))
     print(f"infer: {sentence}", file=sys.stderr)

@@ -40,14 +40,14 @@ class ChatSession:
 
     def run(self) -> None:
         """Answer messages until the end of input; raise `UsageError` for a model without a chat template."""
-        language = self.predictor.language
-        language.render_chat([{"role": "user", "content": "?"}])
+        language_model = self.predictor.language_model
+        language_model.render_chat([{"role": "user", "content": "?"}])
         if self.terminal:
             if find_spec("readline"):
                 import readline  # noqa: F401, PLC0415 - makes `input` edit lines
 
             self._say(
-                f"{self.predictor.name}: {language.context} tokens of context. /help lists the commands"
+                f"{self.predictor.name}: {language_model.context} tokens of context. /help lists the commands"
             )
         while (line := self._read()) is not None:
             if line.startswith("/") and self._command(line):
@@ -124,21 +124,21 @@ class ChatSession:
 
     def _room(self) -> int:
         """Tokens left for the answer; drops the oldest messages while there are too few."""
-        language = self.predictor.language
+        language_model = self.predictor.language_model
         wanted = self.options.get("max_tokens") or LONGEST_ANSWER
         for first in range(0, len(self.turns), 2):
-            room = language.context - len(language.chat_ids(self._messages(first)))
+            room = language_model.context - len(language_model.chat_ids(self._messages(first)))
             if room < min(wanted, ROOM) and (first < len(self.turns) - 1 or room < 1):
                 continue
             if first:
                 del self.turns[:first]
-                full = f"the context of {language.context} tokens is full"
+                full = f"the context of {language_model.context} tokens is full"
                 self._say(f"{full}: the oldest {first} messages were dropped")
             return min(wanted, room)
         return 1  # the request will be refused as too long
 
     def _statistics(self) -> str:
-        stats = self.predictor.driver.stats()
+        stats = self.predictor.engine_client.stats()
         lines = [f"{i}: {_cost(made)}" for i, made in enumerate(self.answers, 1)] or ["no answer yet"]
         tokens = sum(len(made.token_ids) for made in self.answers)
         used, total = stats.cached_tokens, stats.pages_total * stats.page

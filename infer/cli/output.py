@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..report import document, formatting, screen, terminal
 from ..reporter import Reporter
-from ..sanitize import plain
+from ..sanitize import sanitize_text
 from ..spec import Finding
 
 MAX_FACT = 1 << 16  # characters
@@ -119,7 +119,7 @@ def print_facts(values: Mapping[str, Any], *, as_json: bool) -> None:
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         if isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:<{width}}  {plain(text, MAX_FACT) or '-'}")
+        print(f"{name:<{width}}  {sanitize_text(text, MAX_FACT) or '-'}")
 
 
 def print_doctor(rows: list[Finding], *, as_json: bool) -> None:

@@ -27,8 +27,8 @@ def new_id() -> str:
 class RequestBatch:
     """Requests of one call; those beyond the engine's queue limits wait here."""
 
-    def __init__(self, driver: EngineThread, requests: Sequence[Request]) -> None:
-        self.driver, self.requests = driver, requests
+    def __init__(self, engine_client: EngineThread, requests: Sequence[Request]) -> None:
+        self.engine_client, self.requests = engine_client, requests
         self.began = time.perf_counter()
         self.results = {
             r.id: OutputCollector(
@@ -46,7 +46,7 @@ class RequestBatch:
         """Submit as many requests as the engine takes; `OverloadedError` only when none of its own is running."""
         while self._left:
             try:
-                self.driver.submit(self._left[0], deliver)
+                self.engine_client.submit(self._left[0], deliver)
             except OverloadedError:
                 if not self._running:
                     raise
@@ -62,16 +62,16 @@ class RequestBatch:
 
     def cancel(self) -> None:
         for id in self._running:
-            self.driver.cancel(id)
+            self.engine_client.cancel(id)
 
     def completions(self) -> list[list[Completion]]:
         return [self.results[request.id].completions for request in self.requests]
 
 
-def complete(driver: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
+def complete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests together and return the `n` completions of each, in order; raises the error of a failed one."""
     letters: queue.SimpleQueue[TimedOutputs] = queue.SimpleQueue()
-    batch = RequestBatch(driver, requests)
+    batch = RequestBatch(engine_client, requests)
 
     def deliver(outputs: list[Output]) -> None:
         letters.put((time.perf_counter(), outputs))
@@ -86,10 +86,10 @@ def complete(driver: EngineThread, requests: Sequence[Request]) -> list[list[Com
     return batch.completions()
 
 
-async def acomplete(driver: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
+async def acomplete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests as `complete` does, without blocking the event loop; cancelling the task cancels them."""
     letters: asyncio.Queue[TimedOutputs] = asyncio.Queue()
-    deliver, batch = _deliver_to_loop(letters), RequestBatch(driver, requests)
+    deliver, batch = _deliver_to_loop(letters), RequestBatch(engine_client, requests)
     try:
         batch.submit(deliver)
         while not batch.done:
@@ -114,10 +114,10 @@ def _deliver_to_loop(letters: asyncio.Queue[Any]) -> Deliver:
 class _RequestHandle:
     """One running request. `completions` grow as it is read; garbage collection cancels what is not finished."""
 
-    def __init__(self, driver: EngineThread, request: Request, deliver: Deliver) -> None:
+    def __init__(self, engine_client: EngineThread, request: Request, deliver: Deliver) -> None:
         """Submit the request; `deliver` must not refer to this object, or it would never be collected."""
-        self.driver, self.request = driver, request
-        self._batch = RequestBatch(driver, [request])
+        self.engine_client, self.request = engine_client, request
+        self._batch = RequestBatch(engine_client, [request])
         self._ready: deque[CompletionChunk] = deque()
         self._batch.submit(deliver)
 
@@ -144,10 +144,10 @@ class _RequestHandle:
 class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
     """Chunks as the engine makes them; a context manager, or `close()` it."""
 
-    def __init__(self, driver: EngineThread, request: Request) -> None:
+    def __init__(self, engine_client: EngineThread, request: Request) -> None:
         letters: queue.SimpleQueue[TimedOutputs | None] = queue.SimpleQueue()
         self._letters = letters
-        super().__init__(driver, request, lambda outputs: letters.put((time.perf_counter(), outputs)))
+        super().__init__(engine_client, request, lambda outputs: letters.put((time.perf_counter(), outputs)))
 
     def __next__(self) -> CompletionChunk:
         while not self._ready:
@@ -173,10 +173,10 @@ class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
 class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
     """Chunks for `async for`; an async context manager, or `await aclose()` it."""
 
-    def __init__(self, driver: EngineThread, request: Request) -> None:
+    def __init__(self, engine_client: EngineThread, request: Request) -> None:
         letters: asyncio.Queue[TimedOutputs | None] = asyncio.Queue()
         self._letters = letters
-        super().__init__(driver, request, _deliver_to_loop(letters))
+        super().__init__(engine_client, request, _deliver_to_loop(letters))
 
     async def __anext__(self) -> CompletionChunk:
         while not self._ready:

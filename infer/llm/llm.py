@@ -124,7 +124,7 @@ class LanguageModel:
         return self._running[0]
 
     @property
-    def driver(self) -> EngineThread:
+    def engine_client(self) -> EngineThread:
         """Thread that runs the engine."""
         return self._running[1]
 

@@ -66,9 +66,9 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
         loaded, run = load(run, reporter)
         original = capture_original(run.plan, loaded, reporter)
         run = within_sizes(run, original.graph)
-        mix = layer_mix(run.plan, original, reporter)
-        assign.decide(mix)
-        small, selected = search(run.plan, original, mix, folder, reporter)
+        assignment = make_assignment(run.plan, original, reporter)
+        assign.decide(assignment)
+        small, selected = search(run.plan, original, assignment, folder, reporter)
         best = selected.trial
         ceiling = roofline.probe(original.graph, best.reads, run.plan, shape=best.shape)
         reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
@@ -105,7 +105,7 @@ def within_sizes(run: Resolved, graph: Graph) -> Resolved:
     return replace(run, plan=run.plan.with_(batches=batches))
 
 
-def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Assignment:
+def make_assignment(plan: Plan, original: Original, reporter: Reporter | None = None) -> assign.Assignment:
     """Prepare the assignment of formats: the float model, its calibration rows, a call of it."""
     loaded = original.loaded
     decoder = decoder_of(loaded) if original.is_in_memory else None
@@ -124,7 +124,7 @@ def layer_mix(plan: Plan, original: Original, reporter: Reporter | None = None) 
 
 
 def search(
-    plan: Plan, original: Original, mix: assign.Assignment, folder: Path, reporter: Reporter
+    plan: Plan, original: Original, assignment: assign.Assignment, folder: Path, reporter: Reporter
 ) -> tuple[Compressed, Selected]:
     """Compress, lower, compare, time and choose; sensitive layers rise as long as the fidelity gate fails and they can.
 
@@ -141,7 +141,7 @@ def search(
     while True:
         attempt = reporter.attempt()
         attempt.step("compress", plan.quant)
-        small = compress_model(plan, original, mix, attempt)
+        small = compress_model(plan, original, assignment, attempt)
         if small.shape is not None and not judged:
             judge_float_step(original, small.shape, reporter)
             judged = True
@@ -151,7 +151,7 @@ def search(
         tried = try_backends(plan, original.graph, small, folder, floats, attempt, only=backend)
         selected = choose(tried)
         best = selected.trial
-        stuck = assign.raise_formats(mix, best.fidelity) if best.unfaithful(plan) else ""
+        stuck = assign.raise_formats(assignment, best.fidelity) if best.unfaithful(plan) else ""
         if stuck is not None:
             reporter.keep(attempt)
             enforce(plan, best, original.graph, original.loaded.module, small.module, stuck)
@@ -173,7 +173,10 @@ def judge_float_step(original: Original, shape: llm.StepShape, reporter: Reporte
 
 
 def compress_model(
-    plan: Plan, original: Original, mix: assign.Assignment | None = None, reporter: Reporter | None = None
+    plan: Plan,
+    original: Original,
+    assignment: assign.Assignment | None = None,
+    reporter: Reporter | None = None,
 ) -> Compressed:
     """Quantize a copy of the model, lower its dtype and capture it like the original; a language model
     as a step.
@@ -188,7 +191,7 @@ def compress_model(
     if plan.quant == "none":
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
         return _form(plan, original, copy, reporter)
-    mix, module = mix or layer_mix(plan, original, reporter), module_of(copy)
+    assignment, module = assignment or make_assignment(plan, original, reporter), module_of(copy)
     if graph.program is not None:
         reporter.found(compress.fold_batch_norms(original.module, graph.program, into=module))
         reporter.found(compress.fold_weight_norms(original.module, into=module))
@@ -200,15 +203,15 @@ def compress_model(
         plan,
         reader=copy.reader,
         renames=copy.renames,
-        stats=mix.stats,
+        stats=assignment.stats,
         progress=reporter.progress,
-        formats=pins | mix.formats,
-        packing_cache=mix.packing_cache,
+        formats=pins | assignment.formats,
+        packing_cache=assignment.packing_cache,
     )
-    covered = compress.cover(module, mix.reasons(done), mix.asked_float(pins))
+    covered = compress.cover(module, assignment.reasons(done), assignment.asked_float(pins))
     reporter.found([*done.findings(), *covered.findings()])
     compress.enforce(covered, plan)
-    layers = mix.choices(module, done)
+    layers = assignment.choices(module, done)
     sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
     small = _form(plan, original, copy, reporter)
     return replace(small, layers=layers, quantized=covered.verdict())

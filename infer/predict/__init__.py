@@ -107,7 +107,7 @@ class Predictor(TextGeneration):
             with as_artifact_error(folder, "the self-test failed"):
                 predictor.self_test(exact=not differs)
             for name, adapter in (adapters or {}).items():
-                predictor.language.load_adapter(name, adapter)
+                predictor.language_model.load_adapter(name, adapter)
         except InferError:
             predictor.close()
             raise

@@ -18,7 +18,7 @@ from ..artifact.manifest import target_of
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
 from ..graph import storage
 from ..llm.step.paged_step import StepShape
-from ..sanitize import plain
+from ..sanitize import sanitize_text
 from ..spec import Finding
 
 
@@ -40,7 +40,7 @@ def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         if refusal := library_errors.as_resource_error(error):
             raise refusal from error
-        said = plain(" ".join(str(error).split()), 400)
+        said = sanitize_text(" ".join(str(error).split()), 400)
         raise ArtifactError(
             f"{what}: {type(error).__name__}: {said}",
             where=str(folder),

@@ -69,16 +69,16 @@ class TextGeneration(TextInputs):
     max_tokens_per_step: int | None = None
     speculation: bool = True
     batch_invariant: bool = False
-    _language: LanguageModel | None = None
+    _language_model: LanguageModel | None = None
 
     @property
-    def language(self) -> LanguageModel:
+    def language_model(self) -> LanguageModel:
         """Tokenizer, chat template and engine of a language model; raises `UsageError` for any other."""
-        if self._language is None:
+        if self._language_model is None:
             runner = self._runner
             if not isinstance(runner, FullSequenceRunner):
                 raise UsageError(*self._why_not())
-            self._language = LanguageModel(
+            self._language_model = LanguageModel(
                 _LockedStep(runner.step, self._lock),
                 runner.shape,
                 self.path,
@@ -88,11 +88,11 @@ class TextGeneration(TextInputs):
                 limits=_limits(self.max_tokens_per_step, self.batch_invariant),
                 speculation=self.speculation,
             )
-        return self._language
+        return self._language_model
 
     @property
-    def driver(self) -> EngineThread:
-        return self.language.driver
+    def engine_client(self) -> EngineThread:
+        return self.language_model.engine_client
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
         """Complete a prompt (text or token ids): returns a `Completion`, for a list of prompts a list of them.
@@ -102,14 +102,14 @@ class TextGeneration(TextInputs):
         model that can't generate.
         """
         rows, many = _split(prompts)
-        requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
-        return _shaped(complete(self.driver, requests), many)
+        requests = [self._request(self.language_model.prompt_ids(row), options) for row in rows]
+        return _shaped(complete(self.engine_client, requests), many)
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
         """Complete prompts as `generate` does, for asyncio; cancelling the task cancels the requests."""
         rows, many = _split(prompts)
-        requests = [self._request(self.language.prompt_ids(row), options) for row in rows]
-        return _shaped(await acomplete(self.driver, requests), many)
+        requests = [self._request(self.language_model.prompt_ids(row), options) for row in rows]
+        return _shaped(await acomplete(self.engine_client, requests), many)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """Complete a prompt piece by piece: returns an iterator of `CompletionChunk`.
@@ -117,11 +117,15 @@ class TextGeneration(TextInputs):
         Its `.completion` is the `Completion` so far. `close()`, the end of its `with` block and garbage collection
         cancel the request.
         """
-        return CompletionStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+        return CompletionStream(
+            self.engine_client, self._request(self.language_model.prompt_ids(prompt), options)
+        )
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncCompletionStream:
         """Stream as `stream` does, for `async for`."""
-        return AsyncCompletionStream(self.driver, self._request(self.language.prompt_ids(prompt), options))
+        return AsyncCompletionStream(
+            self.engine_client, self._request(self.language_model.prompt_ids(prompt), options)
+        )
 
     def chat(
         self,
@@ -138,10 +142,10 @@ class TextGeneration(TextInputs):
         and `UsageError` for a model without a chat template.
         """
         checked = check_tools(tools) if tools else []
-        ids = self.language.chat_ids(messages, tools, **dict(template or {}))
-        found = complete(self.driver, [self._request(ids, options)])
-        if checked and self.language.template is not None:
-            style = style_of("\n".join(self.language.template.sources.values()))
+        ids = self.language_model.chat_ids(messages, tools, **dict(template or {}))
+        found = complete(self.engine_client, [self._request(ids, options)])
+        if checked and self.language_model.template is not None:
+            style = style_of("\n".join(self.language_model.template.sources.values()))
             for made in found[0]:
                 content, made.tool_calls = parse(made.text, style, checked)
                 made.text = (content or "") if made.tool_calls else made.text
@@ -156,8 +160,8 @@ class TextGeneration(TextInputs):
         **options: Unpack[Options],
     ) -> CompletionStream:
         """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls."""
-        ids = self.language.chat_ids(messages, tools, **dict(template or {}))
-        return CompletionStream(self.driver, self._request(ids, options))
+        ids = self.language_model.chat_ids(messages, tools, **dict(template or {}))
+        return CompletionStream(self.engine_client, self._request(ids, options))
 
     def score(self, texts: Prompt | Sequence[Prompt], *, special: bool = True) -> Any:
         """Score a text (or token ids): log probability of each token given those before it, and perplexity.
@@ -166,20 +170,23 @@ class TextGeneration(TextInputs):
         has one. A text longer than the context is read in windows that overlap by half, so that each token has at
         least half a context before it.
         """
-        language = self.language
+        language_model = self.language_model
         rows, many = _split(texts)
-        ids = [language.encode(r, special) if isinstance(r, str) else language.prompt_ids(r) for r in rows]
+        ids = [
+            language_model.encode(r, special) if isinstance(r, str) else language_model.prompt_ids(r)
+            for r in rows
+        ]
         for index, row in enumerate(ids):
             if not row:
                 raise InputError("expected at least one token", where=f"texts[{index}]")
-        cuts = [scoring_windows(len(row), language.context) for row in ids]
+        cuts = [scoring_windows(len(row), language_model.context) for row in ids]
         sampling = Sampling(max_tokens=0, prompt_logprobs=0)
         requests = [
             Request(id=new_id(), prompt=row[start:stop], sampling=sampling)
             for row, cut in zip(ids, cuts, strict=True)
             for start, stop, _ in cut
         ]
-        read = iter(complete(self.driver, requests))
+        read = iter(complete(self.engine_client, requests))
         scores = []
         for row, cut, text in zip(ids, cuts, rows, strict=True):
             parts = []
@@ -200,11 +207,11 @@ class TextGeneration(TextInputs):
         given = {name: value for name, value in options.items() if name in Sampling.__struct_fields__}
         grammar = _grammar(options)
         if grammar is not None:
-            self.language.check_grammar(grammar)
+            self.language_model.check_grammar(grammar)
         return Request(
             id=new_id(),
             prompt=prompt,
-            sampling=self.language.sampling(len(prompt), given),
+            sampling=self.language_model.sampling(len(prompt), given),
             priority=options.get("priority") or 0,
             adapter=options.get("adapter"),
             grammar=grammar,
@@ -228,8 +235,8 @@ class TextGeneration(TextInputs):
         return (f"{self.name} can't generate: {why}; make it again with --backend inductor",)
 
     def close(self) -> None:
-        if self._language is not None:
-            self._language.close()
+        if self._language_model is not None:
+            self._language_model.close()
         super().close()
 
 

@@ -15,7 +15,7 @@ from ..latency import Latency, Paired
 from ..old_formats import REPORT_FORMAT, upgrade_report
 from ..plan import Plan
 from ..results import BackendResult, Metric
-from ..sanitize import plain_values
+from ..sanitize import sanitize_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
 from ..thresholds import Limits, limits, precision
 from . import formatting
@@ -151,7 +151,7 @@ def decode(data: bytes) -> Report:
     `infer` wrote. Raises `msgspec.MsgspecError` for anything else.
     """
     found = msgspec.json.decode(data, type=dict[str, Any])
-    return msgspec.convert(plain_values(upgrade_report(found)), Report)
+    return msgspec.convert(sanitize_values(upgrade_report(found)), Report)
 
 
 def from_manifest(manifest: Manifest, results: Results) -> Report:

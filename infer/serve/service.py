@@ -94,8 +94,8 @@ class Service:
         name, version = predictor.name, predictor.version
         counters = LLMMetrics(self.metrics, self.generation, name, version)
         generator = self.generators[name] = LLMEngine(predictor, self.limits, counters)
-        self.collector.stats[name, version] = generator.driver.stats
-        counters.add_step_tokens(generator.driver.stats)
+        self.collector.stats[name, version] = generator.engine_client.stats
+        counters.add_step_tokens(generator.engine_client.stats)
         for adapter in generator.adapters:
             if adapter == name or adapter in self.models or self.adapters.get(adapter, name) != name:
                 raise UsageError(

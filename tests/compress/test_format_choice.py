@@ -44,7 +44,7 @@ class Said(Reporter):
         return next(f for f in self.findings if f.what == what)
 
 
-def mix(
+def assignment(
     times: dict[tuple[str, str], float] | None = None, calibrated: bool = True, **asked: object
 ) -> assign.Assignment:
     """Build an assignment; `times` maps (format, layer) to time over float, without it layers are not timed."""
@@ -70,11 +70,11 @@ def decided(made: assign.Assignment) -> dict[str, str]:
 
 
 def test_without_anything_to_decide_every_layer_gets_what_was_asked_for() -> None:
-    assert decided(mix()) == {"first": "nf4", "second": "nf4", "third": "nf4"}
+    assert decided(assignment()) == {"first": "nf4", "second": "nf4", "third": "nf4"}
 
 
 def test_a_pin_is_exact_or_a_glob_and_the_exact_one_wins() -> None:
-    made = mix(layers={"first": "int8", "*ir*": "float"})
+    made = assignment(layers={"first": "int8", "*ir*": "float"})
     assert decided(made) == {"first": "int8", "second": "nf4", "third": "float"}
     names = ["a.q", "a.k", "b.q"]
     assert resolve_pins({"*.q": "nf4", "b.*": "int8", "a.k": "float"}, names) == {
@@ -84,11 +84,11 @@ def test_a_pin_is_exact_or_a_glob_and_the_exact_one_wins() -> None:
 
 def test_a_pin_that_names_no_layer_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="no layer named 'frist'.*Known: first.*Did you mean 'first'"):
-        assign.decide(mix(layers={"frist": "int8"}))
+        assign.decide(assignment(layers={"frist": "int8"}))
 
 
 def test_a_slow_layer_takes_int8_and_stays_float_if_that_is_slow_too() -> None:
-    made = mix(
+    made = assignment(
         {("nf4", "first"): 1.8, ("nf4", "second"): 2.3, ("int8", "second"): 1.2, ("nf4", "third"): 1.0}
     )
     assert decided(made) == {"first": "int8", "second": "float", "third": "nf4"}
@@ -98,7 +98,7 @@ def test_a_slow_layer_takes_int8_and_stays_float_if_that_is_slow_too() -> None:
 
 
 def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None:
-    made = mix({("nf4", "first"): 1.6})
+    made = assignment({("nf4", "first"): 1.6})
     assert set(decided(made).values()) == {"nf4"}
     said = made.reporter.of("layers together").why
     assert "0.87x of float at batch 1, 0.87x of float at batch 4" in said
@@ -106,20 +106,20 @@ def test_a_weight_only_layer_that_loses_stays_where_the_whole_does_not() -> None
 
 
 def test_an_int8_layer_that_loses_stays_float_however_fast_the_others_are() -> None:
-    assert decided(mix({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
+    assert decided(assignment({("int8", "first"): 1.1}, quant="int8"))["first"] == "float"
 
 
 def test_only_as_many_layers_leave_a_weight_only_format_as_the_whole_needs() -> None:
     slow = {("nf4", "first"): 1.3, ("nf4", "second"): 1.5, ("nf4", "third"): 1.1}
-    assert decided(mix(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
+    assert decided(assignment(slow)) == {"first": "nf4", "second": "int8", "third": "nf4"}
 
 
 def test_a_negligible_slowdown_is_not_a_loss() -> None:
-    assert decided(mix({("nf4", "first"): 1.02}))["first"] == "nf4"
+    assert decided(assignment({("nf4", "first"): 1.02}))["first"] == "nf4"
 
 
 def test_pinned_layers_are_not_timed() -> None:
-    made = mix({("nf4", "first"): 9.0}, layers={"first": "nf4"})
+    made = assignment({("nf4", "first"): 9.0}, layers={"first": "nf4"})
     assert decided(made)["first"] == "nf4"
 
 
@@ -128,18 +128,18 @@ def test_when_every_layer_loses_the_model_is_refused() -> None:
     with pytest.raises(
         GateError, match=r"refused, slower: no layer .* first: nf4 takes 2.00x.*--allow-slower"
     ):
-        assign.decide(mix(slow))
+        assign.decide(assignment(slow))
 
 
 def test_timings_are_kept_for_the_next_run_of_this_machine() -> None:
-    decided(mix({("nf4", "second"): 3.5}))
-    second = mix({("nf4", "second"): 0.1})
+    decided(assignment({("nf4", "second"): 3.5}))
+    second = assignment({("nf4", "second"): 0.1})
     assert decided(second)["second"] == "int8", "what was measured before counts"
     assert "0 timed now" in second.reporter.of("layer timings").why
 
 
 def test_a_damaged_cache_of_timings_is_measured_again() -> None:
-    made = mix({("nf4", "second"): 0.5})
+    made = assignment({("nf4", "second"): 0.5})
     path = layer_timing.LayerTimer(made.plan).path
     path.write_text("{half")
     assert decided(made)["second"] == "nf4"
@@ -160,7 +160,7 @@ def bits(made: assign.Assignment) -> float:
 
 @pytest.mark.parametrize("asked", [4.4, 5.0, 6.5, 8.3, 20.0])
 def test_a_budget_of_bits_holds_as_stored_and_more_bits_never_cost_more(asked: float) -> None:
-    made = mix(bits=asked, quant="cluster:3")
+    made = assignment(bits=asked, quant="cluster:3")
     decided(made)
     assert bits(made) <= asked
     assert made.reporter.of("mean bits").value == pytest.approx(bits(made), abs=1e-4)
@@ -170,7 +170,7 @@ def test_more_bits_never_have_more_effect() -> None:
     sums = []
     for asked in (4.0, 4.5, 6.0, 9.0):
         torch.manual_seed(0)
-        made = mix(bits=asked, quant="cluster:3")
+        made = assignment(bits=asked, quant="cluster:3")
         now = decided(made)
         sums.append(sum(layer.effect[now[layer.name]] for layer in made.measured.layers))
     assert sums == sorted(sums, reverse=True)
@@ -178,22 +178,22 @@ def test_more_bits_never_have_more_effect() -> None:
 
 def test_bits_that_no_format_reaches_are_refused_with_what_would_do() -> None:
     with pytest.raises(UsageError, match=r"--bits 3 is too few: .* take 4\.\d+ bits.*Give --bits 4"):
-        assign.decide(mix(bits=3.0))
+        assign.decide(assignment(bits=3.0))
 
 
 def test_pinned_layers_count_in_the_mean() -> None:
-    made = mix(bits=6.0, quant="cluster:3", layers={"third": "int8"})
+    made = assignment(bits=6.0, quant="cluster:3", layers={"third": "int8"})
     assert decided(made)["third"] == "int8"
     assert bits(made) <= 6.0
 
 
 def test_a_budget_takes_no_format_that_is_slower_here() -> None:
-    made = mix({("cluster:3", "first"): 2.0, ("nf4", "first"): 2.0}, quant="cluster:3", bits=5.5)
+    made = assignment({("cluster:3", "first"): 2.0, ("nf4", "first"): 2.0}, quant="cluster:3", bits=5.5)
     assert decided(made)["first"] not in ("cluster:3", "nf4")
 
 
 def test_a_budget_of_drop_gives_the_smallest_measured_one_that_holds() -> None:
-    made = mix(max_drop=0.08, quant="cluster:3")
+    made = assignment(max_drop=0.08, quant="cluster:3")
     now = decided(made)
     assert made.drop_together(now) <= 0.08
     assert bits(made) < 8
@@ -219,11 +219,11 @@ def test_a_search_for_drop_counts_only_what_was_measured() -> None:
 
 def test_a_budget_needs_rows_that_do_not_judge() -> None:
     with pytest.raises(UsageError, match=r"no rows to calibrate with: the 12 given judge the result.*--data"):
-        assign.decide(mix(calibrated=False, bits=5.0))
+        assign.decide(assignment(calibrated=False, bits=5.0))
 
 
 def test_a_budget_needs_the_float_model_in_memory() -> None:
-    made = mix(bits=5.0)
+    made = assignment(bits=5.0)
     made.calibration_set.model = None
     with pytest.raises(NotUsableError, match="weights are in memory.*--bits"):
         assign.decide(made)
@@ -240,9 +240,9 @@ def compared(made: assign.Assignment) -> list[Metric]:
 
 def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
     torch.manual_seed(0)
-    before = next(f.value for f in compared(mix(quant="cluster:3")) if f.label == "y.relative_error")
+    before = next(f.value for f in compared(assignment(quant="cluster:3")) if f.label == "y.relative_error")
     torch.manual_seed(0)
-    made = mix(quant="cluster:3", max_error=0.85 * before)
+    made = assignment(quant="cluster:3", max_error=0.85 * before)
     decided(made)
     rounds = 0
     while excess(compared(made), LIMITS["3bit"], made.plan.max_error) > 1:
@@ -256,7 +256,7 @@ def test_the_most_sensitive_layers_rise_until_the_gate_passes() -> None:
 
 
 def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
-    made = mix(quant="cluster:2", max_error=1e-4)
+    made = assignment(quant="cluster:2", max_error=1e-4)
     decided(made)
     assert "of the weights would have to leave cluster:2" in str(assign.raise_formats(made, compared(made)))
     assert set(made.now().values()) == {"cluster:2"}
@@ -271,13 +271,13 @@ def test_what_would_leave_little_of_the_format_does_not_rise() -> None:
     ],
 )
 def test_the_reason_against_a_fallback_is_reported(asked: dict, why: str) -> None:
-    made = mix(quant="cluster:3", **asked)
+    made = assignment(quant="cluster:3", **asked)
     decided(made)
     assert why in str(assign.raise_formats(made, [Metric("y", "relative_error", 0.9)]))
 
 
 def test_a_wrong_shape_is_not_cured_by_bits() -> None:
-    made = mix()
+    made = assignment()
     decided(made)
     assert assign.raise_formats(made, [Metric("y", "shape", False)]) == "raising layers can't cure it"
 
@@ -301,7 +301,7 @@ def test_excess_is_in_units_of_effect() -> None:
 
 
 def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path: Path) -> None:
-    made = mix()
+    made = assignment()
     plan = made.plan.with_(backend="inductor", device="cpu")
     clock = layer_timing.LayerTimer(plan, folder=tmp_path)
     assert clock.backend == "eager"
@@ -317,7 +317,7 @@ def test_a_layer_is_timed_as_the_backend_runs_it_and_the_timing_is_kept(tmp_path
 
 
 def test_shapes_are_those_that_layers_get_at_the_batch_sizes_of_the_plan() -> None:
-    made = mix()
+    made = assignment()
     layers = [made.model.first, made.model.third]
     seen = layer_calls.count_calls(made.model, layers, [made.calibration_set.call(rows) for rows in (1, 4)])
     assert seen == {

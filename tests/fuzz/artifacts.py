@@ -61,7 +61,7 @@ def report(folder: Path, trust: bool) -> int:
 def serve(folder: Path, trust: bool) -> int:
     """Open the artifact as a server worker does, and inspect it as the front end does."""
     from infer.errors import InferError
-    from infer.sanitize import plain
+    from infer.sanitize import sanitize_text
     from infer.serve import model_repository
     from infer.serve.observability import status_page
     from infer.serve.workers.__main__ import model_info_of
@@ -79,7 +79,7 @@ def serve(folder: Path, trust: bool) -> int:
             status_page._report(predictor)
             model_info_of(predictor)
     except InferError as error:
-        print(f"infer: {plain(str(error))}", file=sys.stderr)
+        print(f"infer: {sanitize_text(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -88,20 +88,20 @@ def speak(folder: Path, trust: bool) -> int:
     """Use the artifact as a language model: text, ids, a chat."""
     from infer.errors import InferError, UsageError
     from infer.predict import Predictor
-    from infer.sanitize import plain
+    from infer.sanitize import sanitize_text
 
     try:
         with Predictor.load(folder, trust_code=trust, kv_memory="1MiB") as predictor:
-            language = predictor.language
-            language.decode(language.encode("hello"))
-            _ = language.config
+            language_model = predictor.language_model
+            language_model.decode(language_model.encode("hello"))
+            _ = language_model.config
             predictor.generate("hi", max_tokens=1)
             predictor.chat([{"role": "user", "content": "hello"}], max_tokens=1)
     except UsageError as error:  # it has no template, or no tokenizer
-        print(f"infer: {plain(str(error))}", file=sys.stderr)
+        print(f"infer: {sanitize_text(str(error))}", file=sys.stderr)
         return 0
     except InferError as error:
-        print(f"infer: {plain(str(error))}", file=sys.stderr)
+        print(f"infer: {sanitize_text(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -113,7 +113,7 @@ def text(folder: Path, trust: bool) -> int:
     from infer.llm.text.chat_template import ChatTemplate
     from infer.llm.text.generation_config import GenerationConfig
     from infer.llm.text.tokenizer import LLMTokenizer
-    from infer.sanitize import plain
+    from infer.sanitize import sanitize_text
 
     try:
         store.verify(folder, store.read_manifest(folder))
@@ -125,7 +125,7 @@ def text(folder: Path, trust: bool) -> int:
         if template is not None:
             template.check()
     except InferError as error:
-        print(f"infer: {plain(str(error))}", file=sys.stderr)
+        print(f"infer: {sanitize_text(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -141,10 +141,10 @@ ACTIONS: dict[str, Callable[[Path, bool], int]] = {
 }
 
 
-def bases(folder: Path, *, speaker: bool = True) -> None:
+def bases(folder: Path, *, fake_llm: bool = True) -> None:
     """Make the artifacts that are mutated: tensors and text through ONNX Runtime, and tensors through plain torch.
 
-    Without `speaker` the language model, which takes a while, is left out; the files of its text are there.
+    Without `fake_llm` the language model, which takes a while, is left out; the files of its text are there.
     """
     import numpy as np
 
@@ -171,10 +171,10 @@ def bases(folder: Path, *, speaker: bool = True) -> None:
     optimize(plan, folder / "tensors.infer")
     optimize(plan.with_(backend="eager"), folder / "torch.infer")
     _add_texts(folder / "tensors.infer")
-    if not speaker:
+    if not fake_llm:
         return
     (folder / "text").mkdir()
-    tiny(folder / "text", speaks=True, backend="ort").rename(folder / "speaker.infer")
+    tiny(folder / "text", speaks=True, backend="ort").rename(folder / "fake_llm.infer")
 
 
 def _add_texts(made: Path) -> None:
@@ -220,7 +220,7 @@ def _action(base: str, file: str, chance: random.Random) -> str:
         return chance.choice(["report", "report", "serve"])
     if file in TEXTS and base.startswith("tensors"):
         return "text"
-    spoken = base.startswith("speaker") and not file.endswith((".onnx", ".data", ".safetensors"))
+    spoken = base.startswith("fake_llm") and not file.endswith((".onnx", ".data", ".safetensors"))
     if spoken and file != "manifest.json" and file != "graph.json":
         return "speak"
     if file in ("manifest.json", "golden/inputs.safetensors"):
@@ -396,7 +396,7 @@ def main(arguments: list[str]) -> int:
         folder = Path(kept or f"{scratch}/bases")
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            bases(folder, speaker="--quick" not in arguments)
+            bases(folder, fake_llm="--quick" not in arguments)
         began = time.monotonic()
         counts, failures = run(folder, count, seconds, seed)
         print(table(counts), f"in {time.monotonic() - began:.0f} s, seed {seed}")

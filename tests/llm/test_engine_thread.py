@@ -1,4 +1,4 @@
-"""The driver: one call per step, every request ends, the engine's death is everybody's error and kept."""
+"""The engine thread: one call per step, every request ends, the engine's death is everybody's error and kept."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def engine() -> Echo:
 
 
 @pytest.fixture
-def driver(engine: Echo) -> Iterator[EngineThread]:
+def engine_client(engine: Echo) -> Iterator[EngineThread]:
     made = EngineThread(engine)
     yield made
     engine.gate.set()
@@ -112,19 +112,19 @@ def request(id: str, *prompt: int, n: int = 1) -> Request:
     return Request(id=id, prompt=list(prompt), sampling=Sampling(n=n))
 
 
-def test_a_request_gets_its_tokens_in_order(driver: EngineThread) -> None:
+def test_a_request_gets_its_tokens_in_order(engine_client: EngineThread) -> None:
     box = Box()
-    driver.submit(request("a", 3, 1, 2), box.put)
+    engine_client.submit(request("a", 3, 1, 2), box.put)
     assert [o.token_ids for o in box.wait()] == [(3,), (1,), (2,)]
-    assert driver.running == 0
+    assert engine_client.running == 0
 
 
-def test_outputs_of_one_step_come_in_one_call(driver: EngineThread, engine: Echo) -> None:
+def test_outputs_of_one_step_come_in_one_call(engine_client: EngineThread, engine: Echo) -> None:
     box = Box()
     engine.gate.clear()
-    driver.submit(request("first", 9), box.put)
+    engine_client.submit(request("first", 9), box.put)
     for name in "abc":
-        driver.submit(request(name, 1, 2), box.put)
+        engine_client.submit(request(name, 1, 2), box.put)
     engine.gate.set()
     box.wait(4)
     calls = [sorted(o.id for o in call) for call in box.calls]
@@ -132,20 +132,20 @@ def test_outputs_of_one_step_come_in_one_call(driver: EngineThread, engine: Echo
     assert all(len(set(call)) == len(call) for call in calls)
 
 
-def test_each_deliver_gets_only_its_own(driver: EngineThread) -> None:
+def test_each_deliver_gets_only_its_own(engine_client: EngineThread) -> None:
     boxes = {name: Box() for name in "abcdef"}
     for name, box in boxes.items():
-        driver.submit(request(name, 1, 2, 3), box.put)
+        engine_client.submit(request(name, 1, 2, 3), box.put)
     for name, box in boxes.items():
         assert {o.id for o in box.wait()} == {name}
 
 
-def test_the_engine_is_touched_by_one_thread(driver: EngineThread, engine: Echo) -> None:
+def test_the_engine_is_touched_by_one_thread(engine_client: EngineThread, engine: Echo) -> None:
     box = Box()
 
     def many(name: str) -> None:
         for i in range(20):
-            driver.submit(request(f"{name}{i}", 1, 2), box.put)
+            engine_client.submit(request(f"{name}{i}", 1, 2), box.put)
 
     threads = [threading.Thread(target=many, args=(name,)) for name in "abcd"]
     [t.start() for t in threads]
@@ -154,119 +154,123 @@ def test_the_engine_is_touched_by_one_thread(driver: EngineThread, engine: Echo)
     assert len(engine.threads) == 1
 
 
-def test_a_cancelled_request_ends_once_and_the_others_go_on(driver: EngineThread, engine: Echo) -> None:
+def test_a_cancelled_request_ends_once_and_the_others_go_on(
+    engine_client: EngineThread, engine: Echo
+) -> None:
     box, other = Box(), Box()
     engine.gate.clear()
-    driver.submit(request("a", *range(1000), n=2), box.put)
-    driver.submit(request("b", 1, 2), other.put)
-    driver.cancel("a")
-    driver.cancel("a")
+    engine_client.submit(request("a", *range(1000), n=2), box.put)
+    engine_client.submit(request("b", 1, 2), other.put)
+    engine_client.cancel("a")
+    engine_client.cancel("a")
     engine.gate.set()
     ends = [(o.index, o.finish) for o in box.wait(2) if o.finish]
     assert ends == [(0, "cancelled"), (1, "cancelled")]
     assert other.wait()[-1].finish == "stop"
-    driver.cancel("a")
-    driver.cancel("never heard of")
-    assert driver.drain(5)
+    engine_client.cancel("a")
+    engine_client.cancel("never heard of")
+    assert engine_client.drain(5)
     assert "a" in engine.cancelled
 
 
-def test_submit_raises_for_an_invalid_request(driver: EngineThread) -> None:
+def test_submit_raises_for_an_invalid_request(engine_client: EngineThread) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
-        driver.submit(request("a"), lambda outputs: None)
-    assert driver.running == 0
+        engine_client.submit(request("a"), lambda outputs: None)
+    assert engine_client.running == 0
 
 
-def test_what_only_the_engine_notices_ends_the_request(driver: EngineThread) -> None:
+def test_what_only_the_engine_notices_ends_the_request(engine_client: EngineThread) -> None:
     box = Box()
-    driver.submit(request("a", 666), box.put)
+    engine_client.submit(request("a", 666), box.put)
     (output,) = box.wait()
     assert (output.finish, output.stopped_by) == ("error", "not this one")
-    assert driver.failure is None
+    assert engine_client.failure is None
 
 
 def test_requests_that_came_together_wait_until_the_engine_takes_them(
-    driver: EngineThread, engine: Echo
+    engine_client: EngineThread, engine: Echo
 ) -> None:
     engine.most, box = 2, Box()
     engine.gate.clear()
     for i in range(10):
-        driver.submit(request(str(i), i, i), box.put)
-    driver.cancel("7")
+        engine_client.submit(request(str(i), i, i), box.put)
+    engine_client.cancel("7")
     engine.gate.set()
     ends = {o.id: o.finish for o in box.wait(10) if o.finish}
     assert ends == {**{str(i): "stop" for i in range(10)}, "7": "cancelled"}
 
 
-def test_the_id_of_a_running_request_is_taken(driver: EngineThread, engine: Echo) -> None:
+def test_the_id_of_a_running_request_is_taken(engine_client: EngineThread, engine: Echo) -> None:
     engine.gate.clear()
     box = Box()
-    driver.submit(request("a", 1), box.put)
+    engine_client.submit(request("a", 1), box.put)
     with pytest.raises(InputError, match="a request named 'a' is running"):
-        driver.submit(request("a", 1), box.put)
+        engine_client.submit(request("a", 1), box.put)
     engine.gate.set()
     box.wait()
-    driver.submit(request("a", 1), box.put)
+    engine_client.submit(request("a", 1), box.put)
     box.wait(2)
 
 
-def test_a_failure_of_the_engine_ends_all_requests_and_is_kept(driver: EngineThread, engine: Echo) -> None:
+def test_a_failure_of_the_engine_ends_all_requests_and_is_kept(
+    engine_client: EngineThread, engine: Echo
+) -> None:
     boxes = [Box(), Box()]
     engine.gate.clear()
     for i, box in enumerate(boxes):
-        driver.submit(request(str(i), 1, 2, 3), box.put)
+        engine_client.submit(request(str(i), 1, 2, 3), box.put)
     engine.broken = RuntimeError("out of luck")
     engine.gate.set()
     for box in boxes:
         output = box.wait()[-1]
         assert (output.finish, output.stopped_by) == ("error", "the engine died: RuntimeError: out of luck")
-    assert driver.failure is engine.broken
+    assert engine_client.failure is engine.broken
     with pytest.raises(NotReadyError, match="the engine died: out of luck"):
-        driver.submit(request("z", 1), boxes[0].put)
-    assert driver.drain(1)
+        engine_client.submit(request("z", 1), boxes[0].put)
+    assert engine_client.drain(1)
 
 
-def test_a_deliver_that_raises_ends_only_its_own_request(driver: EngineThread, engine: Echo) -> None:
+def test_a_deliver_that_raises_ends_only_its_own_request(engine_client: EngineThread, engine: Echo) -> None:
     def broken(outputs: list[Output]) -> None:
         raise ValueError("not my day")
 
     box = Box()
-    driver.submit(request("bad", *range(1000)), broken)
-    driver.submit(request("good", 1, 2), box.put)
+    engine_client.submit(request("bad", *range(1000)), broken)
+    engine_client.submit(request("good", 1, 2), box.put)
     assert box.wait()[-1].finish == "stop"
-    assert driver.drain(5)
-    assert driver.failure is None
+    assert engine_client.drain(5)
+    assert engine_client.failure is None
     assert engine.cancelled == ["bad"]
 
 
-def test_draining_finishes_what_is_there_and_takes_no_more(driver: EngineThread, engine: Echo) -> None:
+def test_draining_finishes_what_is_there_and_takes_no_more(engine_client: EngineThread, engine: Echo) -> None:
     box = Box()
     engine.gate.clear()
-    driver.submit(request("a", 1, 2), box.put)
-    assert not driver.drain(0.01)
+    engine_client.submit(request("a", 1, 2), box.put)
+    assert not engine_client.drain(0.01)
     with pytest.raises(NotReadyError, match="stopping"):
-        driver.submit(request("b", 1), box.put)
+        engine_client.submit(request("b", 1), box.put)
     engine.gate.set()
-    assert driver.drain(10)
+    assert engine_client.drain(10)
     assert box.all[-1].finish == "stop"
 
 
 def test_closing_cancels_what_runs(engine: Echo) -> None:
-    driver, box = EngineThread(engine), Box()
-    driver.submit(request("a", *range(100_000)), box.put)
-    driver.close()
-    driver.close()
+    engine_client, box = EngineThread(engine), Box()
+    engine_client.submit(request("a", *range(100_000)), box.put)
+    engine_client.close()
+    engine_client.close()
     assert box.wait()[-1].finish == "cancelled"
     assert engine.cancelled == ["a"]
     with pytest.raises(NotReadyError):
-        driver.submit(request("b", 1), box.put)
+        engine_client.submit(request("b", 1), box.put)
 
 
-def test_an_idle_engine_thread_keeps_its_heartbeat(driver: EngineThread) -> None:
-    steps, beat = driver.steps, driver.beat
+def test_an_idle_engine_thread_keeps_its_heartbeat(engine_client: EngineThread) -> None:
+    steps, beat = engine_client.steps, engine_client.beat
     deadline = time.monotonic() + 5
-    while driver.beat == beat and time.monotonic() < deadline:
+    while engine_client.beat == beat and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert driver.beat > beat
-    assert driver.steps - steps <= 1
-    assert driver.stats() == 0
+    assert engine_client.beat > beat
+    assert engine_client.steps - steps <= 1
+    assert engine_client.stats() == 0

@@ -15,7 +15,7 @@ from infer.errors import GrammarError
 from infer.llm.completion import raise_error
 from infer.llm.engine.requests import Output
 from tests.llm.test_engine_loop import drive, engine, letters, request, tokens
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Live, live
 
 
@@ -72,7 +72,7 @@ def test_the_library_raises_a_grammar_error_for_it() -> None:
         raise_error(Output(id="a", index=0, finish="error", stopped_by="too complex", fault="GrammarError"))
 
 
-class Late(Alphabet):
+class Late(FakeEngine):
     """Says a letter; then the grammar fails."""
 
     def _go_on(self, request: Any, made: int) -> list[Output]:
@@ -87,7 +87,7 @@ class Late(Alphabet):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with live(Speaker(tmp_path_factory.mktemp("late"), "late", engine=Late())) as server:
+    with live(FakeLLMPredictor(tmp_path_factory.mktemp("late"), "late", engine=Late())) as server:
         yield server
 
 

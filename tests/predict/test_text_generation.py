@@ -52,10 +52,10 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 def settled(predictor: Predictor) -> bool:
     """Tell if nothing runs any more, and the engine's books agree."""
     deadline = time.monotonic() + 20
-    while predictor.driver.running and time.monotonic() < deadline:
+    while predictor.engine_client.running and time.monotonic() < deadline:
         time.sleep(0.01)
-    stats = predictor.driver.stats()
-    predictor.language.engine.check_integrity()
+    stats = predictor.engine_client.stats()
+    predictor.language_model.engine.check_integrity()
     return (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
@@ -102,7 +102,7 @@ def test_a_batch_invariant_model_gives_the_same_bits_under_load(model: Predictor
     with Predictor.load(model.path, kv_memory="8MB", batch_invariant=True) as predictor:
         alone = predictor.generate(PROMPT, **asked)
         among = predictor.generate([*others, PROMPT, *others], **asked)[len(others)]
-        calls = predictor.language.engine.stats().step_tokens
+        calls = predictor.language_model.engine.stats().step_tokens
     assert [one.logprob for one in among.logprobs] == [one.logprob for one in alone.logprobs]
     assert among.token_ids == alone.token_ids == greedy(PROMPT, 12)
     assert calls[0] >= 20 * 11  # of one token: nobody's next token was computed beside another's
@@ -110,9 +110,9 @@ def test_a_batch_invariant_model_gives_the_same_bits_under_load(model: Predictor
 
 def test_text_in_text_out(lm: Predictor) -> None:
     made = lm.generate("Return the", max_tokens=6, temperature=0)
-    assert made.text == lm.language.decode(made.token_ids)
+    assert made.text == lm.language_model.decode(made.token_ids)
     assert str(made) == made.text
-    assert made.prompt_tokens == len(lm.language.encode("Return the"))
+    assert made.prompt_tokens == len(lm.language_model.encode("Return the"))
 
 
 def test_a_stop_string_ends_the_text_before_it(lm: Predictor) -> None:
@@ -135,7 +135,7 @@ def test_pieces_make_up_the_completion(lm: Predictor) -> None:
 
 @pytest.mark.parametrize("way", ["close", "with", "drop"])
 def test_a_stream_that_is_not_read_is_cancelled(model: Predictor, way: str) -> None:
-    cancelled = model.driver.stats().cancelled
+    cancelled = model.engine_client.stats().cancelled
     stream = model.stream(PROMPT, max_tokens=200, ignore_eos=True)
     next(stream)
     if way == "with":
@@ -146,7 +146,7 @@ def test_a_stream_that_is_not_read_is_cancelled(model: Predictor, way: str) -> N
     del stream
     gc.collect()
     assert settled(model)
-    assert model.driver.stats().cancelled == cancelled + 1
+    assert model.engine_client.stats().cancelled == cancelled + 1
 
 
 def test_async_twins_give_the_same(model: Predictor) -> None:
@@ -210,7 +210,7 @@ def test_windows_cover_every_token_once() -> None:
 def test_text_is_scored_per_byte_too(lm: Predictor) -> None:
     text = "Return the absolute value of the argument."
     score = lm.score(text)
-    assert score.token_ids == lm.language.encode(text)
+    assert score.token_ids == lm.language_model.encode(text)
     assert score.bits_per_byte == pytest.approx(-score.total / math.log(2) / len(text))
     assert 1 < score.perplexity < 4096
 
@@ -219,8 +219,8 @@ def test_a_chat_is_its_template_completed(lm: Predictor) -> None:
     messages = [{"role": "user", "content": "What is a list?"}]
     made = lm.chat(messages, max_tokens=5, temperature=0)
     prompt = "<|begin|>What is a list?\n\n"
-    assert lm.language.render_chat(messages) == prompt
-    ids = lm.language.encode(prompt, special=False)
+    assert lm.language_model.render_chat(messages) == prompt
+    ids = lm.language_model.encode(prompt, special=False)
     assert made.token_ids == lm.generate(ids, max_tokens=5, temperature=0).token_ids
     assert made.prompt_tokens == len(ids)
     streamed = lm.stream_chat(messages, max_tokens=5, temperature=0)
@@ -228,9 +228,9 @@ def test_a_chat_is_its_template_completed(lm: Predictor) -> None:
 
 
 def test_what_the_makers_recommend_is_the_default(lm: Predictor) -> None:
-    made = lm.language.sampling(10, {"max_tokens": None, "top_p": None})
+    made = lm.language_model.sampling(10, {"max_tokens": None, "top_p": None})
     assert (made.temperature, made.top_p, made.max_tokens) == (0.7, 0.9, 256)
-    assert lm.language.sampling(500, {}).max_tokens == 12
+    assert lm.language_model.sampling(500, {}).max_tokens == 12
 
 
 def test_a_choice_constrains_the_output(lm: Predictor) -> None:
@@ -309,7 +309,7 @@ def test_a_closed_predictor_generates_nothing(model: Predictor) -> None:
 
 
 def test_memory_is_what_was_given(model: Predictor) -> None:
-    engine = model.language.engine
+    engine = model.language_model.engine
     assert 0 < engine.cache.nbytes <= 8_000_000
     with pytest.raises(UsageError, match="expected a size like 2GiB or 500MB, got 'much' - at kv_memory"):
         Predictor.load(model.path, kv_memory="much")

@@ -32,7 +32,7 @@ def still_well(server: Live) -> Iterator[None]:
 
 
 def completion(server: Live, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
-    body = {"model": "speaker", "prompt": "hi", "max_tokens": 2, **fields}
+    body = {"model": "fake_llm", "prompt": "hi", "max_tokens": 2, **fields}
     return httpx.post(server.url + path, json=body)
 
 
@@ -149,10 +149,10 @@ def test_cve_2024_34359_a_model_s_own_template_runs_in_a_sandbox() -> None:
 def test_cve_2026_34756_counts_are_checked_before_anything_is_allocated(
     server: Live, fields: dict[str, Any]
 ) -> None:
-    driver = server.service.generators["speaker"].driver
-    before = driver._engine.steps if hasattr(driver, "_engine") else 0
+    engine_client = server.service.generators["fake_llm"].engine_client
+    before = engine_client._engine.steps if hasattr(engine_client, "_engine") else 0
     assert completion(server, **fields).status_code == 400
-    assert (driver._engine.steps if hasattr(driver, "_engine") else 0) == before
+    assert (engine_client._engine.steps if hasattr(engine_client, "_engine") else 0) == before
 
 
 def test_cve_2025_48956_a_huge_header_is_431(server: Live) -> None:
@@ -200,7 +200,7 @@ def test_cve_2025_62164_a_torch_file_is_no_tensor(server: Live, tmp_path: Path) 
 
 def test_cve_2025_46570_ids_are_made_by_the_server(server: Live) -> None:
     """Also CVE-2026-105754 and its kin: what a client calls its request keys nothing; two may share a name."""
-    body = json.dumps({"model": "speaker", "prompt": "hi", "max_tokens": 3}).encode()
+    body = json.dumps({"model": "fake_llm", "prompt": "hi", "max_tokens": 3}).encode()
     with connect(server) as one, connect(server) as other:
         for connection in (one, other):
             connection.sendall(send(body, b"X-Request-Id: same", path=b"/v1/completions"))

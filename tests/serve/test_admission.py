@@ -23,70 +23,70 @@ from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from tests.support.fake_predictors import Live, double, live
-from tests.support.manual_clock_queue import Desk
+from tests.support.manual_clock_queue import ManualClockQueue
 
 
-def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
+def refused(clocked: ManualClockQueue, rows: int = 1, **how: Any) -> OverloadedError:
     with pytest.raises(OverloadedError) as caught:
-        desk.put(rows, **how)
+        clocked.put(rows, **how)
     return caught.value
 
 
 def test_no_request_is_refused_before_the_first_measurement() -> None:
-    desk = Desk(max_queue_requests=10_000)
+    clocked = ManualClockQueue(max_queue_requests=10_000)
     for _ in range(5000):
-        desk.put(timeout=0.001)
+        clocked.put(timeout=0.001)
 
 
 def test_retry_after_is_the_predicted_time_of_the_queued_work() -> None:
-    desk = Desk(max_batch=4, max_queue_requests=8)
-    desk.measured(0.1, 0.1)
+    clocked = ManualClockQueue(max_batch=4, max_queue_requests=8)
+    clocked.measured(0.1, 0.1)
     for _ in range(8):
-        desk.put()
-    assert refused(desk).retry_after == pytest.approx(1.0, rel=0.01)
+        clocked.put()
+    assert refused(clocked).retry_after == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_request_predicted_to_miss_its_deadline_is_refused_on_arrival() -> None:
-    desk = Desk(max_batch=1, max_wait_seconds=9)
-    desk.measured(1.0, 0.0)
+    clocked = ManualClockQueue(max_batch=1, max_wait_seconds=9)
+    clocked.measured(1.0, 0.0)
     for _ in range(3):
-        desk.put(timeout=3.2)
-    error = refused(desk, timeout=3.5)
+        clocked.put(timeout=3.2)
+    error = refused(clocked, timeout=3.5)
     assert "predicted completion in 4.00 s exceeds the request's 3.50 s" in str(error)
     assert error.retry_after == pytest.approx(3.0)
-    desk.put(timeout=4.1)
+    clocked.put(timeout=4.1)
 
 
 def test_the_prediction_includes_the_requests_own_batch() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.01, 0.01)
-    desk.queue.finished = desk.clock.now
-    refused(desk, 8, timeout=0.08)
-    desk.put(1, timeout=0.08)
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.01, 0.01)
+    clocked.queue.finished = clocked.clock.now
+    refused(clocked, 8, timeout=0.08)
+    clocked.put(1, timeout=0.08)
 
 
 def test_long_rows_are_predicted_to_take_longer_than_short_ones() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.01)
-    desk.put(4, elements=400)
-    assert desk.wait() == pytest.approx(4.0, rel=0.01)
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.01)
+    clocked.put(4, elements=400)
+    assert clocked.wait() == pytest.approx(4.0, rel=0.01)
 
 
 def test_items_of_different_keys_are_predicted_as_one_batch_each() -> None:
-    desk = Desk(max_batch=8, max_wait_seconds=9)
-    desk.measured(0.1, 0.01)
+    clocked = ManualClockQueue(max_batch=8, max_wait_seconds=9)
+    clocked.measured(0.1, 0.01)
     for key in "abcd":
-        desk.put(key=key)
-    assert desk.wait() == pytest.approx(4 * 0.1 + 4 * 0.01, rel=0.01)
+        clocked.put(key=key)
+    assert clocked.wait() == pytest.approx(4 * 0.1 + 4 * 0.01, rel=0.01)
 
 
 def test_deadlines_are_checked_with_the_margin_of_uncertain_predictions() -> None:
-    steady, shaky = Desk(max_batch=4), Desk(max_batch=4)
+    steady, shaky = ManualClockQueue(max_batch=4), ManualClockQueue(max_batch=4)
     for number in range(64):
         steady.latency.observe(16, 0.1)
         shaky.latency.observe(16, 0.06 if number % 2 else 0.14)
-    for desk in (steady, shaky):
-        desk.queue.finished = desk.clock.now
+    for clocked in (steady, shaky):
+        clocked.queue.finished = clocked.clock.now
     assert shaky.latency.seconds(16) == pytest.approx(0.1, rel=0.1)
     steady.put(4, timeout=0.12)
     refused(shaky, 4, timeout=0.12)
@@ -94,30 +94,30 @@ def test_deadlines_are_checked_with_the_margin_of_uncertain_predictions() -> Non
 
 
 def test_a_late_running_batch_is_predicted_to_take_as_long_again() -> None:
-    desk = Desk(max_batch=1)
-    desk.measured(1.0, 0.0)
-    desk.put()
-    desk.queue.take()
-    assert desk.wait() == pytest.approx(1.0)
-    desk.clock.now += 0.75
-    assert desk.wait() == pytest.approx(0.25)
-    desk.clock.now += 2.25
-    assert desk.wait() == pytest.approx(2.0)
+    clocked = ManualClockQueue(max_batch=1)
+    clocked.measured(1.0, 0.0)
+    clocked.put()
+    clocked.queue.take()
+    assert clocked.wait() == pytest.approx(1.0)
+    clocked.clock.now += 0.75
+    assert clocked.wait() == pytest.approx(0.25)
+    clocked.clock.now += 2.25
+    assert clocked.wait() == pytest.approx(2.0)
 
 
 def test_wait_is_until_the_first_free_executor_and_all_share_the_queue() -> None:
-    desk = Desk(max_batch=1, num_executors=2, max_wait_seconds=9)
-    desk.measured(1.0, 0.0)
-    desk.put()
-    desk.queue.take(0)
-    assert desk.wait() == 0
-    desk.put()
-    desk.clock.now += 0.5
-    desk.queue.take(1)
-    assert desk.wait() == pytest.approx(0.5)
-    desk.put()
-    desk.put()
-    assert desk.wait() == pytest.approx(0.5 + 2 / 2)
+    clocked = ManualClockQueue(max_batch=1, num_executors=2, max_wait_seconds=9)
+    clocked.measured(1.0, 0.0)
+    clocked.put()
+    clocked.queue.take(0)
+    assert clocked.wait() == 0
+    clocked.put()
+    clocked.clock.now += 0.5
+    clocked.queue.take(1)
+    assert clocked.wait() == pytest.approx(0.5)
+    clocked.put()
+    clocked.put()
+    assert clocked.wait() == pytest.approx(0.5 + 2 / 2)
 
 
 @pytest.mark.parametrize(
@@ -129,245 +129,245 @@ def test_wait_is_until_the_first_free_executor_and_all_share_the_queue() -> None
     ],
 )
 def test_one_second_of_work_may_wait_by_default(seconds: float, rows: int) -> None:
-    desk = Desk(max_batch=4, max_queue_requests=10_000)
-    desk.measured(0.0, seconds / 4)
+    clocked = ManualClockQueue(max_batch=4, max_queue_requests=10_000)
+    clocked.measured(0.0, seconds / 4)
     for _ in range(rows + 1):
-        desk.put()
-    assert "queue wait" in str(refused(desk))
+        clocked.put()
+    assert "queue wait" in str(refused(clocked))
 
 
-def crowd(desk: Desk, fixed: float, each: float) -> None:
+def crowd(clocked: ManualClockQueue, fixed: float, each: float) -> None:
     """Far more come than can be run; a batch takes `fixed` seconds and `each` for a row."""
-    desk.measured(fixed, each)
+    clocked.measured(fixed, each)
     for _ in range(60):
-        seconds = fixed + each * sum(item.rows for item in desk.queue.take().items)
-        desk.clock.now += seconds
-        desk.queue.finish(seconds)
-        for _ in range(4 * desk.queue.max_batch):
+        seconds = fixed + each * sum(item.rows for item in clocked.queue.take().items)
+        clocked.clock.now += seconds
+        clocked.queue.finish(seconds)
+        for _ in range(4 * clocked.queue.max_batch):
             with contextlib.suppress(OverloadedError):
-                desk.put()
+                clocked.put()
 
 
 def test_under_overload_only_two_batches_wait_until_the_queue_is_empty() -> None:
-    desk = Desk(max_batch=4)
-    desk.measured(0.16, 0.01)
-    while desk.wait() <= 1:
-        desk.put()
-    refused(desk)
-    assert not desk.admission.overloaded, "one is not many"
-    crowd(desk, 0.16, 0.01)
-    assert desk.admission.overloaded
-    assert 8 <= desk.queue.rows <= 9
+    clocked = ManualClockQueue(max_batch=4)
+    clocked.measured(0.16, 0.01)
+    while clocked.wait() <= 1:
+        clocked.put()
+    refused(clocked)
+    assert not clocked.admission.overloaded, "one is not many"
+    crowd(clocked, 0.16, 0.01)
+    assert clocked.admission.overloaded
+    assert 8 <= clocked.queue.rows <= 9
     for _ in range(15):
-        while desk.run(0.2):
+        while clocked.run(0.2):
             pass
         for _ in range(6):
-            desk.put()
-    assert not desk.admission.overloaded
+            clocked.put()
+    assert not clocked.admission.overloaded
     for _ in range(8):
-        desk.put()
-    assert desk.queue.rows == 14
+        clocked.put()
+    assert clocked.queue.rows == 14
 
 
 def test_under_overload_two_batches_wait_besides_the_running_one() -> None:
-    desk = Desk(max_batch=9)
-    crowd(desk, 0.018, 0.02)
-    useful = desk.latency.seconds(9 * 4)
-    assert len(desk.queue.take().items) == 9
-    desk.clock.now += useful / 2
+    clocked = ManualClockQueue(max_batch=9)
+    crowd(clocked, 0.018, 0.02)
+    useful = clocked.latency.seconds(9 * 4)
+    assert len(clocked.queue.take().items) == 9
+    clocked.clock.now += useful / 2
     with contextlib.suppress(OverloadedError):
         for _ in range(100):
-            desk.put()
-    assert 18 <= desk.queue.rows < 40
+            clocked.put()
+    assert 18 <= clocked.queue.rows < 40
 
 
 def test_without_gain_from_batching_a_tenth_of_a_second_may_wait() -> None:
-    desk = Desk(max_batch=32)
-    crowd(desk, 0.0, 0.01)
-    assert 10 <= desk.queue.rows <= 12
+    clocked = ManualClockQueue(max_batch=32)
+    crowd(clocked, 0.0, 0.01)
+    assert 10 <= clocked.queue.rows <= 12
 
 
 def test_admitted_requests_that_are_late_count_as_overload() -> None:
-    patient, impatient = Desk(max_batch=4), Desk(max_batch=4)
-    for desk, timeout in ((patient, 0.9), (impatient, 0.01)):
-        item = desk.put(timeout=timeout)
-        desk.measured(0.16, 0.01)
+    patient, impatient = ManualClockQueue(max_batch=4), ManualClockQueue(max_batch=4)
+    for clocked, timeout in ((patient, 0.9), (impatient, 0.01)):
+        item = clocked.put(timeout=timeout)
+        clocked.measured(0.16, 0.01)
         for _ in range(5):
-            desk.admission.note_expired(item)
+            clocked.admission.note_expired(item)
     assert patient.admission.overloaded
     assert not impatient.admission.overloaded
 
 
 def test_refused_short_deadlines_do_not_shorten_the_queue_of_others() -> None:
-    desk = Desk(max_batch=4)
-    desk.measured(0.16, 0.01)
+    clocked = ManualClockQueue(max_batch=4)
+    clocked.measured(0.16, 0.01)
     for number in range(20):
-        desk.put()
+        clocked.put()
         for _ in range(number):
-            refused(desk, timeout=0.1)
-    assert not desk.admission.overloaded
+            refused(clocked, timeout=0.1)
+    assert not clocked.admission.overloaded
 
 
 def test_a_request_of_the_next_batch_may_wait_for_the_running_one() -> None:
-    desk = Desk(max_batch=4)
-    desk.measured(0.0, 1.0)
-    desk.put(4)
-    desk.queue.take()
+    clocked = ManualClockQueue(max_batch=4)
+    clocked.measured(0.0, 1.0)
+    clocked.put(4)
+    clocked.queue.take()
     for _ in range(5):
-        desk.put()
-    refused(desk)
+        clocked.put()
+    refused(clocked)
 
 
 def test_max_wait_seconds_holds_for_every_deadline() -> None:
-    desk = Desk(max_batch=1, max_wait_seconds=2)
-    desk.measured(1.0, 0.0)
+    clocked = ManualClockQueue(max_batch=1, max_wait_seconds=2)
+    clocked.measured(1.0, 0.0)
     for _ in range(3):
-        desk.put()
-    refused(desk)
+        clocked.put()
+    refused(clocked)
 
 
 def test_an_urgent_request_does_not_wait_behind_less_urgent_ones() -> None:
-    desk = Desk(max_batch=1, max_wait_seconds=1)
-    desk.measured(0.5, 0.0)
+    clocked = ManualClockQueue(max_batch=1, max_wait_seconds=1)
+    clocked.measured(0.5, 0.0)
     for _ in range(3):
-        desk.put(priority=2)
-    refused(desk, priority=2)
-    assert (desk.wait(1), desk.wait(2)) == (0, pytest.approx(1.5))
-    urgent = desk.put(priority=1, timeout=0.6)
-    refused(desk, priority=3)
-    assert desk.run(0.5) == [urgent]
+        clocked.put(priority=2)
+    refused(clocked, priority=2)
+    assert (clocked.wait(1), clocked.wait(2)) == (0, pytest.approx(1.5))
+    urgent = clocked.put(priority=1, timeout=0.6)
+    refused(clocked, priority=3)
+    assert clocked.run(0.5) == [urgent]
 
 
 def test_a_short_deadline_goes_first_and_counts_only_the_work_ahead_of_it() -> None:
-    desk = Desk(max_batch=1)
-    desk.measured(0.3, 0.0)
-    desk.put()
-    desk.put()
-    soon = desk.put(timeout=0.5)
-    refused(desk, timeout=0.55)
-    assert desk.run(0.3) == [soon]
+    clocked = ManualClockQueue(max_batch=1)
+    clocked.measured(0.3, 0.0)
+    clocked.put()
+    clocked.put()
+    soon = clocked.put(timeout=0.5)
+    refused(clocked, timeout=0.55)
+    assert clocked.run(0.3) == [soon]
 
 
 def test_cancelled_work_does_not_count_as_queue_wait() -> None:
-    desk = Desk(max_batch=1)
-    desk.measured(1.0, 0.0)
-    gone = [desk.put(), desk.put()]
-    refused(desk)
+    clocked = ManualClockQueue(max_batch=1)
+    clocked.measured(1.0, 0.0)
+    gone = [clocked.put(), clocked.put()]
+    refused(clocked)
     for item in gone:
-        desk.queue.cancel(item)
-    assert desk.wait() == 0
-    assert desk.queue.ahead() == (0, 0)
-    desk.put()
+        clocked.queue.cancel(item)
+    assert clocked.wait() == 0
+    assert clocked.queue.ahead() == (0, 0)
+    clocked.put()
 
 
 def test_a_batch_ends_where_its_first_request_would_be_late() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.01)
-    items = [desk.put(timeout=0.5 + number) for number in range(8)]
-    desk.clock.now += 0.455
-    taken = desk.queue.take()
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.01)
+    items = [clocked.put(timeout=0.5 + number) for number in range(8)]
+    clocked.clock.now += 0.455
+    taken = clocked.queue.take()
     assert (taken.items, taken.reason) == (items[:4], "deadline")
-    desk.queue.finish(0.04)
-    assert desk.queue.take().items == items[4:]
+    clocked.queue.finish(0.04)
+    assert clocked.queue.take().items == items[4:]
 
 
 def test_a_batch_ends_where_older_work_of_another_key_would_be_late() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.01)
-    first, other = desk.put(timeout=0.5), desk.put(timeout=0.55, key="other")
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.01)
+    first, other = clocked.put(timeout=0.5), clocked.put(timeout=0.55, key="other")
     for _ in range(7):
-        desk.put(timeout=0.6)
-    desk.clock.now += 0.45
-    taken = desk.queue.take().items
+        clocked.put(timeout=0.6)
+    clocked.clock.now += 0.45
+    taken = clocked.queue.take().items
     assert taken[0] is first
     assert len(taken) <= 5
-    desk.queue.finish(0.01 * len(taken))
-    desk.clock.now += 0.01 * len(taken)
-    assert desk.queue.take().items == [other]
+    clocked.queue.finish(0.01 * len(taken))
+    clocked.clock.now += 0.01 * len(taken)
+    assert clocked.queue.take().items == [other]
 
 
 def test_an_item_that_cannot_meet_its_deadline_is_dropped_before_it_runs() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.1)
-    late, urgent = desk.put(timeout=0.5), desk.put(timeout=0.51, priority=1)
-    others = [desk.put(timeout=2.0) for _ in range(4)]
-    desk.clock.now += 0.45
-    taken = desk.queue.take()
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.1)
+    late, urgent = clocked.put(timeout=0.5), clocked.put(timeout=0.51, priority=1)
+    others = [clocked.put(timeout=2.0) for _ in range(4)]
+    clocked.clock.now += 0.45
+    taken = clocked.queue.take()
     assert taken.expired == [urgent, late]
     assert taken.items == others
 
 
 def test_a_late_item_alone_in_the_queue_runs_and_renews_the_measurement() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.1)
-    late = desk.put(timeout=0.5)
-    desk.clock.now += 0.45
-    assert desk.queue.take().items == [late]
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.1)
+    late = clocked.put(timeout=0.5)
+    clocked.clock.now += 0.45
+    assert clocked.queue.take().items == [late]
 
 
 def test_a_batch_does_not_grow_beyond_an_uncertain_deadline_of_its_item() -> None:
-    desk = Desk(max_batch=8)
+    clocked = ManualClockQueue(max_batch=8)
     for number in range(64):
-        desk.latency.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
-    first, *_ = [desk.put(timeout=1.0), *(desk.put(timeout=5.0) for _ in range(6))]
-    desk.clock.now += 1.0 - 1.3 * desk.latency.seconds(4)
-    assert desk.latency.caution > 1.4
-    assert desk.queue.take().items == [first]
+        clocked.latency.observe(4 * (1 + number % 8), 0.01 * (1 + number % 8) * (1.2 if number % 3 else 0.6))
+    first, *_ = [clocked.put(timeout=1.0), *(clocked.put(timeout=5.0) for _ in range(6))]
+    clocked.clock.now += 1.0 - 1.3 * clocked.latency.seconds(4)
+    assert clocked.latency.caution > 1.4
+    assert clocked.queue.take().items == [first]
 
 
 def test_all_waiting_items_of_other_keys_meet_their_deadlines() -> None:
-    desk = Desk(max_batch=8)
-    desk.measured(0.0, 0.01)
-    first = desk.put(timeout=0.5)
-    others = [desk.put(timeout=0.53, key=key) for key in "abc"]
+    clocked = ManualClockQueue(max_batch=8)
+    clocked.measured(0.0, 0.01)
+    first = clocked.put(timeout=0.5)
+    others = [clocked.put(timeout=0.53, key=key) for key in "abc"]
     for _ in range(7):
-        desk.put(timeout=0.6)
-    desk.clock.now += 0.47
-    taken = desk.queue.take().items
+        clocked.put(timeout=0.6)
+    clocked.clock.now += 0.47
+    taken = clocked.queue.take().items
     assert taken[0] is first
     assert len(taken) <= 3
-    desk.clock.now += 0.01 * len(taken)
-    desk.queue.finish(0.01 * len(taken))
-    assert [desk.run(0.01) for _ in "abc"] == [[other] for other in others]
-    assert desk.clock.now <= 100.53
+    clocked.clock.now += 0.01 * len(taken)
+    clocked.queue.finish(0.01 * len(taken))
+    assert [clocked.run(0.01) for _ in "abc"] == [[other] for other in others]
+    assert clocked.clock.now <= 100.53
 
 
 def test_more_urgent_work_joins_a_batch_although_others_wait() -> None:
-    desk = Desk(max_batch=8)
-    urgent = [desk.put(timeout=0.5, priority=1) for _ in range(4)]
-    desk.put(timeout=0.03, key="other")
-    desk.measured(0.0, 0.01)
-    assert desk.queue.take().items == urgent
+    clocked = ManualClockQueue(max_batch=8)
+    urgent = [clocked.put(timeout=0.5, priority=1) for _ in range(4)]
+    clocked.put(timeout=0.03, key="other")
+    clocked.measured(0.0, 0.01)
+    assert clocked.queue.take().items == urgent
 
 
 def test_a_less_urgent_request_joins_only_if_it_meets_its_deadline() -> None:
-    desk = Desk(max_batch=8)
-    patient, hasty = desk.put(3, timeout=1.0, priority=1), desk.put(timeout=0.03)
-    desk.measured(0.0, 0.01)
-    assert desk.queue.take().items == [patient]
+    clocked = ManualClockQueue(max_batch=8)
+    patient, hasty = clocked.put(3, timeout=1.0, priority=1), clocked.put(timeout=0.03)
+    clocked.measured(0.0, 0.01)
+    assert clocked.queue.take().items == [patient]
     assert hasty.waiting
 
 
 def test_under_overload_nearly_all_admitted_requests_meet_their_deadlines() -> None:
     """Three times the capacity, two lengths, batches that take 20 % more or less than expected: see `bench`."""
-    random, desk, allowed = np.random.default_rng(3), Desk(max_batch=32), 0.4
-    desk.measured(0.013, 0.005)
+    random, clocked, allowed = np.random.default_rng(3), ManualClockQueue(max_batch=32), 0.4
+    clocked.measured(0.013, 0.005)
     accepted, late, due, worked, wasted = 0, 0, 0.0, 0.0, 0.0
     while worked < 60:
-        taken = desk.queue.take()
+        taken = clocked.queue.take()
         late += len(taken.expired)
         rows = sum(item.work for item in taken.items) / 4
         seconds = (0.013 + 0.005 * rows) * random.uniform(0.8, 1.2) if taken.items else 0.001
-        until = desk.clock.now + seconds
-        while (due := due or desk.clock.now + random.exponential(1 / 300)) < until:
-            desk.clock.now, due = due, 0.0
+        until = clocked.clock.now + seconds
+        while (due := due or clocked.clock.now + random.exponential(1 / 300)) < until:
+            clocked.clock.now, due = due, 0.0
             with contextlib.suppress(OverloadedError):
                 long = random.random() < 0.3
-                desk.put(timeout=allowed, key="long" if long else "short", elements=16 if long else 4)
+                clocked.put(timeout=allowed, key="long" if long else "short", elements=16 if long else 4)
                 accepted += 1
-        desk.clock.now = until
+        clocked.clock.now = until
         if taken.items:
-            desk.queue.finish(seconds)
+            clocked.queue.finish(seconds)
             gone = [item for item in taken.items if item.deadline < until]
             late, worked, wasted = late + len(gone), worked + seconds, wasted + seconds * bool(gone)
     assert accepted > 60 * 80
@@ -376,37 +376,37 @@ def test_under_overload_nearly_all_admitted_requests_meet_their_deadlines() -> N
 
 
 def test_one_slow_batch_causes_few_refusals() -> None:
-    desk = Desk(max_batch=4)
-    desk.measured(0.01, 0.01)
-    before = desk.latency.seconds(16)
-    desk.latency.observe(16, 30.0)
-    assert desk.latency.seconds(16) < 1.3 * before
+    clocked = ManualClockQueue(max_batch=4)
+    clocked.measured(0.01, 0.01)
+    before = clocked.latency.seconds(16)
+    clocked.latency.observe(16, 30.0)
+    assert clocked.latency.seconds(16) < 1.3 * before
     for _ in range(4):
-        desk.latency.observe(16, before)
-    assert desk.latency.seconds(16) < 1.2 * before
+        clocked.latency.observe(16, before)
+    assert clocked.latency.seconds(16) < 1.2 * before
 
 
 @pytest.mark.parametrize("factor", [20.0, 0.05])
 def test_a_changed_latency_is_learned_after_three_batches(factor: float) -> None:
-    desk = Desk(max_batch=4)
-    desk.measured(0.01, 0.01)
+    clocked = ManualClockQueue(max_batch=4)
+    clocked.measured(0.01, 0.01)
     for rows in (4, 2, 4):
-        desk.latency.observe(rows * 4, factor * (0.01 + 0.01 * rows))
-    assert desk.latency.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
+        clocked.latency.observe(rows * 4, factor * (0.01 + 0.01 * rows))
+    assert clocked.latency.seconds(16) == pytest.approx(factor * 0.05, rel=0.2)
 
 
 def test_an_idle_model_with_a_stale_slow_measurement_is_tried_again() -> None:
-    desk = Desk(max_batch=4)
+    clocked = ManualClockQueue(max_batch=4)
     for _ in range(3):
-        desk.put()
-        desk.run(30.0)
-    refused(desk, timeout=5)
-    desk.clock.now += 1.0
+        clocked.put()
+        clocked.run(30.0)
+    refused(clocked, timeout=5)
+    clocked.clock.now += 1.0
     for _ in range(3):
-        desk.put(timeout=5)
-        refused(desk, timeout=5)
-        desk.run(0.01)
-    assert desk.latency.seconds(4) == pytest.approx(0.01)
+        clocked.put(timeout=5)
+        refused(clocked, timeout=5)
+        clocked.run(0.01)
+    assert clocked.latency.seconds(4) == pytest.approx(0.01)
 
 
 def test_latency_model_learns_a_fixed_and_a_per_row_part() -> None:

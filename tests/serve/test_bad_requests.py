@@ -69,7 +69,7 @@ def speak(label: str, status: int, says: str = "", /, **fields: Any) -> None:
     text(
         label,
         "/v1/completions",
-        {"model": "speaker", "prompt": "hi", "max_tokens": 2, **fields},
+        {"model": "fake_llm", "prompt": "hi", "max_tokens": 2, **fields},
         status,
         says,
     )
@@ -77,7 +77,7 @@ def speak(label: str, status: int, says: str = "", /, **fields: Any) -> None:
 
 def chat(label: str, status: int, says: str = "", /, **fields: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    body = {"model": "speaker", "messages": messages, "max_tokens": 2, **fields}
+    body = {"model": "fake_llm", "messages": messages, "max_tokens": 2, **fields}
     text(f"chat-{label}", "/v1/chat/completions", body, status, says)
 
 
@@ -206,7 +206,7 @@ for name, body in {
     "utf-32": BODY.decode().encode("utf-32-le"),
 }.items():
     row(f"json-{name}", send(body), 400, "error")
-COMPLETION = b'{"model":"speaker","max_tokens":1,"prompt":"%b"}'
+COMPLETION = b'{"model":"fake_llm","max_tokens":1,"prompt":"%b"}'
 for name, inside, status, says in [
     ("not-utf8", b"\xff", 400, "invalid_unicode"),
     ("overlong", b"\xc0\x80", 400, "invalid_unicode"),

@@ -17,90 +17,90 @@ from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
 from infer.spec import TensorSpec
 from tests.support.fake_predictors import Fake, double, embedder
-from tests.support.manual_clock_queue import Desk
+from tests.support.manual_clock_queue import ManualClockQueue
 
 
 def test_an_empty_queue_gives_no_batch_and_no_delay() -> None:
-    taken = Desk().queue.take()
+    taken = ManualClockQueue().queue.take()
     assert (taken.items, taken.expired, taken.wait) == ([], [], None)
 
 
 def test_a_free_executor_takes_waiting_items_at_once() -> None:
-    desk = Desk()
-    items = [desk.put(), desk.put()]
-    taken = desk.queue.take()
+    clocked = ManualClockQueue()
+    items = [clocked.put(), clocked.put()]
+    taken = clocked.queue.take()
     assert taken.items == items
     assert taken.reason == "idle"
-    assert desk.queue.requests == desk.queue.rows == desk.queue.bytes == 0
+    assert clocked.queue.requests == clocked.queue.rows == clocked.queue.bytes == 0
 
 
 def test_a_batch_holds_at_most_max_batch_rows() -> None:
-    desk = Desk(max_batch=4)
-    a, b, c = desk.put(2), desk.put(2), desk.put(1)
-    taken = desk.queue.take()
+    clocked = ManualClockQueue(max_batch=4)
+    a, b, c = clocked.put(2), clocked.put(2), clocked.put(1)
+    taken = clocked.queue.take()
     assert taken.items == [a, b]
     assert taken.reason == "full"
-    assert desk.queue.take().items == [c]
+    assert clocked.queue.take().items == [c]
 
 
 def test_an_item_that_does_not_fit_is_first_of_the_next_batch() -> None:
-    desk = Desk(max_batch=4)
-    a, big, small = desk.put(2), desk.put(3), desk.put(2)
-    assert desk.queue.take().items == [a, small]
-    assert desk.queue.take().items == [big]
+    clocked = ManualClockQueue(max_batch=4)
+    a, big, small = clocked.put(2), clocked.put(3), clocked.put(2)
+    assert clocked.queue.take().items == [a, small]
+    assert clocked.queue.take().items == [big]
 
 
 def test_keys_never_share_a_batch_and_the_oldest_deadline_goes_first() -> None:
-    desk = Desk()
+    clocked = ManualClockQueue()
     late, soon, late2 = (
-        desk.put(key="a", timeout=9),
-        desk.put(key="b", timeout=3),
-        desk.put(key="a", timeout=9),
+        clocked.put(key="a", timeout=9),
+        clocked.put(key="b", timeout=3),
+        clocked.put(key="a", timeout=9),
     )
-    assert desk.queue.take().items == [soon]
-    assert desk.queue.take().items == [late, late2]
+    assert clocked.queue.take().items == [soon]
+    assert clocked.queue.take().items == [late, late2]
 
 
 def test_priority_goes_before_deadline() -> None:
-    desk = Desk(max_batch=1)
-    normal, urgent = desk.put(timeout=1), desk.put(timeout=50, priority=1)
-    assert desk.queue.take().items == [urgent]
-    assert desk.queue.take().items == [normal]
+    clocked = ManualClockQueue(max_batch=1)
+    normal, urgent = clocked.put(timeout=1), clocked.put(timeout=50, priority=1)
+    assert clocked.queue.take().items == [urgent]
+    assert clocked.queue.take().items == [normal]
 
 
 def test_a_batch_is_bounded_in_elements_with_padding() -> None:
-    desk = Desk(max_batch=4, max_batch_elements=20)
-    short, long = desk.put(elements=4), desk.put(elements=10)
-    assert desk.queue.take().items == [short, long]
-    a, _, _ = desk.put(elements=10), desk.put(elements=4), desk.put(elements=4)
-    assert len(desk.queue.take().items) == 2
+    clocked = ManualClockQueue(max_batch=4, max_batch_elements=20)
+    short, long = clocked.put(elements=4), clocked.put(elements=10)
+    assert clocked.queue.take().items == [short, long]
+    a, _, _ = clocked.put(elements=10), clocked.put(elements=4), clocked.put(elements=4)
+    assert len(clocked.queue.take().items) == 2
     assert a.waiting is False
     with pytest.raises(TooLargeError):
-        desk.put(elements=21)
+        clocked.put(elements=21)
 
 
 def test_an_expired_item_is_reported_and_in_no_batch() -> None:
-    desk = Desk()
-    dead, alive = desk.put(timeout=1), desk.put(timeout=9)
-    desk.clock.now += 2
-    taken = desk.queue.take()
+    clocked = ManualClockQueue()
+    dead, alive = clocked.put(timeout=1), clocked.put(timeout=9)
+    clocked.clock.now += 2
+    taken = clocked.queue.take()
     assert (taken.items, taken.expired) == ([alive], [dead])
 
 
 def test_a_cancelled_item_frees_its_place_in_the_queue() -> None:
-    desk = Desk()
-    gone, stays = desk.put(3), desk.put()
-    assert desk.queue.cancel(gone)
-    assert desk.queue.rows == 1
-    assert desk.queue.take().items == [stays]
-    assert not desk.queue.cancel(stays), "what runs can't be cancelled any more"
+    clocked = ManualClockQueue()
+    gone, stays = clocked.put(3), clocked.put()
+    assert clocked.queue.cancel(gone)
+    assert clocked.queue.rows == 1
+    assert clocked.queue.take().items == [stays]
+    assert not clocked.queue.cancel(stays), "what runs can't be cancelled any more"
 
 
 def test_ten_thousand_cancelled_items_leave_no_heap_entries() -> None:
-    desk = Desk()
+    clocked = ManualClockQueue()
     for _ in range(10_000):
-        desk.queue.cancel(desk.put())
-    assert sum(len(queue) for queue in desk.queue._queues.values()) <= 65
+        clocked.queue.cancel(clocked.put())
+    assert sum(len(queue) for queue in clocked.queue._queues.values()) <= 65
 
 
 @pytest.mark.parametrize(
@@ -108,41 +108,41 @@ def test_ten_thousand_cancelled_items_leave_no_heap_entries() -> None:
     [({"max_queue_requests": 2}, 1), ({"max_queue_rows": 5}, 2), ({"max_queue_bytes": 40}, 1)],
 )
 def test_a_full_queue_refuses_and_admits_again_when_there_is_room(limits: dict[str, int], rows: int) -> None:
-    desk = Desk(**limits)
-    desk.put(rows)
-    desk.put(rows)
+    clocked = ManualClockQueue(**limits)
+    clocked.put(rows)
+    clocked.put(rows)
     with pytest.raises(OverloadedError):
-        desk.put(rows)
-    assert desk.queue.requests == 2
-    desk.queue.take()
-    desk.put(rows)
+        clocked.put(rows)
+    assert clocked.queue.requests == 2
+    clocked.queue.take()
+    clocked.put(rows)
 
 
 def test_a_request_larger_than_the_queue_is_too_large_not_overload() -> None:
     with pytest.raises(TooLargeError, match="5 rows"):
-        Desk(max_queue_rows=5).put(6)
+        ManualClockQueue(max_queue_rows=5).put(6)
 
 
 def test_draining_refuses_new_work_and_finishes_old() -> None:
-    desk = Desk()
-    item = desk.put()
-    desk.queue.draining = True
+    clocked = ManualClockQueue()
+    item = clocked.put()
+    clocked.queue.draining = True
     with pytest.raises(NotReadyError):
-        desk.put()
-    assert desk.queue.take().items == [item]
+        clocked.put()
+    assert clocked.queue.take().items == [item]
 
 
 def test_max_delay_delays_a_partial_batch_but_not_a_full_one() -> None:
-    desk = Desk(max_batch=2, max_delay_us=10_000)
-    first = desk.put()
-    assert desk.queue.take().wait == pytest.approx(0.01)
-    desk.clock.now += 0.004
-    assert desk.queue.take().wait == pytest.approx(0.006)
-    second = desk.put()
-    assert desk.queue.take().items == [first, second]
-    alone = desk.put()
-    desk.clock.now += 0.011
-    assert desk.queue.take().items == [alone]
+    clocked = ManualClockQueue(max_batch=2, max_delay_us=10_000)
+    first = clocked.put()
+    assert clocked.queue.take().wait == pytest.approx(0.01)
+    clocked.clock.now += 0.004
+    assert clocked.queue.take().wait == pytest.approx(0.006)
+    second = clocked.put()
+    assert clocked.queue.take().items == [first, second]
+    alone = clocked.put()
+    clocked.clock.now += 0.011
+    assert clocked.queue.take().items == [alone]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 24, 25, 63, 64, 100, 500])
@@ -401,13 +401,13 @@ def test_bfloat16_runs_in_torch_and_is_returned_as_uint16() -> None:
 
 @pytest.mark.parametrize(("priority", "most"), [(2, 60), (5, 250)])
 def test_a_flood_of_higher_priority_starves_no_item(priority: int, most: int) -> None:
-    desk = Desk(max_batch=1)
-    waits = desk.put(timeout=1000, priority=priority)
+    clocked = ManualClockQueue(max_batch=1)
+    waits = clocked.put(timeout=1000, priority=priority)
     for count in range(1, most):
-        desk.put(timeout=1000, priority=1)
-        desk.put(timeout=1000, priority=1)
-        if desk.queue.take().items == [waits]:
+        clocked.put(timeout=1000, priority=1)
+        clocked.put(timeout=1000, priority=1)
+        if clocked.queue.take().items == [waits]:
             assert count > 1
             return
-        desk.clock.now += 0.1
+        clocked.clock.now += 0.1
     pytest.fail("it starved")

@@ -20,7 +20,7 @@ from tests.support.raw_http import ROOT, get
 from tests.support.worker_models import alive, body_of, children, serving, wait_until
 
 pytestmark = pytest.mark.chaos
-INFER = "/v2/models/hazards/infer"
+INFER = "/v2/models/faulty/infer"
 FULL = Path("/dev/full")
 full_disk = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 

@@ -230,7 +230,7 @@ def test_coalesced_requests_past_their_deadline_fail_each(groups: list[int]) -> 
 def test_a_coalesced_request_that_crashes_a_worker_fails_alone(
     groups: list[int], resumed: list[bytes]
 ) -> None:
-    source = ModelSource(path="double", opener="tests.support.worker_models:Hazards")
+    source = ModelSource(path="double", opener="tests.support.worker_models:FaultyModel")
     with closing(StartingModel(source).wait_ready()) as predictor, live(predictor) as server:
         known(server, row(0, 0, 0, 0))
         for hazard in (int(RAISE), int(DIE)):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infer import Predictor
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,14 +51,14 @@ def run(command: list[str], folder: Path) -> str:
 
 def test_llm_comply_passes_except_for_images(tmp_path: Path) -> None:
     program = tool("llm-comply")
-    engine = Alphabet(script="Hello there, friend.", constrained=CALL)
-    with live(Speaker(tmp_path, engine=engine, context=4096)) as server:
+    engine = FakeEngine(script="Hello there, friend.", constrained=CALL)
+    with live(FakeLLMPredictor(tmp_path, engine=engine, context=4096)) as server:
         command = [
             program,
             "-u",
             f"{server.url}/v1",
             "-m",
-            "speaker",
+            "fake_llm",
             "-k",
             "none",
             "--format",
@@ -89,7 +89,7 @@ def test_lm_eval_matches_predictor_perplexity_and_greedy_text(
     predictor: Predictor = request.getfixturevalue("predictor")
     text = (ROOT / "models/pydoc_lm/samples.txt").read_text()
     texts = [text[start : start + 700] for start in range(0, 6 * 700, 700)]
-    starts = [predictor.language.encode(one[:80], special=False) for one in texts]  # as lm-eval encodes
+    starts = [predictor.language_model.encode(one[:80], special=False) for one in texts]  # as lm-eval encodes
     made = predictor.generate(starts, max_tokens=12, temperature=0, stop=["\n"])
     greedy = [one.text for one in made]
     rolling = [{"context": "", "text": one} for one in texts]
@@ -104,8 +104,8 @@ def test_lm_eval_matches_predictor_perplexity_and_greedy_text(
         if kind == "generate_until":
             task += 'generation_kwargs: {until: ["\\n"], max_gen_toks: 12}\n'
         (tmp_path / f"{name}.yaml").write_text(task)
-    begin = predictor.language.config.bos_id
-    ids = [[begin, *predictor.language.encode(one, special=False)] for one in texts]
+    begin = predictor.language_model.config.bos_id
+    ids = [[begin, *predictor.language_model.encode(one, special=False)] for one in texts]
     total = sum(score.total for score in predictor.score(ids))
     expected = -total / math.log(2) / sum(len(one.encode()) for one in texts)
     with live(predictor) as server:

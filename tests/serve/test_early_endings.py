@@ -22,7 +22,7 @@ from infer.serve.api import openai_response
 from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.prompt_queue import AGING
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 
 JSON = dict[str, Any]
@@ -36,21 +36,21 @@ def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @contextmanager
-def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, Alphabet]]:
+def slow_speaker(folder: Path) -> Iterator[tuple[httpx.Client, Any, FakeEngine]]:
     """Open a client of an engine whose gate is closed, with 15 s predicted for a prompt of one token."""
-    engine = Alphabet()
+    engine = FakeEngine()
     engine.gate.clear()
-    with live(Speaker(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        model = server.service.generators["speaker"]
+    with live(FakeLLMPredictor(folder, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["fake_llm"]
         model.admission.prefill_rate.observe(1, 15.0)
         yield raw, model, engine
 
 
 def test_disconnected_client_is_cancelled_at_once(tmp_path: Path) -> None:
-    engine = Alphabet(seconds=0.005)
-    with live(Speaker(tmp_path, engine=engine)) as own, httpx.Client(base_url=own.url) as raw:
+    engine = FakeEngine(seconds=0.005)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as own, httpx.Client(base_url=own.url) as raw:
         for stream in (True, False):
-            body = {"model": "speaker", "prompt": "x", "max_tokens": 62, "stream": stream, "n": 2}
+            body = {"model": "fake_llm", "prompt": "x", "max_tokens": 62, "stream": stream, "n": 2}
             engine.cancelled.clear()
             if stream:
                 with raw.stream("POST", "/v1/completions", json=body) as answer:
@@ -59,16 +59,16 @@ def test_disconnected_client_is_cancelled_at_once(tmp_path: Path) -> None:
                 with pytest.raises(httpx.ReadTimeout):
                     raw.post("/v1/completions", json=body, timeout=0.05)
             wait_until(lambda: bool(engine.cancelled), 2)
-            wait_until(lambda: own.service.generators["speaker"].idle)
+            wait_until(lambda: own.service.generators["fake_llm"].idle)
         text = raw.get("/metrics").text
-        assert 'infer_cancelled_total{model="speaker",stage="running",version="1"} 2.0' in text
+        assert 'infer_cancelled_total{model="fake_llm",stage="running",version="1"} 2.0' in text
         assert 'code="499"' in text
 
 
 def test_deadline_expires_in_queue_and_while_running(tmp_path: Path) -> None:
-    engine = Alphabet(seconds=0.01)
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        body: JSON = {"model": "speaker", "prompt": "x", "max_tokens": 62, "timeout": 0.08}
+    engine = FakeEngine(seconds=0.01)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body: JSON = {"model": "fake_llm", "prompt": "x", "max_tokens": 62, "timeout": 0.08}
         answer = raw.post("/v1/completions", json=body)
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_exceeded"
@@ -80,23 +80,23 @@ def test_deadline_expires_in_queue_and_while_running(tmp_path: Path) -> None:
         engine.gate.clear()
         answer = raw.post("/v1/completions", json=body)
         assert "in the queue" in answer.json()["error"]["message"]
-        body = {"model": "speaker", "prompt": "x"}
+        body = {"model": "fake_llm", "prompt": "x"}
         headers = {"X-Request-Timeout-Ms": "50"}
         assert raw.post("/v1/completions", json=body, headers=headers).status_code == 504
         wait_until(lambda: len(engine.cancelled) == 4)
-        assert server.service.generators["speaker"].waiting_tokens == 0
+        assert server.service.generators["fake_llm"].waiting_tokens == 0
 
 
 def test_full_queue_returns_429_with_retry_after(tmp_path: Path) -> None:
-    engine = Alphabet()
+    engine = FakeEngine()
     engine.gate.clear()
     limits = ServeLimits(max_queue_requests=2, max_queue_tokens=20)
     with (
-        live(Speaker(tmp_path, engine=engine), limits=limits) as server,
+        live(FakeLLMPredictor(tmp_path, engine=engine), limits=limits) as server,
         httpx.Client(base_url=server.url) as raw,
     ):
-        model = server.service.generators["speaker"]
-        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        model = server.service.generators["fake_llm"]
+        url, body = f"{server.url}/v1/completions", {"model": "fake_llm", "prompt": "x", "max_tokens": 1}
         got: list[int] = []
         threads = [
             threading.Thread(target=lambda: got.append(httpx.post(url, json=body, timeout=20).status_code))
@@ -120,12 +120,15 @@ def test_full_queue_returns_429_with_retry_after(tmp_path: Path) -> None:
         assert raw.post(url, json={**body, "prompt": "x" * 30}).status_code == 429
         assert raw.post(url, json=body).status_code == 200
         text = raw.get("/metrics").text
-        assert 'infer_rejected_total{model="speaker",reason="overloaded",version="1"} 3.0' in text
+        assert 'infer_rejected_total{model="fake_llm",reason="overloaded",version="1"} 3.0' in text
 
 
 def test_long_predicted_waits_are_rejected_urgent_requests_admitted(tmp_path: Path) -> None:
     with slow_speaker(tmp_path) as (raw, model, engine):
-        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        url, body = (
+            raw.base_url.join("/v1/completions"),
+            {"model": "fake_llm", "prompt": "x", "max_tokens": 1},
+        )
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
         wait_until(lambda: model.waiting_requests == 1)
@@ -143,7 +146,10 @@ def test_long_predicted_waits_are_rejected_urgent_requests_admitted(tmp_path: Pa
 
 def test_predicted_wait_includes_margin_after_underestimates(tmp_path: Path) -> None:
     with slow_speaker(tmp_path) as (raw, model, engine):
-        url, body = raw.base_url.join("/v1/completions"), {"model": "speaker", "prompt": "x", "max_tokens": 1}
+        url, body = (
+            raw.base_url.join("/v1/completions"),
+            {"model": "fake_llm", "prompt": "x", "max_tokens": 1},
+        )
         threads = [
             threading.Thread(target=lambda: httpx.post(url, json={**body, "timeout": 40}, timeout=20))
             for _ in range(2)
@@ -162,12 +168,12 @@ def test_predicted_wait_includes_margin_after_underestimates(tmp_path: Path) -> 
 
 
 def test_rejected_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Alphabet()
+    engine = FakeEngine()
     engine.gate.clear()
     limits = ServeLimits(max_queue_requests=1)
-    with live(Speaker(tmp_path, engine=engine), limits=limits) as server:
-        model = server.service.generators["speaker"]
-        url, body = f"{server.url}/v1/completions", {"model": "speaker", "prompt": "x", "max_tokens": 1}
+    with live(FakeLLMPredictor(tmp_path, engine=engine), limits=limits) as server:
+        model = server.service.generators["fake_llm"]
+        url, body = f"{server.url}/v1/completions", {"model": "fake_llm", "prompt": "x", "max_tokens": 1}
         first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=20))
         first.start()
         wait_until(lambda: model.waiting_requests == 1)
@@ -179,11 +185,11 @@ def test_rejected_prompts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_prefill_rate_is_measured_in_prompt_tokens(tmp_path: Path) -> None:
-    engine = Alphabet(seconds=0.02)
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        model = server.service.generators["speaker"]
+    engine = FakeEngine(seconds=0.02)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        model = server.service.generators["fake_llm"]
         for _ in range(8):
-            body = {"model": "speaker", "prompt": "x" * 19, "max_tokens": 1}
+            body = {"model": "fake_llm", "prompt": "x" * 19, "max_tokens": 1}
             assert raw.post("/v1/completions", json=body).status_code == 200
         assert model.admission.predicted_wait() == 0
         assert model.admission.prefill_rate.seconds(20) >= 0.02
@@ -191,10 +197,10 @@ def test_prefill_rate_is_measured_in_prompt_tokens(tmp_path: Path) -> None:
 
 def test_queued_stream_gets_keepalive_pings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(openai_response, "PING_SECONDS", 0.02)
-    engine = Alphabet()
+    engine = FakeEngine()
     engine.gate.clear()
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 2, "stream": True}
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 2, "stream": True}
         with raw.stream("POST", "/v1/completions", json=body) as answer:
             texts = answer.iter_text()
             assert next(texts) == ": ping\n\n"
@@ -204,13 +210,13 @@ def test_queued_stream_gets_keepalive_pings(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_engine_death_fails_every_stream_and_health(tmp_path: Path) -> None:
-    engine = Alphabet(seconds=0.01)
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+    engine = FakeEngine(seconds=0.01)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         with raw.stream("POST", "/v1/completions", json=body) as answer:
             texts = answer.iter_text()
             next(texts)
-            assert raw.post("/v1/completions", json={"model": "speaker", "prompt": "#"}).status_code == 500
+            assert raw.post("/v1/completions", json={"model": "fake_llm", "prompt": "#"}).status_code == 500
             rest = "".join(texts)
         assert '"error"' in rest
         assert "[DONE]" not in rest
@@ -220,9 +226,9 @@ def test_engine_death_fails_every_stream_and_health(tmp_path: Path) -> None:
 
 
 def test_draining_finishes_admitted_requests_and_admits_none(tmp_path: Path) -> None:
-    engine = Alphabet(seconds=0.01)
-    with live(Speaker(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 40, "stream": True}
+    engine = FakeEngine(seconds=0.01)
+    with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 40, "stream": True}
         with raw.stream("POST", "/v1/completions", json=body) as answer:
             texts = answer.iter_text()
             first = next(texts)
@@ -246,7 +252,7 @@ def test_sigterm_finishes_streams_or_ends_them_with_an_error(tmp_path: Path, cut
     with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2], **pipes) as running:
         try:
             url = re.findall(r"http://127\.0\.0\.1:\d+", running.stdout.readline())[0]
-            body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+            body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
             with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
                 texts = answer.iter_text()
                 text = next(texts)

@@ -15,13 +15,13 @@ from infer.serve.batching.queue_items import QueueItem
 from infer.serve.fast_path.request_group import GroupItem
 from infer.serve.limits import ServeLimits
 from tests.serve.test_queue_items import Owner
-from tests.support.manual_clock_queue import Clock, Desk
+from tests.support.manual_clock_queue import Clock, ManualClockQueue
 
 LIMITS = {"max_queue_requests": 10_000, "max_queue_rows": 100_000, "max_wait_seconds": 1e6}
 
 
-class FairDesk(Desk):
-    """The desk of a queue with tenants."""
+class FairManualClockQueue(ManualClockQueue):
+    """A queue with tenants, and its clock."""
 
     def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
         self.clock = Clock()
@@ -37,19 +37,19 @@ def tenants(items: list[QueueItem]) -> list[str]:
     return [item.tenant for item in items]
 
 
-def refused(desk: Desk, rows: int = 1, **how: Any) -> OverloadedError:
+def refused(clocked: ManualClockQueue, rows: int = 1, **how: Any) -> OverloadedError:
     with pytest.raises(OverloadedError) as caught:
-        desk.put(rows, **how)
+        clocked.put(rows, **how)
     return caught.value
 
 
-def party(desk: FairDesk, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
+def party(clocked: FairManualClockQueue, tenant: str, requests: int, timeout: float = 60) -> QueueItem:
     """Queue requests of one row each as one item."""
-    rows, deadline = np.zeros((requests, 1)), desk.clock.now + timeout
+    rows, deadline = np.zeros((requests, 1)), clocked.clock.now + timeout
     owner = Owner([f"{tenant}{at}" for at in range(requests)])
     sizes = requests, 4, 16 * requests
     item = GroupItem({"x": rows}, {}, "k", *sizes, deadline, 2, owner, 0, requests=requests, tenant=tenant)
-    desk.fair.admit([item], deadline)
+    clocked.fair.admit([item], deadline)
     return item
 
 
@@ -107,8 +107,8 @@ class Reference:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
-    dice, desk = random.Random(seed), FairDesk(max_batch=4, **LIMITS)
-    desk.measured(0.0, 0.25)  # a power of two, so that both sides count the same
+    dice, clocked = random.Random(seed), FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked.measured(0.0, 0.25)  # a power of two, so that both sides count the same
     reference = Reference(4, 0.25)
     number = taken = 0
     for _ in range(300):
@@ -117,29 +117,29 @@ def test_batches_are_those_of_the_slow_reference(seed: int) -> None:
             number += 1
             tenant = dice.choice("aaaaaaab" if seed % 2 else "aaabbc")
             options = {"key": dice.choice("kkl"), "priority": dice.choice([1, 2, 2]), "timeout": 1e6 + number}
-            item = desk.put(tenant=tenant, **options)
+            item = clocked.put(tenant=tenant, **options)
             item.index = number
             reference.put(item)
         elif action < 0.75 and reference.waiting:
             item = dice.choice(reference.waiting)
             reference.cancel(item)
-            assert desk.queue.cancel(item)
+            assert clocked.queue.cancel(item)
         else:
-            expected = reference.take(list(desk.fair.active))
-            found = desk.run(0.0)
+            expected = reference.take(list(clocked.fair.active))
+            found = clocked.run(0.0)
             taken += len(found)
             assert sorted(e.index for e in found) == sorted(e.index for e in expected)
-            assert {n: desk.served(n) for n in reference.served} == pytest.approx(reference.served)
+            assert {n: clocked.served(n) for n in reference.served} == pytest.approx(reference.served)
     assert taken > 100
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
     dice, limits = random.Random(seed), {"max_queue_requests": 12, "max_batch_elements": 96}
-    plain, fair = Desk(max_batch=8, **limits), FairDesk(max_batch=8, **limits)
+    plain, fair = ManualClockQueue(max_batch=8, **limits), FairManualClockQueue(max_batch=8, **limits)
     pairs: list[tuple[QueueItem, QueueItem]] = []
-    for desk in (plain, fair):
-        desk.measured(0.01, 0.02)
+    for clocked in (plain, fair):
+        clocked.measured(0.01, 0.02)
     for _ in range(150):
         if dice.random() < 0.7:
             rows = dice.randint(1, 3)
@@ -150,9 +150,9 @@ def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
                 "key": dice.choice("kkl"),
             }
             items: list[QueueItem | str] = []
-            for desk in (plain, fair):
+            for clocked in (plain, fair):
                 try:
-                    items.append(desk.put(rows, **options))
+                    items.append(clocked.put(rows, **options))
                 except OverloadedError as error:
                     items.append(f"{error.retry_after:.6f}")
             if isinstance(items[0], QueueItem) and isinstance(items[1], QueueItem):
@@ -168,33 +168,33 @@ def test_one_tenant_alone_is_served_as_without_shares(seed: int) -> None:
             for mine, theirs in ((first.items, second.items), (first.expired, second.expired)):
                 assert [numbers[0][id(e)] for e in mine] == [numbers[1][id(e)] for e in theirs]
             assert first.reason == second.reason
-            for desk in (plain, fair):
-                desk.clock.now += 0.03
-                desk.queue.finish(0.0)
+            for clocked in (plain, fair):
+                clocked.clock.now += 0.03
+                clocked.queue.finish(0.0)
 
 
 def test_tenants_with_enough_waiting_are_served_equally() -> None:
-    desk = FairDesk(max_batch=4, **LIMITS)
-    desk.measured(0.01, 0.01)
+    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked.measured(0.01, 0.01)
     for _ in range(300):
-        desk.put(tenant="flood", priority=1)
+        clocked.put(tenant="flood", priority=1)
     for _ in range(30):
-        desk.put(tenant="polite")
-        desk.put(tenant="third")
-    found = Counter(tenants([e for _ in range(22) for e in desk.run(0.05)]))
+        clocked.put(tenant="polite")
+        clocked.put(tenant="third")
+    found = Counter(tenants([e for _ in range(22) for e in clocked.run(0.05)]))
     assert set(found) == {"flood", "polite", "third"}
     assert max(found.values()) - min(found.values()) <= 1
-    assert max(desk.served(n) for n in found) - min(desk.served(n) for n in found) < 0.02
+    assert max(clocked.served(n) for n in found) - min(clocked.served(n) for n in found) < 0.02
 
 
 def test_a_share_is_counted_in_predicted_seconds_not_in_requests() -> None:
-    desk = FairDesk(max_batch=4, **LIMITS)
-    desk.measured(0.0, 0.01)
+    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked.measured(0.0, 0.01)
     for _ in range(40):
-        desk.put(4, tenant="wide")
+        clocked.put(4, tenant="wide")
         for _ in range(4):
-            desk.put(1, tenant="narrow")
-    batches = [desk.run(0.04) for _ in range(40)]
+            clocked.put(1, tenant="narrow")
+    batches = [clocked.run(0.04) for _ in range(40)]
     rows = Counter(
         {name: sum(e.rows for b in batches for e in b if e.tenant == name) for name in ("wide", "narrow")}
     )
@@ -202,169 +202,176 @@ def test_a_share_is_counted_in_predicted_seconds_not_in_requests() -> None:
 
 
 def test_a_polite_tenant_is_in_the_next_batch_of_a_flood() -> None:
-    desk = FairDesk(max_batch=4, **LIMITS)
-    desk.measured(0.01, 0.01)
+    clocked = FairManualClockQueue(max_batch=4, **LIMITS)
+    clocked.measured(0.01, 0.01)
     for _ in range(100):
-        desk.put(tenant="flood", priority=1)
+        clocked.put(tenant="flood", priority=1)
     for _ in range(10):
-        desk.run(0.05)
-        polite = desk.put(tenant="polite", priority=200)
-        assert polite in desk.run(0.05)
+        clocked.run(0.05)
+        polite = clocked.put(tenant="polite", priority=200)
+        assert polite in clocked.run(0.05)
 
 
 def test_a_batch_is_filled_with_items_of_all_tenants() -> None:
-    desk = FairDesk(max_batch=8, **LIMITS)
+    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
     for _ in range(20):
-        desk.put(tenant="flood")
-    desk.put(tenant="polite")
-    assert Counter(tenants(desk.run(0.1))) == {"flood": 7, "polite": 1}
+        clocked.put(tenant="flood")
+    clocked.put(tenant="polite")
+    assert Counter(tenants(clocked.run(0.1))) == {"flood": 7, "polite": 1}
 
 
 def test_an_idle_tenant_saves_up_no_service() -> None:
-    desk = FairDesk(max_batch=1, **LIMITS)
-    desk.measured(0.1, 0.0)
-    desk.put(tenant="idle")
-    desk.run(0.1)
+    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked.measured(0.1, 0.0)
+    clocked.put(tenant="idle")
+    clocked.run(0.1)
     for _ in range(50):
-        desk.put(tenant="busy")
-        desk.run(0.1)
+        clocked.put(tenant="busy")
+        clocked.run(0.1)
     for _ in range(10):
-        desk.put(tenant="busy")
-        desk.put(tenant="idle")
-    found = tenants([e for _ in range(10) for e in desk.run(0.1)])
+        clocked.put(tenant="busy")
+        clocked.put(tenant="idle")
+    found = tenants([e for _ in range(10) for e in clocked.run(0.1)])
     assert Counter(found) == {"busy": 5, "idle": 5}
 
 
 def test_use_of_idle_capacity_is_hardly_charged_later() -> None:
-    desk = FairDesk(max_batch=8, **LIMITS)
-    desk.measured(0.0, 0.01)
+    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
+    clocked.measured(0.0, 0.01)
     for _ in range(1000):
-        desk.put(tenant="flood")
-    desk.put(tenant="rare", key="other", priority=200)
+        clocked.put(tenant="flood")
+    clocked.put(tenant="rare", key="other", priority=200)
     for _ in range(50):  # it always waits, and gets all it asks for
-        desk.put(tenant="rare")
-        assert Counter(tenants(desk.run(0.08))) == {"flood": 7, "rare": 1}
+        clocked.put(tenant="rare")
+        assert Counter(tenants(clocked.run(0.08))) == {"flood": 7, "rare": 1}
     for _ in range(500):
-        desk.put(tenant="rare")
-    found = Counter(tenants([e for _ in range(10) for e in desk.run(0.08)]))
+        clocked.put(tenant="rare")
+    found = Counter(tenants([e for _ in range(10) for e in clocked.run(0.08)]))
     assert found["flood"] > 20
 
 
 def test_an_overcharged_batch_has_no_lasting_effect() -> None:
-    desk = FairDesk(max_batch=1, **LIMITS)
-    desk.measured(1.0, 0.0)
+    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked.measured(1.0, 0.0)
     for tenant in ("a", "b") * 20:
-        desk.put(tenant=tenant)
-    desk.run(0.001)
-    found = tenants([e for _ in range(20) for e in desk.run(0.001)])
+        clocked.put(tenant=tenant)
+    clocked.run(0.001)
+    found = tenants([e for _ in range(20) for e in clocked.run(0.001)])
     assert abs(Counter(found)["a"] - Counter(found)["b"]) <= 4
 
 
 def test_priority_orders_the_requests_of_one_tenant_only() -> None:
-    desk = FairDesk(max_batch=1, **LIMITS)
-    desk.measured(0.1, 0.0)
-    late, soon = desk.put(tenant="a", priority=200), desk.put(tenant="a", priority=100)
-    urgent = [desk.put(tenant="b", priority=1) for _ in range(5)]
-    order = [desk.run(0.1)[0] for _ in range(7)]
+    clocked = FairManualClockQueue(max_batch=1, **LIMITS)
+    clocked.measured(0.1, 0.0)
+    late, soon = clocked.put(tenant="a", priority=200), clocked.put(tenant="a", priority=100)
+    urgent = [clocked.put(tenant="b", priority=1) for _ in range(5)]
+    order = [clocked.run(0.1)[0] for _ in range(7)]
     assert [e for e in order if e.tenant == "a"] == [soon, late]
     assert [e for e in order if e.tenant == "b"] == urgent
     assert order.index(late) <= 3
 
 
 def test_grouped_requests_of_two_tenants_share_a_batch_equally() -> None:
-    desk = FairDesk(max_batch=8, **LIMITS)
-    desk.measured(0.01, 0.01)
-    flood = [party(desk, "flood", 8) for _ in range(3)]
-    polite = party(desk, "polite", 5)
-    found = desk.run(0.1)
+    clocked = FairManualClockQueue(max_batch=8, **LIMITS)
+    clocked.measured(0.01, 0.01)
+    flood = [party(clocked, "flood", 8) for _ in range(3)]
+    polite = party(clocked, "polite", 5)
+    found = clocked.run(0.1)
     assert [(e.tenant, e.owner.requests) for e in found] == [
         ("flood", ["flood0", "flood1", "flood2", "flood3"]),
         ("polite", ["polite0", "polite1", "polite2", "polite3"]),
     ]
-    assert (flood[0].requests, polite.requests, desk.fair.requests) == (4, 1, 21)
-    assert desk.fair.drop(polite, 0)
-    assert "polite" not in desk.fair.active
-    assert [e.rows for e in desk.run(0.1)] == [4, 4]
+    assert (flood[0].requests, polite.requests, clocked.fair.requests) == (4, 1, 21)
+    assert clocked.fair.drop(polite, 0)
+    assert "polite" not in clocked.fair.active
+    assert [e.rows for e in clocked.run(0.1)] == [4, 4]
 
 
 def test_a_tenant_beyond_its_share_of_a_full_queue_is_refused_first() -> None:
-    desk = FairDesk(max_queue_requests=10)
+    clocked = FairManualClockQueue(max_queue_requests=10)
     for _ in range(10):
-        desk.put(tenant="flood")
-    assert "holds 10 requests" in str(refused(desk, tenant="flood"))
+        clocked.put(tenant="flood")
+    assert "holds 10 requests" in str(refused(clocked, tenant="flood"))
     for _ in range(5):
-        desk.put(tenant="polite")
-    assert "15 requests, 5 of them of this API key, whose share is 5" in str(refused(desk, tenant="polite"))
-    refused(desk, tenant="flood")
+        clocked.put(tenant="polite")
+    assert "15 requests, 5 of them of this API key, whose share is 5" in str(
+        refused(clocked, tenant="polite")
+    )
+    refused(clocked, tenant="flood")
     for _ in range(6):
-        desk.run(0.1)
-    assert desk.fair.requests == 0
+        clocked.run(0.1)
+    assert clocked.fair.requests == 0
     for _ in range(10):
-        desk.put(tenant="polite")
+        clocked.put(tenant="polite")
 
 
 def test_rows_and_bytes_are_shared_and_never_more_than_twice_the_limit() -> None:
-    desk = FairDesk(max_queue_rows=12, max_queue_bytes=12 * 16)
+    clocked = FairManualClockQueue(max_queue_rows=12, max_queue_bytes=12 * 16)
     errors = []
     for number in range(50):
         for _ in range(12):
             try:
-                desk.put(tenant=f"t{number}")
+                clocked.put(tenant=f"t{number}")
             except OverloadedError as error:
                 errors.append(str(error))
     assert all("twice its limit" in error or "whose share is" in error for error in errors)
     assert "whose share is 6" in errors[0]
-    assert desk.fair.rows == 24
+    assert clocked.fair.rows == 24
     with pytest.raises(TooLargeError):
-        desk.put(13, tenant="t1")
+        clocked.put(13, tenant="t1")
 
 
 def test_a_flood_delays_other_tenants_by_at_most_its_share() -> None:
-    desk = FairDesk(max_batch=4)
-    desk.measured(0.0, 0.01)
+    clocked = FairManualClockQueue(max_batch=4)
+    clocked.measured(0.0, 0.01)
     for _ in range(100):
-        desk.put(tenant="flood")
+        clocked.put(tenant="flood")
     for _ in range(100):
-        assert refused(desk, tenant="flood").retry_after > 0.9
-    assert desk.fair.tenant_queue("flood").admission.backlog_seconds() == pytest.approx(1.0, abs=0.02)
-    assert desk.fair.tenant_queue("polite").admission.backlog_seconds() == 0
-    desk.put(2, tenant="polite", timeout=0.05)
-    assert desk.fair.tenant_queue("polite").admission.backlog_seconds() == pytest.approx(0.04)
-    assert desk.fair.tenant_queue("polite").admission.overloaded is False
-    assert "polite" in tenants(desk.run(0.04))
+        assert refused(clocked, tenant="flood").retry_after > 0.9
+    assert clocked.fair.tenant_queue("flood").admission.backlog_seconds() == pytest.approx(1.0, abs=0.02)
+    assert clocked.fair.tenant_queue("polite").admission.backlog_seconds() == 0
+    clocked.put(2, tenant="polite", timeout=0.05)
+    assert clocked.fair.tenant_queue("polite").admission.backlog_seconds() == pytest.approx(0.04)
+    assert clocked.fair.tenant_queue("polite").admission.overloaded is False
+    assert "polite" in tenants(clocked.run(0.04))
 
 
 def test_a_batch_stops_growing_where_another_tenant_would_be_late() -> None:
-    desk = FairDesk(max_batch=64, max_wait_seconds=9)
-    desk.measured(0.0, 0.01)
+    clocked = FairManualClockQueue(max_batch=64, max_wait_seconds=9)
+    clocked.measured(0.0, 0.01)
     for _ in range(60):
-        desk.put(tenant="flood")
-    polite = desk.put(tenant="polite", key="other", timeout=0.2)
-    assert 10 < len(desk.run(0.18)) < 20
-    assert desk.run(0.01) == [polite]
+        clocked.put(tenant="flood")
+    polite = clocked.put(tenant="polite", key="other", timeout=0.2)
+    assert 10 < len(clocked.run(0.18)) < 20
+    assert clocked.run(0.01) == [polite]
 
 
 def test_expired_items_of_every_tenant_are_reported() -> None:
-    desk = FairDesk(max_batch=4)
-    dead, gone, alive = desk.put(tenant="a", timeout=1), desk.put(tenant="b"), desk.put(tenant="b")
-    desk.fair.cancel(gone)
-    desk.clock.now += 2
-    taken = desk.fair.take()
+    clocked = FairManualClockQueue(max_batch=4)
+    dead, gone, alive = clocked.put(tenant="a", timeout=1), clocked.put(tenant="b"), clocked.put(tenant="b")
+    clocked.fair.cancel(gone)
+    clocked.clock.now += 2
+    taken = clocked.fair.take()
     assert (taken.items, taken.expired) == ([alive], [dead])
-    assert desk.fair.active == {}
-    assert (desk.fair.requests, desk.fair.rows, desk.fair.bytes, desk.fair.ahead()) == (0, 0, 0, (0, 0))
+    assert clocked.fair.active == {}
+    assert (clocked.fair.requests, clocked.fair.rows, clocked.fair.bytes, clocked.fair.ahead()) == (
+        0,
+        0,
+        0,
+        (0, 0),
+    )
 
 
 def test_stopping_clears_the_items_of_all_tenants() -> None:
-    desk = FairDesk()
-    items = [desk.put(tenant="a"), desk.put(tenant="b", key="other")]
-    assert desk.fair.clear() == items
-    assert (desk.fair.requests, desk.fair.kinds) == (0, 0)
+    clocked = FairManualClockQueue()
+    items = [clocked.put(tenant="a"), clocked.put(tenant="b", key="other")]
+    assert clocked.fair.clear() == items
+    assert (clocked.fair.requests, clocked.fair.kinds) == (0, 0)
 
 
 def test_a_delayed_batch_fills_with_items_of_any_tenant() -> None:
-    desk = FairDesk(max_batch=2, max_delay_us=10_000)
-    first = desk.put(tenant="a")
-    assert desk.fair.take().wait == pytest.approx(0.01)
-    second = desk.put(tenant="b")
-    assert desk.fair.take().items == [first, second]
+    clocked = FairManualClockQueue(max_batch=2, max_delay_us=10_000)
+    first = clocked.put(tenant="a")
+    assert clocked.fair.take().wait == pytest.approx(0.01)
+    second = clocked.put(tenant="b")
+    assert clocked.fair.take().items == [first, second]

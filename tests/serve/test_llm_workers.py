@@ -29,7 +29,7 @@ from infer.serve.workers.restart_policy import (
 )
 from infer.serve.workers.supervisor import SupervisedWorker
 from tests.support.fake_predictors import Live, live
-from tests.support.worker_models import alive, language, wait_until
+from tests.support.worker_models import alive, language_model, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -37,23 +37,23 @@ pytestmark = pytest.mark.chaos
 @contextlib.contextmanager
 def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple[Live, RemoteLLM]]:
     source = ModelSource(
-        path=str(folder), opener="tests.support.worker_models:speaker", options={"seconds": seconds}
+        path=str(folder), opener="tests.support.worker_models:fake_llm", options={"seconds": seconds}
     )
     worker = SupervisedWorker(source, watch=WatchdogLimits(**watch), restart=RestartLimits(first=0.01))
     worker.start()
-    predictor = RemoteLLM(worker, worker.wait(), language)
+    predictor = RemoteLLM(worker, worker.wait(), language_model)
     with live(predictor) as server:
         yield server, predictor
 
 
 def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
-    body = {"model": "speaker", "prompt": prompt, "max_tokens": 5, **options}
+    body = {"model": "fake_llm", "prompt": prompt, "max_tokens": 5, **options}
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
 
 
 def test_worker_serves_full_and_streamed_completions(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
-        assert predictor.driver.worker.pid != os.getpid()
+        assert predictor.engine_client.worker.pid != os.getpid()
         assert ask(server, "x").json()["choices"][0]["text"] == "ABCDE"
         answers = [ask(server, "x", n=2, logprobs=1).json() for _ in range(3)]
         assert all([choice["text"] for choice in a["choices"]] == ["ABCDE", "BCDEF"] for a in answers)
@@ -64,8 +64,8 @@ def test_worker_serves_full_and_streamed_completions(tmp_path: Path) -> None:
         assert ask(server, "!").status_code == 500
         assert ask(server, "x").status_code == 200
         text = httpx.get(f"{server.url}/metrics").text
-        assert 'infer_engine_steps_total{model="speaker",version="1"}' in text
-        assert predictor.driver.deaths == 0
+        assert 'infer_engine_steps_total{model="fake_llm",version="1"}' in text
+        assert predictor.engine_client.deaths == 0
 
 
 def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
@@ -81,19 +81,19 @@ def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
 
 def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, predictor):
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             next(answer.iter_text())
-        generator = server.service.generators["speaker"]
+        generator = server.service.generators["fake_llm"]
         wait_until(lambda: generator.idle)
-        assert not predictor.driver._table.busy
+        assert not predictor.engine_client._table.busy
         assert ask(server, "x").status_code == 200
 
 
 def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, predictor):
-        first = predictor.driver.worker.pid or 0
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 60, "stream": True}
+        first = predictor.engine_client.worker.pid or 0
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}
         answers: list[httpx.Response] = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
             texts = answer.iter_text()
@@ -102,7 +102,7 @@ def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: P
             waiting = [threading.Thread(target=lambda: answers.append(ask(server, "y"))) for _ in range(3)]
             for thread in waiting:
                 thread.start()
-            wait_until(lambda: len(predictor.driver._table._sent) == 4)
+            wait_until(lambda: len(predictor.engine_client._table._sent) == 4)
             assert httpx.get(f"{server.url}/health").status_code == 200
             os.kill(first, signal.SIGKILL)
             text += "".join(texts)
@@ -111,9 +111,9 @@ def test_after_sigkill_queued_requests_are_answered_and_streams_fail(tmp_path: P
         assert [a.json()["choices"][0]["text"] for a in answers] == ["ABCDE"] * 3
         assert '"worker_died"' in text
         assert "[DONE]" not in text
-        assert predictor.driver.deaths == 1
+        assert predictor.engine_client.deaths == 1
         assert httpx.get(f"{server.url}/ready").status_code == 200
-        assert predictor.driver.worker.pid != first
+        assert predictor.engine_client.worker.pid != first
 
 
 @pytest.mark.parametrize("poison", ["^", "#"])
@@ -130,15 +130,15 @@ def test_prompt_that_kills_two_workers_is_quarantined_others_succeed(tmp_path: P
             thread.join()
         assert {p: a.status_code for p, a in answers.items()} == {"a": 200, "b": 200, poison: 500, "c": 200}
         assert answers[poison].json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.driver.deaths == 2)
+        wait_until(lambda: predictor.engine_client.deaths == 2)
         assert ask(server, poison).json()["error"]["code"] == "poison_request"
-        assert predictor.driver.deaths == 2
+        assert predictor.engine_client.deaths == 2
         assert ask(server, "d").status_code == 200
 
 
 def test_hanging_step_is_killed(tmp_path: Path) -> None:
     with served(tmp_path, batch=1.0) as (server, predictor):
-        first = predictor.driver.worker.pid or 0
+        first = predictor.engine_client.worker.pid or 0
         assert ask(server, "~").json()["error"]["code"] == "poison_request"
         assert not alive(first)
         assert ask(server, "x").status_code == 200
@@ -153,27 +153,27 @@ def test_step_timeout_is_ten_times_the_usual_step(
     worker: Any = SupervisedWorker(ModelSource(path="nowhere"), watch=WatchdogLimits(batch=1.0))
     worker.receive = lambda *_: EngineStatus(now[0], {"steps": 1})
     worker.close()  # its threads have nothing to do
-    driver = drivers.RemoteEngine(worker, name="speaker")
-    driver._table = RequestTable()
-    driver._table.add(_request("a"), lambda _: None)
-    assert driver._table.take_sent()
+    engine_client = drivers.RemoteEngine(worker, name="fake_llm")
+    engine_client._table = RequestTable()
+    engine_client._table.add(_request("a"), lambda _: None)
+    assert engine_client._table.take_sent()
     for _ in range(3):  # it was away for so long, and turned
         turned, now[0] = now[0], now[0] + usual
-        driver._take(EngineStatus(turned, {}))
-        driver._take(EngineStatus(now[0], {}))
+        engine_client._take(EngineStatus(turned, {}))
+        engine_client._take(EngineStatus(now[0], {}))
     for _ in range(2 * patience - 1):
         now[0] += 0.5
-        driver._take(EngineStatus(turned + usual, {}))
-        driver._watch()
+        engine_client._take(EngineStatus(turned + usual, {}))
+        engine_client._watch()
     now[0] += 0.6
     with pytest.raises(WorkerLostError, match=f"killed after {patience} s of silence"):
-        driver._watch()
-    driver.close()
+        engine_client._watch()
+    engine_client.close()
 
 
 def test_worker_stopped_while_idle_is_replaced(tmp_path: Path) -> None:
     with served(tmp_path, idle=1.5) as (server, predictor):
-        first = predictor.driver.worker.pid or 0
+        first = predictor.engine_client.worker.pid or 0
         os.kill(first, signal.SIGSTOP)
         wait_until(lambda: not alive(first))
         assert ask(server, "x").status_code == 200
@@ -183,7 +183,7 @@ def test_many_killing_prompts_do_not_end_the_llm_server(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         for number in range(4):
             assert ask(server, f"^{number}").json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.driver.deaths == 8)
+        wait_until(lambda: predictor.engine_client.deaths == 8)
         assert ask(server, "x").status_code == 200
 
 
@@ -192,7 +192,7 @@ def test_stream_that_kills_two_workers_midway_is_quarantined(tmp_path: Path) -> 
         answers = [ask(server, "$", stream=True) for _ in range(3)]
         assert ['"worker_died"' in answer.text for answer in answers] == [True, True, False]
         assert answers[2].json()["error"]["code"] == "poison_request"
-        wait_until(lambda: predictor.driver.deaths == 2)
+        wait_until(lambda: predictor.engine_client.deaths == 2)
         assert ask(server, "x").status_code == 200
 
 
@@ -209,12 +209,12 @@ def test_identical_streams_in_one_crash_are_not_quarantined() -> None:
 def test_restart_limit_fails_all_requests(tmp_path: Path) -> None:
     with served(tmp_path) as (server, predictor):
         for number in range(5):
-            pid = predictor.driver.worker.pid or 0
+            pid = predictor.engine_client.worker.pid or 0
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda n=number: predictor.driver.deaths > n)
-            wait_until(lambda: predictor.driver.ready or predictor.driver.failure is not None)
-        wait_until(lambda: predictor.driver.failure is not None)
-        assert isinstance(predictor.driver.failure, RestartLimitError)
+            wait_until(lambda n=number: predictor.engine_client.deaths > n)
+            wait_until(lambda: predictor.engine_client.ready or predictor.engine_client.failure is not None)
+        wait_until(lambda: predictor.engine_client.failure is not None)
+        assert isinstance(predictor.engine_client.failure, RestartLimitError)
         assert server.service.died
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert ask(server, "x").status_code == 503

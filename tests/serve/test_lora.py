@@ -92,10 +92,10 @@ def test_unknown_adapter_error_lists_the_served_models(
 def test_adapter_with_its_models_name_is_refused(predictor: Predictor) -> None:
     class Named:
         def __getattr__(self, name: str) -> object:
-            return ["tiny"] if name == "adapter_names" else getattr(predictor.language, name)
+            return ["tiny"] if name == "adapter_names" else getattr(predictor.language_model, name)
 
     class Model:
-        language = Named()
+        language_model = Named()
 
         def __getattr__(self, name: str) -> object:
             return getattr(predictor, name)

@@ -20,7 +20,7 @@ from infer.cli.top import HEADS, Readings, read
 from infer.llm.engine.stats import EngineStats
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.prometheus_text import LogHistogram, Registry, percentile
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, embedder, live
 
 TENSORS = "/v2/models/double/infer"
@@ -71,13 +71,15 @@ def until(condition: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Live]:
-    with live(double(), embedder(), Speaker(tmp_path, engine=Alphabet(0.005), context=4096)) as server:
+    with live(
+        double(), embedder(), FakeLLMPredictor(tmp_path, engine=FakeEngine(0.005), context=4096)
+    ) as server:
         yield server
 
 
 def test_every_specified_metric_name_exists(told: Live) -> None:
     httpx.post(f"{told.url}{TENSORS}", json=body())
-    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
+    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2})
     httpx.post(f"{told.url}/v1/embeddings", json={"model": "embedder", "input": "a"})
     text = httpx.get(f"{told.url}/metrics").text
     missing = [name for name in SPECIFIED if not re.search(rf"^infer_{name}(_bucket)?[{{ ]", text, re.M)]
@@ -86,7 +88,7 @@ def test_every_specified_metric_name_exists(told: Live) -> None:
 
 def test_metrics_text_parses_with_prometheus_client(told: Live) -> None:
     httpx.post(f"{told.url}{TENSORS}", json=body())
-    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "a", "max_tokens": 2})
+    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "a", "max_tokens": 2})
     answer = httpx.get(f"{told.url}/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = {f.name: f for f in text_string_to_metric_families(answer.text)}
@@ -94,7 +96,7 @@ def test_metrics_text_parses_with_prometheus_client(told: Live) -> None:
     assert families["infer_requests_running"].type == "gauge"
     spread = families["infer_request_seconds"]
     assert spread.type == "histogram"
-    for model in ("double", "speaker"):
+    for model in ("double", "fake_llm"):
         buckets = [
             s.value for s in spread.samples if s.name.endswith("_bucket") and s.labels["model"] == model
         ]
@@ -142,16 +144,16 @@ def test_top_shows_one_row_per_model(
         httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
     assert main(["top", told.url, "--once", "--interval", "0.2"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("ready", "double", "embedder", "speaker", "p99"))
+    assert all(name in out for name in ("ready", "double", "embedder", "fake_llm", "p99"))
     readings = Readings()
     readings.add(read(told.url, None))
-    httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 5})
+    httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5})
     for _ in range(4):
         httpx.post(f"{told.url}{TENSORS}", json=body(rows=2))
     readings.add(read(told.url, None))
-    rows = {name: dict(zip(HEADS, readings.row(name), strict=True)) for name in ("double", "speaker")}
+    rows = {name: dict(zip(HEADS, readings.row(name), strict=True)) for name in ("double", "fake_llm")}
     assert rows["double"]["batch"] == "2.0"
-    assert rows["speaker"]["per second"].endswith(" tokens")
+    assert rows["fake_llm"]["per second"].endswith(" tokens")
     assert rows["double"]["p99"].endswith("s")
     assert rows["double"]["refused"] == rows["double"]["failed"] == "0"
 
@@ -184,15 +186,15 @@ def test_requests_are_counted_once_by_status(told: Live) -> None:
 
 
 def test_disconnected_clients_count_as_cancelled(told: Live) -> None:
-    asked = {"model": "speaker", "prompt": "hi", "max_tokens": 4000, "stream": True}
+    asked = {"model": "fake_llm", "prompt": "hi", "max_tokens": 4000, "stream": True}
     for _ in range(6):
         with httpx.stream("POST", f"{told.url}/v1/completions", json=asked) as answer:
             next(answer.iter_lines())
-    until(lambda: count(told, "cancelled_total", model="speaker", stage="running") == 6)
-    assert count(told, "requests_total", model="speaker", code="499") == 6
-    assert count(told, "requests_total", model="speaker", code="200") == 0
-    assert count(told, "requests_running", model="speaker") == 0
-    assert count(told, "completions_total", model="speaker") == 0
+    until(lambda: count(told, "cancelled_total", model="fake_llm", stage="running") == 6)
+    assert count(told, "requests_total", model="fake_llm", code="499") == 6
+    assert count(told, "requests_total", model="fake_llm", code="200") == 0
+    assert count(told, "requests_running", model="fake_llm") == 0
+    assert count(told, "completions_total", model="fake_llm") == 0
 
 
 def test_expired_and_rejected_requests_have_their_counters() -> None:
@@ -231,13 +233,13 @@ def test_expired_and_rejected_requests_have_their_counters() -> None:
 
 def test_token_counts_and_latencies_are_consistent(told: Live) -> None:
     for _ in range(3):
-        httpx.post(f"{told.url}/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 5})
-    assert count(told, "generation_tokens_total", model="speaker") == 15
-    assert count(told, "inter_token_seconds_count", model="speaker") == 12
-    assert count(told, "time_to_first_token_seconds_count", model="speaker") == 3
+        httpx.post(f"{told.url}/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 5})
+    assert count(told, "generation_tokens_total", model="fake_llm") == 15
+    assert count(told, "inter_token_seconds_count", model="fake_llm") == 12
+    assert count(told, "time_to_first_token_seconds_count", model="fake_llm") == 3
     for name in ("decode_seconds", "prefill_seconds", "queue_seconds"):
-        assert count(told, f"{name}_count", model="speaker") == 3
-    now = httpx.get(f"{told.url}/ops/now").json()["models"]["speaker"]
+        assert count(told, f"{name}_count", model="fake_llm") == 3
+    now = httpx.get(f"{told.url}/ops/now").json()["models"]["fake_llm"]
     assert now["tokens"] == 15
     assert sum(now["inter_token_times"].values()) == 12
     assert sum(now["first_token_times"].values()) == 3

@@ -19,7 +19,7 @@ from infer.serve.observability import tracing
 from infer.serve.observability.request_log import LineWriter, RequestLog, rfc3339
 from infer.serve.workers.messages import ModelSource
 from infer.serve.workers.model_loading import StartingModel
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, embedder, live
 
 DATA = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
@@ -43,7 +43,9 @@ class Memory:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Live]:
-    with live(double(), embedder(), Speaker(tmp_path, engine=Alphabet(0.01), context=4096)) as server:
+    with live(
+        double(), embedder(), FakeLLMPredictor(tmp_path, engine=FakeEngine(0.01), context=4096)
+    ) as server:
         server.memory = Memory()
         server.service.observers.append(RequestLog(server.memory))
         yield server
@@ -93,21 +95,21 @@ def test_request_log_has_one_line_with_timings(server: Live, client: httpx.Clien
 
 def test_stream_log_line_has_tokens_and_latencies(server: Live, client: httpx.Client) -> None:
     asked = {
-        "model": "speaker",
+        "model": "fake_llm",
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 5,
         "stream": True,
     }
     client.post("/v1/chat/completions", json=asked)
     (line,) = told(server, 1)
-    assert (line["model"], line["tokens"], line["status"]) == ("speaker", 5, 200)
+    assert (line["model"], line["tokens"], line["status"]) == ("fake_llm", 5, 200)
     assert line["prompt_tokens"] > 2
     assert line["first_token_ms"] > 0
     assert line["stream_ms"] > 0
 
 
 def test_disconnected_client_is_logged_as_499_with_its_tokens(server: Live) -> None:
-    asked = {"model": "speaker", "prompt": "hi", "max_tokens": 4000, "stream": True}
+    asked = {"model": "fake_llm", "prompt": "hi", "max_tokens": 4000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=asked) as answer:
         next(answer.iter_lines())
     (line,) = told(server, 1)
@@ -117,9 +119,9 @@ def test_disconnected_client_is_logged_as_499_with_its_tokens(server: Live) -> N
 
 def test_prompts_and_outputs_are_not_logged(server: Live, client: httpx.Client) -> None:
     secret = "the secret of a client"
-    client.post("/v1/completions", json={"model": "speaker", "prompt": secret, "max_tokens": 2})
+    client.post("/v1/completions", json={"model": "fake_llm", "prompt": secret, "max_tokens": 2})
     client.post("/v1/embeddings", json={"model": "embedder", "input": secret})
-    client.post("/v1/completions", json={"model": "speaker", "prompt": secret, "max_tokens": -1})
+    client.post("/v1/completions", json={"model": "fake_llm", "prompt": secret, "max_tokens": -1})
     client.get(f"/v2/models/{secret}")
     assert len(told(server, 4)) == 4
     assert not any(secret.encode() in line for line in server.memory.lines)
@@ -150,7 +152,7 @@ def test_client_strings_cannot_inject_terminal_escapes(server: Live, said: str) 
 def test_bodies_are_logged_on_request_and_truncated(server: Live, client: httpx.Client) -> None:
     server.service.observers[:] = [RequestLog(server.memory, bodies=True)]
     client.post(
-        "/v1/completions", json={"model": "speaker", "prompt": "what people wrote" * 1000, "max_tokens": 2}
+        "/v1/completions", json={"model": "fake_llm", "prompt": "what people wrote" * 1000, "max_tokens": 2}
     )
     (line,) = told(server, 1)
     assert "what people wrote" in line["body"]
@@ -296,7 +298,7 @@ def test_child_spans_stay_within_the_request_span(
 def test_stream_has_its_own_span_and_traces_are_unique(
     client: httpx.Client, spans: Callable[[int], list[Any]]
 ) -> None:
-    asked = {"model": "speaker", "prompt": "hi", "max_tokens": 5, "stream": True}
+    asked = {"model": "fake_llm", "prompt": "hi", "max_tokens": 5, "stream": True}
     told = [client.post("/v1/completions", json=asked).headers["traceresponse"] for _ in range(2)]
     found = spans(10)
     names = ["POST /v1/completions", "first token", "prefill", "queue", "stream"]
@@ -311,12 +313,12 @@ def test_stream_has_its_own_span_and_traces_are_unique(
 @needs_otel
 def test_worker_compute_span_is_in_the_batch_span_with_its_pid() -> None:
     source = ModelSource(
-        path="hazards", opener="tests.support.worker_models:Hazards", options={"seconds": 0.05}
+        path="faulty", opener="tests.support.worker_models:FaultyModel", options={"seconds": 0.05}
     )
     with contextlib.closing(StartingModel(source)) as starting, live(starting.wait_ready()) as server:
         finished = recorded(server)
         answer = httpx.post(
-            f"{server.url}/v2/models/hazards/infer", json=DATA, headers={"traceparent": PARENT}
+            f"{server.url}/v2/models/faulty/infer", json=DATA, headers={"traceparent": PARENT}
         )
         outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
         found = {span.name: span for span in finished(4)}

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from infer.serve.api.openai_types import ChatChunk, Completion
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, live
 
 JSON = dict[str, Any]
@@ -23,12 +23,12 @@ JSON = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("speaker")
+    return tmp_path_factory.mktemp("fake_llm")
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Live]:
-    with live(Speaker(folder), Speaker(folder, "mute", template=None), double()) as server:
+    with live(FakeLLMPredictor(folder), FakeLLMPredictor(folder, "mute", template=None), double()) as server:
         yield server
 
 
@@ -45,7 +45,7 @@ def raw(server: Live) -> Iterator[httpx.Client]:
 
 
 def ask(raw: httpx.Client, **fields: Any) -> JSON:
-    answer = raw.post("/v1/completions", json={"model": "speaker", **fields})
+    answer = raw.post("/v1/completions", json={"model": "fake_llm", **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -58,14 +58,14 @@ def events(answer: httpx.Response) -> list[JSON]:
 
 
 def test_models_report_task_and_context_length(client: openai.OpenAI) -> None:
-    assert [m.id for m in client.models.list()] == ["speaker", "mute", "double"]
-    described = client.models.retrieve("speaker").model_dump()
+    assert [m.id for m in client.models.list()] == ["fake_llm", "mute", "double"]
+    described = client.models.retrieve("fake_llm").model_dump()
     assert (described["task"], described["max_model_len"]) == ("text-generation", 64)
     assert client.models.retrieve("double").model_dump()["max_model_len"] is None
 
 
 def test_completion_response_has_all_fields(raw: httpx.Client) -> None:
-    answer = raw.post("/v1/completions", json={"model": "speaker", "prompt": "hi", "max_tokens": 3})
+    answer = raw.post("/v1/completions", json={"model": "fake_llm", "prompt": "hi", "max_tokens": 3})
     body = answer.json()
     assert body["choices"] == [
         {"index": 0, "text": "ABC", "logprobs": None, "finish_reason": "length", "stop_reason": None}
@@ -85,7 +85,7 @@ def test_completion_response_has_all_fields(raw: httpx.Client) -> None:
 
 
 def test_chat_response_has_all_fields(raw: httpx.Client) -> None:
-    body = {"model": "speaker", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    body = {"model": "fake_llm", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     answer = raw.post("/v1/chat/completions", json=body).json()
     message = {"role": "assistant", "content": "AB", "refusal": None, "annotations": []}
     assert answer["choices"] == [
@@ -121,7 +121,7 @@ def test_n_completions_are_grouped_by_prompt(raw: httpx.Client) -> None:
 
 def test_default_max_tokens_is_16_for_completions_context_for_chat(raw: httpx.Client) -> None:
     assert ask(raw, prompt="x")["choices"][0]["text"] == "ABCDEFGHIJKLMNOP"
-    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
+    body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}]}
     usage = raw.post("/v1/chat/completions", json=body).json()["usage"]
     assert usage["total_tokens"] == 64
     assert ask(raw, prompt="x" * 60)["usage"]["total_tokens"] == 64
@@ -157,7 +157,7 @@ def test_echo_works_with_max_tokens_0(raw: httpx.Client) -> None:
 
 def test_chat_logprobs_are_objects(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="speaker",
+        model="fake_llm",
         messages=[{"role": "user", "content": "x"}],
         max_completion_tokens=1,
         logprobs=True,
@@ -171,7 +171,7 @@ def test_chat_logprobs_are_objects(client: openai.OpenAI) -> None:
 
 def test_streamed_completion_equals_full_completion(client: openai.OpenAI) -> None:
     ask: JSON = {
-        "model": "speaker",
+        "model": "fake_llm",
         "prompt": ["x", "y"],
         "n": 2,
         "max_tokens": 5,
@@ -195,7 +195,7 @@ def test_streamed_completion_equals_full_completion(client: openai.OpenAI) -> No
 
 
 def test_streamed_chat_equals_full_chat(client: openai.OpenAI) -> None:
-    ask: JSON = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "n": 2, "max_tokens": 4}
+    ask: JSON = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "n": 2, "max_tokens": 4}
     whole = client.chat.completions.create(**ask)
     texts, roles, finish = ["", ""], list[Any](), ["", ""]
     for chunk in client.chat.completions.create(**ask, stream=True):
@@ -215,7 +215,7 @@ def test_every_event_matches_its_openapi_schema(raw: httpx.Client, chat: bool, u
     path = "/v1/chat/completions" if chat else "/v1/completions"
     what = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
     logprobs: JSON = {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
-    body = {"model": "speaker", "max_tokens": 3, "stream": True, "stream_options": usage, **what, **logprobs}
+    body = {"model": "fake_llm", "max_tokens": 3, "stream": True, "stream_options": usage, **what, **logprobs}
     answer = raw.post(path, json=body)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache"
@@ -236,7 +236,7 @@ def test_every_event_matches_its_openapi_schema(raw: httpx.Client, chat: bool, u
 
 def test_events_of_one_step_are_one_write(raw: httpx.Client) -> None:
     with raw.stream(
-        "POST", "/v1/completions", json={"model": "speaker", "prompt": "x", "stream": True}
+        "POST", "/v1/completions", json={"model": "fake_llm", "prompt": "x", "stream": True}
     ) as answer:
         text = "".join(answer.iter_text())
     assert len(events(httpx.Response(200, text=text))) == 16
@@ -283,7 +283,7 @@ def test_unsupported_requests_return_400_naming_the_field(
     raw: httpx.Client, fields: JSON, param: str | None
 ) -> None:
     for stream in (False, True):
-        body = {"model": "speaker", "stream": stream, **fields}
+        body = {"model": "fake_llm", "stream": stream, **fields}
         if fields == {"prompt": ""}:
             body["add_special_tokens"] = False
         answer = raw.post("/v1/completions", json=body)
@@ -298,7 +298,7 @@ def test_unsupported_requests_return_400_naming_the_field(
 
 def test_context_overflow_has_openai_error_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="context is 64 tokens") as caught:
-        client.completions.create(model="speaker", prompt="x" * 10, max_tokens=60)
+        client.completions.create(model="fake_llm", prompt="x" * 10, max_tokens=60)
     assert caught.value.code == "context_length_exceeded"
 
 
@@ -321,7 +321,7 @@ def test_context_overflow_has_openai_error_code(client: openai.OpenAI) -> None:
     ],
 )
 def test_invalid_chats_return_400(raw: httpx.Client, fields: JSON, param: str | None) -> None:
-    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}
+    body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], **fields}
     answer = raw.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     if param is not None:
@@ -340,10 +340,10 @@ def test_chat_needs_a_template_and_a_language_model(raw: httpx.Client) -> None:
 
 
 def test_language_model_refuses_embeddings_and_tensors(raw: httpx.Client) -> None:
-    answer = raw.post("/v1/embeddings", json={"model": "speaker", "input": "x"})
+    answer = raw.post("/v1/embeddings", json={"model": "fake_llm", "input": "x"})
     assert answer.status_code == 400
     assert "makes no embeddings" in answer.json()["error"]["message"]
-    answer = raw.post("/v2/models/speaker/infer", json={"inputs": []})
+    answer = raw.post("/v2/models/fake_llm/infer", json={"inputs": []})
     assert answer.status_code == 404
     assert "/v1/completions" in answer.json()["error"]
     assert raw.get("/v2/models").json()["models"][0]["name"] == "double"
@@ -363,7 +363,7 @@ def test_unknown_model_returns_404_wrong_media_415(raw: httpx.Client) -> None:
 
 def test_nulls_are_accepted_and_unknown_fields_counted(raw: httpx.Client) -> None:
     def counted() -> float:
-        found = re.search(r'infer_unknown_fields_total\{model="speaker".*\} (\S+)', raw.get("/metrics").text)
+        found = re.search(r'infer_unknown_fields_total\{model="fake_llm".*\} (\S+)', raw.get("/metrics").text)
         return float(found[1]) if found else 0.0
 
     before = counted()
@@ -377,30 +377,30 @@ def test_nulls_are_accepted_and_unknown_fields_counted(raw: httpx.Client) -> Non
 def test_message_parts_are_joined_and_developer_maps_to_system(server: Live, raw: httpx.Client) -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": content}]
-    answer = raw.post("/tokenize", json={"model": "speaker", "messages": messages})
-    text = raw.post("/detokenize", json={"model": "speaker", "tokens": answer.json()["tokens"]}).json()[
+    answer = raw.post("/tokenize", json={"model": "fake_llm", "messages": messages})
+    text = raw.post("/detokenize", json={"model": "fake_llm", "tokens": answer.json()["tokens"]}).json()[
         "prompt"
     ]
     assert text == "<s>system:d;user:a\nb;assistant:"
 
 
 def test_tokenize_and_detokenize_round_trip(raw: httpx.Client) -> None:
-    body: JSON = {"model": "speaker", "prompt": "hü", "return_token_strs": True}
+    body: JSON = {"model": "fake_llm", "prompt": "hü", "return_token_strs": True}
     answer = raw.post("/tokenize", json=body).json()
     assert answer["tokens"] == [256, 104, 195, 188]
     assert (answer["count"], answer["max_model_len"]) == (4, 64)
     assert answer["token_strs"][:2] == ["<s>", "h"]
     plain = raw.post("/tokenize", json={**body, "add_special_tokens": False}).json()["tokens"]
     assert plain == [104, 195, 188]
-    assert raw.post("/detokenize", json={"model": "speaker", "tokens": plain}).json() == {"prompt": "hü"}
-    assert raw.post("/detokenize", json={"model": "speaker", "tokens": [258]}).status_code == 400
-    assert raw.post("/tokenize", json={"model": "speaker"}).status_code == 400
+    assert raw.post("/detokenize", json={"model": "fake_llm", "tokens": plain}).json() == {"prompt": "hü"}
+    assert raw.post("/detokenize", json={"model": "fake_llm", "tokens": [258]}).status_code == 400
+    assert raw.post("/tokenize", json={"model": "fake_llm"}).status_code == 400
     assert raw.post("/tokenize", json={"prompt": "x"}).json()["error"]["param"] == "model"
     assert raw.get("/tokenizer_info").status_code == 400
 
 
 def test_model_field_is_optional_with_one_language_model(tmp_path: Path) -> None:
-    with live(Speaker(tmp_path), double()) as server, httpx.Client(base_url=server.url) as raw:
+    with live(FakeLLMPredictor(tmp_path), double()) as server, httpx.Client(base_url=server.url) as raw:
         assert raw.post("/tokenize", json={"prompt": "x"}).json()["count"] == 2
         info = raw.get("/tokenizer_info").json()
         assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<s>", "</s>", None)
@@ -410,18 +410,18 @@ def test_model_field_is_optional_with_one_language_model(tmp_path: Path) -> None
 
 
 def test_mid_stream_error_is_an_event_that_the_client_raises(client: openai.OpenAI) -> None:
-    stream = client.completions.create(model="speaker", prompt="x!", stream=True)
+    stream = client.completions.create(model="fake_llm", prompt="x!", stream=True)
     assert next(stream).choices[0].text == "A"
     with pytest.raises(openai.APIError, match="boom"):
         next(stream)
     with pytest.raises(openai.InternalServerError):
-        client.completions.create(model="speaker", prompt="x!")
+        client.completions.create(model="fake_llm", prompt="x!")
 
 
 def test_metrics_count_tokens_and_latencies(raw: httpx.Client) -> None:
     ask(raw, prompt="x", max_tokens=4)
     text = raw.get("/metrics").text
-    label = '{model="speaker",version="1"}'
+    label = '{model="fake_llm",version="1"}'
     for name in (
         *("infer_time_to_first_token_seconds_count", "infer_inter_token_seconds_count"),
         *("infer_prompt_tokens_total", "infer_generation_tokens_total", "infer_kv_cache_usage_ratio"),
@@ -430,7 +430,7 @@ def test_metrics_count_tokens_and_latencies(raw: httpx.Client) -> None:
         *("infer_requests_running", "infer_requests_waiting", "infer_engine_heartbeat_age_seconds"),
     ):
         assert f"{name}{label}" in text, name
-    assert 'infer_completions_total{model="speaker",reason="length",version="1"}' in text
+    assert 'infer_completions_total{model="fake_llm",reason="length",version="1"}' in text
 
 
 def test_openapi_describes_streams(raw: httpx.Client) -> None:
@@ -460,12 +460,12 @@ CALLS = (
     "choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}]
 )
 def test_tool_calls_are_parsed_in_full_and_streamed(choice: Any, tmp_path: Path) -> None:
-    speaker = Speaker(tmp_path, engine=Alphabet(script=f"Let me see.\n{CALLS}"))
+    fake_llm = FakeLLMPredictor(tmp_path, engine=FakeEngine(script=f"Let me see.\n{CALLS}"))
     with (
-        live(speaker) as server,
+        live(fake_llm) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        ask: JSON = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
+        ask: JSON = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}]}
         ask |= {"tools": [WEATHER], "tool_choice": choice, "logprobs": True, "max_tokens": 9}
         choice = client.chat.completions.create(**ask).choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -490,8 +490,8 @@ def test_tool_calls_are_parsed_in_full_and_streamed(choice: Any, tmp_path: Path)
 
 
 def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
-    with live(Speaker(tmp_path, engine=Alphabet(script=CALLS))) as server:
-        body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
+    with live(FakeLLMPredictor(tmp_path, engine=FakeEngine(script=CALLS))) as server:
+        body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
         url = f"{server.url}/v1/chat/completions"
         choice = httpx.post(url, json={**body, "tool_choice": "none"}).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == (CALLS, "stop")
@@ -522,7 +522,7 @@ def test_tool_choice_none_leaves_call_syntax_as_text(tmp_path: Path) -> None:
 def test_inconsistent_tools_and_formats_are_refused(
     raw: httpx.Client, fields: JSON, status: int, param: str | None
 ) -> None:
-    body = {"model": "speaker", "messages": [{"role": "user", "content": "x"}], **fields}
+    body = {"model": "fake_llm", "messages": [{"role": "user", "content": "x"}], **fields}
     answer = raw.post("/v1/chat/completions", json=body)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"

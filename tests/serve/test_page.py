@@ -17,7 +17,7 @@ from infer.serve.protocols import ops
 from infer.spec import TensorSpec
 from tests.support import chromium
 from tests.support.chromium import Tab
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import Fake, Live, double, embedder, live
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,13 +40,13 @@ def brightest() -> Fake:
 
 
 @pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> Alphabet:
-    return Alphabet(0.01)
+def fake_llm(tmp_path_factory: pytest.TempPathFactory) -> FakeEngine:
+    return FakeEngine(0.01)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, speaker: Alphabet) -> Iterator[Live]:
-    told = Speaker(tmp_path_factory.mktemp("speaker"), engine=speaker, context=4096)
+def server(tmp_path_factory: pytest.TempPathFactory, fake_llm: FakeEngine) -> Iterator[Live]:
+    told = FakeLLMPredictor(tmp_path_factory.mktemp("fake_llm"), engine=fake_llm, context=4096)
     with live(double(), brightest(), embedder(), told) as server:
         yield server
 
@@ -134,11 +134,11 @@ def test_every_model_has_a_tab_with_arrow_key_navigation(tab: Tab) -> None:
         "double"
     )
     tab.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
-    for key, name in (("ArrowRight", "brightest"), ("ArrowLeft", "double"), ("ArrowLeft", "speaker")):
+    for key, name in (("ArrowRight", "brightest"), ("ArrowLeft", "double"), ("ArrowLeft", "fake_llm")):
         tab.press(key)
         assert tab.run("document.activeElement.id") == f"tab-{name}"
         assert tab.run("document.querySelectorAll('[role=tabpanel]:not([hidden])').length") == 1
-    assert tab.run("location.hash") == "#speaker"
+    assert tab.run("location.hash") == "#fake_llm"
 
 
 @needs_browser
@@ -199,7 +199,7 @@ def test_texts_are_compared_by_cosine_similarity(tab: Tab) -> None:
 
 @needs_browser
 def test_chat_streams_and_shows_its_speed(tab: Tab) -> None:
-    panel = choose(tab, "speaker")
+    panel = choose(tab, "fake_llm")
     tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '26'")
     tab.run(f"document.querySelector('{panel} .field textarea').focus()")
     tab.type("Say the alphabet")
@@ -218,22 +218,22 @@ def test_chat_streams_and_shows_its_speed(tab: Tab) -> None:
 
 
 @needs_browser
-def test_stop_button_cancels_the_generation(tab: Tab, speaker: Alphabet) -> None:
-    panel = choose(tab, "speaker")
+def test_stop_button_cancels_the_generation(tab: Tab, fake_llm: FakeEngine) -> None:
+    panel = choose(tab, "fake_llm")
     tab.run(f"document.querySelector('{panel} [name=max_tokens]').value = '4000'")
     tab.run(f"document.querySelector('{panel} .field textarea').focus()")
     tab.type("Go on for ever")
     tab.press("Enter")
     tab.until(f"document.querySelector('{panel} .assistant .said')?.textContent.length > 5")
-    before = len(speaker.cancelled)
+    before = len(fake_llm.cancelled)
     assert tab.run("document.activeElement.textContent") == "Stop"
     tab.press("Enter")
     assert tab.until(f"document.querySelector('{panel} .assistant .note')?.textContent").endswith("stopped")
     end = time.monotonic() + 10
-    while len(speaker.cancelled) == before and time.monotonic() < end:
+    while len(fake_llm.cancelled) == before and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(speaker.cancelled) == before + 1
-    assert not speaker.jobs
+    assert len(fake_llm.cancelled) == before + 1
+    assert not fake_llm.jobs
 
 
 @needs_browser
@@ -265,7 +265,7 @@ def test_plots_show_the_current_load(tab: Tab, server: Live) -> None:
 @pytest.mark.parametrize("width", [360, 1280])
 def test_text_contrast_is_sufficient_and_nothing_overflows(tab: Tab, width: int, dark: bool) -> None:
     tab.show(width, dark=dark)
-    for name in ("double", "brightest", "embedder", "speaker"):
+    for name in ("double", "brightest", "embedder", "fake_llm"):
         panel = choose(tab, name)
         tab.run(f"document.querySelectorAll('{panel} details').forEach(d => {{ d.open = true; }})")
         assert tab.run("document.documentElement.scrollWidth") <= width, name
@@ -274,7 +274,7 @@ def test_text_contrast_is_sufficient_and_nothing_overflows(tab: Tab, width: int,
 
 @needs_browser
 def test_every_control_and_plot_has_an_accessible_name(tab: Tab) -> None:
-    for name in ("double", "brightest", "embedder", "speaker"):
+    for name in ("double", "brightest", "embedder", "fake_llm"):
         choose(tab, name)
         assert tab.run(NAMELESS) == [], name
 

@@ -9,7 +9,7 @@ import pytest
 
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.prompt_queue import PromptQueue, QueuedPrompt
-from tests.support.fake_llm import Alphabet, Speaker
+from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 
 LIMITS = ServeLimits(max_queue_requests=10, max_queue_tokens=1000)
@@ -60,8 +60,8 @@ def test_removed_prompts_are_not_counted() -> None:
 
 @pytest.mark.parametrize("priority", [-101, 101, -(2**31)])
 def test_priority_out_of_range_returns_400(priority: int, tmp_path: Path) -> None:
-    with live(Speaker(tmp_path, engine=Alphabet())) as server:
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 1, "priority": priority}
+    with live(FakeLLMPredictor(tmp_path, engine=FakeEngine())) as server:
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 1, "priority": priority}
         refused = httpx.post(f"{server.url}/v1/completions", json=body)
         assert refused.status_code in (400, 422)
         assert "priority" in refused.text

@@ -11,7 +11,7 @@ import pytest
 from infer.serve.batching import queue
 from infer.serve.batching.queue_items import QueueItem
 from infer.serve.fast_path.request_group import GroupItem
-from tests.support.manual_clock_queue import Desk
+from tests.support.manual_clock_queue import ManualClockQueue
 
 
 class Owner:
@@ -25,10 +25,10 @@ class Owner:
         return taken
 
 
-def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
+def put(clocked: ManualClockQueue, names: list[str], together: bool, **options: Any) -> None:
     """Queue requests of `rows` rows each, as one item or as one item each."""
     rows, elements = options["rows"], options["elements"]
-    deadline = desk.clock.now + options["timeout"]
+    deadline = clocked.clock.now + options["timeout"]
 
     def item(names: list[str]) -> QueueItem:
         array = np.array([[int(name[1:])] for name in names for _ in range(rows)])
@@ -37,7 +37,7 @@ def put(desk: Desk, names: list[str], together: bool, **options: Any) -> None:
         return GroupItem({"x": array}, {"batch": count}, options["key"], *work, *rest, requests=len(names))
 
     items = [item(names)] if together else [item([name]) for name in names]
-    desk.queue._enter(items)
+    clocked.queue._enter(items)
 
 
 def told(items: list[QueueItem]) -> list[tuple[str, list[int]]]:
@@ -55,9 +55,12 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "LOOK_PAST", 1000)  # entries: of single requests there are more to look past
-    dice, desks = random.Random(seed), [Desk(max_batch=8, max_batch_elements=96) for _ in range(2)]
-    for desk in desks:
-        desk.measured(0.01, 0.02)
+    dice, desks = (
+        random.Random(seed),
+        [ManualClockQueue(max_batch=8, max_batch_elements=96) for _ in range(2)],
+    )
+    for clocked in desks:
+        clocked.measured(0.01, 0.02)
     number, seen = 0, 0
     for _ in range(60):
         if dice.random() < 0.55:
@@ -70,18 +73,18 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
                 "priority": dice.choice([1, 2, 2, 2]),
                 "key": dice.choice("kkl"),
             }
-            for desk, together in zip(desks, (True, False), strict=True):
-                put(desk, names, together, **options)
+            for clocked, together in zip(desks, (True, False), strict=True):
+                put(clocked, names, together, **options)
         else:
-            takens = [desk.queue.take() for desk in desks]
+            takens = [clocked.queue.take() for clocked in desks]
             assert told(takens[0].items) == told(takens[1].items)
             assert sorted(told(takens[0].expired)) == sorted(told(takens[1].expired))
             assert takens[0].reason == takens[1].reason
             seen += len(takens[0].items)
-            for desk in desks:
-                desk.clock.now += 0.03
-                desk.queue.finish(0.0)
-        one, two = (desk.queue for desk in desks)
+            for clocked in desks:
+                clocked.clock.now += 0.03
+                clocked.queue.finish(0.0)
+        one, two = (clocked.queue for clocked in desks)
         assert (one.requests, one.rows, one.bytes, one.ahead()) == (
             two.requests,
             two.rows,
@@ -92,20 +95,20 @@ def test_items_of_several_requests_give_the_batches_of_single_ones(
 
 
 def test_a_request_cancelled_in_an_item_removes_only_its_own_rows() -> None:
-    desk = Desk()
-    put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
-    (heap_entry,) = desk.queue._queues["k"]
-    assert desk.queue.drop(heap_entry[3], 1)
-    assert (desk.queue.requests, desk.queue.rows, desk.queue.bytes) == (2, 2, 32)
-    (item,) = desk.run(0.1)
+    clocked = ManualClockQueue()
+    put(clocked, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=60, priority=2, key="k")
+    (heap_entry,) = clocked.queue._queues["k"]
+    assert clocked.queue.drop(heap_entry[3], 1)
+    assert (clocked.queue.requests, clocked.queue.rows, clocked.queue.bytes) == (2, 2, 32)
+    (item,) = clocked.run(0.1)
     assert told([item]) == [("r1", [1]), ("r3", [3])]
     assert item.sizes == {"batch": 2}
-    assert not desk.queue.drop(item, 0)  # it runs
+    assert not clocked.queue.drop(item, 0)  # it runs
 
 
 def test_the_last_request_of_a_late_item_is_tried_when_the_queue_is_empty() -> None:
-    desk = Desk()
-    desk.measured(1.0, 1.0)
-    put(desk, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
-    taken = desk.queue.take()
+    clocked = ManualClockQueue()
+    clocked.measured(1.0, 1.0)
+    put(clocked, ["r1", "r2", "r3"], True, rows=1, elements=4, timeout=0.5, priority=2, key="k")
+    taken = clocked.queue.take()
     assert (told(taken.expired), told(taken.items)) == ([("r1", [1]), ("r2", [2])], [("r3", [3])])

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from infer.errors import InferError, UsageError
-from infer.sanitize import plain
+from infer.sanitize import sanitize_text
 from infer.serve import limits
 from infer.serve.http import access_control, listener
 from infer.serve.http.routing import exception_summary
@@ -301,8 +301,11 @@ def test_bfloat16_nan_is_detected_in_its_bits() -> None:
 
 # --- what others had a hand in
 def test_error_texts_are_short_single_lines_of_visible_characters() -> None:
-    assert plain("a\r\nb\x00\x1b[31m\u202e\u2028\x85é😀") == "a\\r\\nb\\x00\\x1b[31m\\u202e\\u2028\\x85é😀"
-    assert len(plain("a" * 5000)) == 1024
+    assert (
+        sanitize_text("a\r\nb\x00\x1b[31m\u202e\u2028\x85é😀")
+        == "a\\r\\nb\\x00\\x1b[31m\\u202e\\u2028\\x85é😀"
+    )
+    assert len(sanitize_text("a" * 5000)) == 1024
 
 
 LINE = "\r\n2026-11-21 FATAL the server was \x1b[31mtaken over\u2028"

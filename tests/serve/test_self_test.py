@@ -140,35 +140,35 @@ class EngineThread:
 
 
 def test_idle_language_model_generates_two_self_test_tokens() -> None:
-    clock, driver = Clock(), EngineThread()
-    golden = GoldenPromptTest(driver, clock)
-    driver.running, clock.now = 1, 100.0
+    clock, engine_client = Clock(), EngineThread()
+    golden = GoldenPromptTest(engine_client, clock)
+    engine_client.running, clock.now = 1, 100.0
     golden.run_if_due()
-    driver.running, clock.now = 0, 101.0
+    engine_client.running, clock.now = 0, 101.0
     golden.run_if_due()
-    assert driver.asked == []
+    assert engine_client.asked == []
     clock.now += EVERY
     golden.run_if_due()
     golden.run_if_due()
-    assert len(driver.asked) == 1
-    driver.answer()
+    assert len(engine_client.asked) == 1
+    engine_client.answer()
     golden.run_if_due()
     assert golden.answering
-    assert len(driver.asked) == 1
+    assert len(engine_client.asked) == 1
 
 
 def test_repeatedly_changed_tokens_end_the_worker() -> None:
-    clock, driver = Clock(), EngineThread()
-    golden = GoldenPromptTest(driver, clock)
+    clock, engine_client = Clock(), EngineThread()
+    golden = GoldenPromptTest(engine_client, clock)
 
     def turn() -> None:
         clock.now += 2 * EVERY
         golden.run_if_due()
-        driver.answer()
+        engine_client.answer()
         golden.run_if_due()
 
     turn()
-    driver.tokens = (5, 7)
+    engine_client.tokens = (5, 7)
     for _ in range(MISSES - 1):
         turn()
     with pytest.raises(ArtifactError, match="other tokens"):
@@ -176,8 +176,8 @@ def test_repeatedly_changed_tokens_end_the_worker() -> None:
 
 
 def test_missing_self_test_tokens_make_it_unready_then_end_it() -> None:
-    clock, driver = Clock(), EngineThread()
-    golden = GoldenPromptTest(driver, clock)
+    clock, engine_client = Clock(), EngineThread()
+    golden = GoldenPromptTest(engine_client, clock)
     clock.now = 2 * EVERY
     golden.run_if_due()
     clock.now += PATIENCE + 1

@@ -19,7 +19,7 @@ from tests.support.overload_clients import GONE, until_refused
 from tests.support.worker_models import DIE, alive, body_of, children, serving, started, wait_until
 
 pytestmark = pytest.mark.chaos
-INFER = "/v2/models/hazards/infer"
+INFER = "/v2/models/faulty/infer"
 
 
 def shared_memory() -> set[str]:
@@ -78,7 +78,7 @@ def test_a_second_sigterm_fails_running_requests_and_kills_the_worker() -> None:
         answers: list[int] = []
         thread = threading.Thread(target=lambda: answers.append(ask(url, 1).status_code))
         thread.start()
-        wait_until(lambda: 'infer_requests_running{model="hazards",version="1"} 1' in metrics(url))
+        wait_until(lambda: 'infer_requests_running{model="faulty",version="1"} 1' in metrics(url))
         running.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
         running.send_signal(signal.SIGTERM)
@@ -93,11 +93,11 @@ def metrics(url: str) -> str:
 
 
 def test_streams_end_with_their_last_token_after_sigterm(tmp_path: Path) -> None:
-    with serving(opener="speaker", path=str(tmp_path), options={"seconds": 0.02}, text=True) as (
+    with serving(opener="fake_llm", path=str(tmp_path), options={"seconds": 0.02}, text=True) as (
         running,
         url,
     ):
-        body = {"model": "speaker", "prompt": "x", "max_tokens": 40, "stream": True}
+        body = {"model": "fake_llm", "prompt": "x", "max_tokens": 40, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             texts = answer.iter_text()
             text = next(texts)

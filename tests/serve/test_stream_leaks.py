@@ -24,7 +24,7 @@ from infer.serve.batching.queue_items import InferResult, PendingResult, QueueIt
 from infer.serve.http.http_protocol import HttpProtocol
 from infer.serve.llm.llm_engine import LLMEngine
 from infer.serve.llm.token_stream import TokenStream
-from tests.support.fake_llm import Speaker
+from tests.support.fake_llm import FakeLLMPredictor
 from tests.support.fake_predictors import Live, double, live
 from tests.support.fake_step import EOS, FakeStep, fake_shape
 from tests.support.raw_http import BODY, get, read, reset, send
@@ -32,7 +32,7 @@ from tests.support.raw_http import BODY, get, read, reset, send
 pytestmark = pytest.mark.chaos
 STREAMS, WARM = 150, 30
 # when nobody asks
-EMPTY = ("pages", "sequences", "requests of the driver", "streams", "waiting", "active", "body bytes")
+EMPTY = ("pages", "sequences", "requests of the engine thread", "streams", "waiting", "active", "body bytes")
 
 
 class Slow(FakeStep):
@@ -45,22 +45,22 @@ class Slow(FakeStep):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Live, Engine]]:
-    """Real pages, scheduler and driver under a step that looks what is in the pages."""
+    """Real pages, scheduler and engine thread under a step that looks what is in the pages."""
     shape = fake_shape()
     limits = EngineLimits(step_tokens=64, mixed_tokens=32, max_running=8)
     engine = Engine(
         Slow(), shape, tokenizer=None, eos_ids=[EOS], kv_bytes=200 * 2 * shape.page_bytes, limits=limits
     )
-    speaker = Speaker(tmp_path, context=256)
-    speaker.close()
-    speaker.language.driver, speaker.language.vocab_size = EngineThread(engine), 61
-    with live(speaker) as server:
+    fake_llm = FakeLLMPredictor(tmp_path, context=256)
+    fake_llm.close()
+    fake_llm.language_model.engine_client, fake_llm.language_model.vocab_size = EngineThread(engine), 61
+    with live(fake_llm) as server:
         yield server, engine
 
 
 def hang_up(server: Live, rng: random.Random) -> None:
     """Ask for a long stream and reset the connection: while asking, right after, or later."""
-    body = {"model": "speaker", "prompt": rng.choices(range(3, 61), k=rng.randrange(1, 40)), "stream": True}
+    body = {"model": "fake_llm", "prompt": rng.choices(range(3, 61), k=rng.randrange(1, 40)), "stream": True}
     asked = json.dumps({**body, "max_tokens": 200, "ignore_eos": True}).encode()
     request = send(asked, path=b"/v1/completions")
     with socket.create_connection((server.host, server.port), timeout=20) as connection:
@@ -79,12 +79,15 @@ def left(server: Live, engine: Engine) -> dict[str, float]:
         connection.sendall(get(b"/metrics"))
         text = read(connection, bytearray()).body.decode()
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
-    generator, driver = server.service.generators["speaker"], server.service.generators["speaker"].driver
+    generator, engine_client = (
+        server.service.generators["fake_llm"],
+        server.service.generators["fake_llm"].engine_client,
+    )
     kinds = [type(thing) for thing in gc.get_objects()]
     return {
         "pages": engine.block_manager.num_used,
         "sequences": len(engine.scheduler.running) + len(engine.scheduler.waiting),
-        "requests of the driver": driver.running + len(driver._running),
+        "requests of the engine thread": engine_client.running + len(engine_client._running),
         "streams": len(generator._streams) + kinds.count(TokenStream),
         "waiting": generator.waiting_requests + generator.waiting_tokens,
         "active": server.service.active,

@@ -55,7 +55,7 @@ def test_prompt_of_another_key_is_not_a_cache_hit(server: Live, predictor: Predi
 
 def test_prefix_cache_pages_are_found_by_their_tenant_only(server: Live, predictor: Predictor) -> None:
     alice, bob = KEYS
-    page = predictor.language.shape.page
+    page = predictor.language_model.shape.page
     secret = [100 + i % 70 for i in range(4 * page)]
     cached(server, predictor.name, alice, [*secret, 5])
     for pages in range(1, 5):

@@ -22,7 +22,7 @@ from infer.serve.fork_server.client import ForkServer  # noqa: E402
 from infer.serve.fork_server.messages import ForkServerConfig  # noqa: E402
 from infer.serve.llm import tokenizer_pool  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
-from tests.support.fake_llm import Speaker  # noqa: E402
+from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "pydoc_lm"
@@ -66,10 +66,10 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_forked_tokenizer_matches_the_local_one(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    language = SimpleNamespace(
+    language_model = SimpleNamespace(
         text=LLMTokenizer(folder / "tokenizer.json"), template=ChatTemplate.open(folder)
     )
-    local = LocalTokenizer(language)
+    local = LocalTokenizer(language_model)
 
     async def work(texts: ForkedTokenizer) -> None:
         await texts.self_test(chat=True)
@@ -140,10 +140,10 @@ def test_cancelled_request_does_not_mix_up_the_next_reply(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("short_limits")
 def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)  # as if the model ran in a worker
-    speaker = Speaker(model(tmp_path, ON_WORD))
-    speaker.language.eos_ids = ()
-    with live(speaker) as server:
-        hostile = {"model": "speaker", "messages": [{"role": "user", "content": "loop"}], "max_tokens": 1}
+    fake_llm = FakeLLMPredictor(model(tmp_path, ON_WORD))
+    fake_llm.language_model.eos_ids = ()
+    with live(fake_llm) as server:
+        hostile = {"model": "fake_llm", "messages": [{"role": "user", "content": "loop"}], "max_tokens": 1}
         answers: list[httpx.Response] = []
 
         def attack() -> None:
@@ -168,9 +168,9 @@ def test_model_with_endless_template_is_unready_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)
-    speaker = Speaker(model(tmp_path, ENDLESS))
-    speaker.language.eos_ids = ()
-    with live(speaker) as server:
+    fake_llm = FakeLLMPredictor(model(tmp_path, ENDLESS))
+    fake_llm.language_model.eos_ids = ()
+    with live(fake_llm) as server:
         answer = httpx.get(f"{server.url}/ready")
         assert answer.status_code == 503
         assert "chat template" in answer.text

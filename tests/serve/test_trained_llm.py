@@ -52,10 +52,10 @@ def client(server: Live) -> Iterator[openai.OpenAI]:
 def settled(predictor: Predictor, seconds: float = 10) -> bool:
     """Return True once nothing runs and every page is free or only cached as a prefix."""
     deadline = time.monotonic() + seconds
-    while predictor.driver.running and time.monotonic() < deadline:
+    while predictor.engine_client.running and time.monotonic() < deadline:
         time.sleep(0.01)
-    predictor.language.engine.check_integrity()
-    stats = predictor.driver.stats()
+    predictor.language_model.engine.check_integrity()
+    stats = predictor.engine_client.stats()
     return (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
@@ -75,7 +75,7 @@ def test_greedy_completion_equals_the_predictor(
     assert answer.choices[0].finish_reason == made.finish_reason
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == made.prompt_tokens
-    ids = predictor.language.encode(PROMPT)
+    ids = predictor.language_model.encode(PROMPT)
     again = client.completions.create(model=model, prompt=[ids, ids], max_tokens=20, temperature=0)
     assert [choice.text for choice in again.choices] == [made.text] * 2
 
@@ -122,7 +122,7 @@ def test_echo_logprobs_of_token_ids_equal_the_predictor(
     predictor: Predictor, client: openai.OpenAI, model: str
 ) -> None:
     texts = ["Return a copy of the list.", "The json module"]
-    rows = [predictor.language.encode(text) for text in texts]
+    rows = [predictor.language_model.encode(text) for text in texts]
     answer = client.completions.create(
         model=model, prompt=rows, max_tokens=1, echo=True, logprobs=1, temperature=0, seed=1234
     )
@@ -164,7 +164,7 @@ def test_logprobs_of_both_routes_equal_the_predictor(
 def test_tokenize_count_equals_prompt_tokens(predictor: Predictor, server: Live) -> None:
     with httpx.Client(base_url=server.url) as raw:
         ids = raw.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
-        assert ids == predictor.language.encode(PROMPT)
+        assert ids == predictor.language_model.encode(PROMPT)
         assert PROMPT in raw.post("/detokenize", json={"tokens": ids}).json()["prompt"]
         info = raw.get("/tokenizer_info").json()
         assert (info["bos_token"], info["eos_token"]) == ("<|begin|>", "<|end|>")

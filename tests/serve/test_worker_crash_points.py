@@ -117,24 +117,24 @@ def made() -> Iterator[Callable[..., tuple[RemoteEngine, Processes, list[Wire]]]
         return drivers[-1], processes, list(wires)
 
     yield make
-    for driver in drivers:
-        driver.worker.gate.set()  # type: ignore[attr-defined]
-        driver.close()
+    for engine_client in drivers:
+        engine_client.worker.gate.set()  # type: ignore[attr-defined]
+        engine_client.close()
 
 
-def ask(driver: RemoteEngine, id: str, *, stream: bool = False) -> Told:
+def ask(engine_client: RemoteEngine, id: str, *, stream: bool = False) -> Told:
     told = Told()
     request = Request(id=id, prompt=[sum(id.encode())], sampling=Sampling(max_tokens=3))
-    driver.submit(request, told.extend, replay=not stream)
+    engine_client.submit(request, told.extend, replay=not stream)
     return told
 
 
 def test_unsent_request_counts_no_worker_death(made: Any) -> None:
     dead, again, last = Wire(refuses=True), Wire(refuses=True), Wire()
-    driver, _, _ = made(dead, again, last)
-    told = [ask(driver, "a"), ask(driver, "b")]
+    engine_client, _, _ = made(dead, again, last)
+    told = [ask(engine_client, "a"), ask(engine_client, "b")]
     for wire in (dead, again):  # two deaths, and neither process had them
-        wait_until(lambda w=wire: driver.worker.wire is w)
+        wait_until(lambda w=wire: engine_client.worker.wire is w)
         wire.die()
     wait_until(lambda: last.requests == ["a", "b"])
     last.answer("a")
@@ -144,8 +144,8 @@ def test_unsent_request_counts_no_worker_death(made: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_sent_request_is_resent_after_worker_death(made: Any, stream: bool) -> None:
-    driver, _, (first, second) = made(Wire(), Wire())
-    told = ask(driver, "a", stream=stream)
+    engine_client, _, (first, second) = made(Wire(), Wire())
+    told = ask(engine_client, "a", stream=stream)
     wait_until(lambda: first.requests == ["a"])
     first.die()
     wait_until(lambda: second.requests == ["a"])
@@ -154,8 +154,8 @@ def test_sent_request_is_resent_after_worker_death(made: Any, stream: bool) -> N
 
 
 def test_death_after_some_tokens_restarts_unstreamed_requests(made: Any) -> None:
-    driver, _, (first, second) = made(Wire(), Wire())
-    whole, stream = ask(driver, "a"), ask(driver, "b", stream=True)
+    engine_client, _, (first, second) = made(Wire(), Wire())
+    whole, stream = ask(engine_client, "a"), ask(engine_client, "b", stream=True)
     wait_until(lambda: first.requests == ["a", "b"])
     for id in "ab":
         first.answer(id, finish=None)
@@ -169,13 +169,13 @@ def test_death_after_some_tokens_restarts_unstreamed_requests(made: Any) -> None
 
 
 def test_requests_during_restart_reach_the_next_worker_once(made: Any) -> None:
-    driver, processes, (first, second) = made(Wire(), Wire())
-    before = ask(driver, "a")
+    engine_client, processes, (first, second) = made(Wire(), Wire())
+    before = ask(engine_client, "a")
     wait_until(lambda: first.requests == ["a"])
     processes.gate.clear()
     first.die()
     assert processes.restarting.wait(20)
-    during = [ask(driver, id) for id in "bcd"]
+    during = [ask(engine_client, id) for id in "bcd"]
     assert not second.requests
     processes.gate.set()
     wait_until(lambda: second.requests == ["a"])  # who was there is tried alone
@@ -187,16 +187,16 @@ def test_requests_during_restart_reach_the_next_worker_once(made: Any) -> None:
 
 
 def test_messages_for_a_dead_worker_never_reach_the_next(made: Any) -> None:
-    driver, processes, (first, second) = made(Wire(), Wire())
-    told = ask(driver, "a")
+    engine_client, processes, (first, second) = made(Wire(), Wire())
+    told = ask(engine_client, "a")
     wait_until(lambda: first.requests == ["a"])
     processes.gate.clear()
     first.die()
     assert processes.restarting.wait(20)
-    driver.cancel("a")
+    engine_client.cancel("a")
     processes.gate.set()
     wait_until(lambda: processes.ready)
-    after = ask(driver, "b")
+    after = ask(engine_client, "b")
     wait_until(lambda: second.requests == ["b"])
     assert not [message for message in second.got if isinstance(message, CancelRequest)]
     second.answer("b")
@@ -205,8 +205,8 @@ def test_messages_for_a_dead_worker_never_reach_the_next(made: Any) -> None:
 
 
 def test_request_written_before_two_deaths_is_refused(made: Any) -> None:
-    driver, _, (first, second, third) = made(Wire(), Wire(), Wire())
-    told, other = ask(driver, "a"), ask(driver, "b")
+    engine_client, _, (first, second, third) = made(Wire(), Wire(), Wire())
+    told, other = ask(engine_client, "a"), ask(engine_client, "b")
     wait_until(lambda: first.requests == ["a", "b"])
     first.die()
     wait_until(lambda: second.requests == ["a"])
@@ -218,14 +218,14 @@ def test_request_written_before_two_deaths_is_refused(made: Any) -> None:
 
 
 def test_giving_up_the_worker_fails_waiting_requests_with_503(made: Any) -> None:
-    driver, _, (first,) = made(Wire())
-    told = ask(driver, "a")
+    engine_client, _, (first,) = made(Wire())
+    told = ask(engine_client, "a")
     wait_until(lambda: first.requests == ["a"])
     first.die()
     wait_until(lambda: told.finish == "error")
     assert isinstance(told.error, NotReadyError)
     with pytest.raises(NotReadyError):
-        ask(driver, "b")
+        ask(engine_client, "b")
 
 
 def test_request_table_is_closed_between_two_workers() -> None:

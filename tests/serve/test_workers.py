@@ -32,9 +32,9 @@ FAST = RestartLimits(first=0.01)
 
 @contextlib.contextmanager
 def remote(
-    replicas: int = 1, watch: WatchdogLimits | None = None, opener: str = "Hazards", **options: Any
+    replicas: int = 1, watch: WatchdogLimits | None = None, opener: str = "FaultyModel", **options: Any
 ) -> Iterator[RemotePredictor]:
-    source = ModelSource(path="hazards", opener=f"tests.support.worker_models:{opener}", options=options)
+    source = ModelSource(path="faulty", opener=f"tests.support.worker_models:{opener}", options=options)
     starting = StartingModel(source, replicas, watch=watch, restart=FAST)
     with contextlib.closing(starting):
         yield starting.wait_ready()
@@ -217,12 +217,12 @@ def test_replicas_share_one_queue() -> None:
         asyncio.run(go(predictor))
 
 
-@pytest.mark.parametrize("opener", ["Hazards", "proven"])
+@pytest.mark.parametrize("opener", ["FaultyModel", "proven"])
 def test_many_killing_requests_do_not_end_the_server(opener: str) -> None:
     async def go(predictor: RemotePredictor) -> None:
         async with engine_of(predictor) as engine:
             for value in range(4):
-                if opener == "Hazards":  # it is known to answer only by what it answers
+                if opener == "FaultyModel":  # it is known to answer only by what it answers
                     await ask(engine, value)
                 with pytest.raises(PoisonError):
                     await engine.infer({"x": np.array([[DIE, value, value, value]], np.float32)}, timeout=60)
@@ -345,7 +345,7 @@ def test_worker_garbage_collection_skips_the_model(run_python) -> None:
 import gc
 from infer.serve.workers import __main__ as worker
 from infer.serve.workers.messages import LoadModel, ModelSource
-predictor, _ = worker._open(LoadModel(ModelSource(path="x", opener="tests.support.worker_models:Hazards")), {})
+predictor, _ = worker._open(LoadModel(ModelSource(path="x", opener="tests.support.worker_models:FaultyModel")), {})
 import numpy
 assert predictor.predict({"x": numpy.ones((1, 4), "float32")})
 print(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)

@@ -47,7 +47,7 @@ class Bytes:
         return self.token_bytes(number).decode("latin-1")
 
 
-class Alphabet:
+class FakeEngine:
     """Fake engine that generates A, B, C, …; completion `i` starts at letter `i`.
 
     With a `script` it generates that text instead, three bytes a step, and stops; with a grammar,
@@ -151,7 +151,7 @@ def _logprob(token: int) -> TokenLogprob:
     return TokenLogprob(token, -token / 100, ((token, -token / 100), (0, -9.0)))
 
 
-class Speaker:
+class FakeLLMPredictor:
     """Predictor of the fake model, with the attributes that the server uses."""
 
     version, task = "1", "text-generation"
@@ -159,18 +159,18 @@ class Speaker:
     def __init__(
         self,
         folder: Path,
-        name: str = "speaker",
-        engine: Alphabet | None = None,
+        name: str = "fake_llm",
+        engine: FakeEngine | None = None,
         template: str | None = TEMPLATE,
         context: int = 64,
     ) -> None:
         tokens = {"bos_token": "<s>", "eos_token": "</s>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
         self.name, self.manifest = name, SimpleNamespace(meta={"generation": {}}, files={"a": "b"})
-        self.language = SimpleNamespace(
+        self.language_model = SimpleNamespace(
             text=Bytes(),
             template=ChatTemplate({"default": template}, tokens) if template else None,
-            driver=EngineThread(engine or Alphabet(), name=name),
+            engine_client=EngineThread(engine or FakeEngine(), name=name),
             config=GenerationConfig(),
             context=context,
             check_grammar=check_grammar,
@@ -179,7 +179,7 @@ class Speaker:
         )
 
     def close(self) -> None:
-        self.language.driver.close()
+        self.language_model.engine_client.close()
 
 
 if __name__ == "__main__":
@@ -189,5 +189,5 @@ if __name__ == "__main__":
     from infer.serve.service import Service
 
     with listen("127.0.0.1", 0) as socket_:
-        speaker = Speaker(Path(sys.argv[1]), engine=Alphabet(float(sys.argv[2])))
-        sys.exit(serve(Service([speaker], ServeLimits(drain_seconds=float(sys.argv[3]))), socket_))
+        fake_llm = FakeLLMPredictor(Path(sys.argv[1]), engine=FakeEngine(float(sys.argv[2])))
+        sys.exit(serve(Service([fake_llm], ServeLimits(drain_seconds=float(sys.argv[3]))), socket_))

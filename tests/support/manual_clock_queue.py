@@ -16,8 +16,8 @@ class Clock:
         return self.now
 
 
-class Desk:
-    """A batcher, its clock, and entries of four elements a row made in a word."""
+class ManualClockQueue:
+    """A batch queue and its clock; `put` adds an item of four elements a row."""
 
     def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
         self.clock = Clock()

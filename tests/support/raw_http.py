@@ -21,7 +21,7 @@ import numpy as np
 
 from infer.serve.limits import ServeLimits
 from infer.spec import TensorSpec
-from tests.support.fake_llm import Speaker
+from tests.support.fake_llm import FakeLLMPredictor
 from tests.support.fake_predictors import Fake, Live, double, embedder, live
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +144,7 @@ def wide(dtype: str) -> Fake:
 
 def models(folder: Path) -> Sequence[Any]:
     named = [wide(dtype) for dtype in ("int8", "bool", "float16")]
-    return double(), embedder(), wild(), *named, Speaker(folder)
+    return double(), embedder(), wild(), *named, FakeLLMPredictor(folder)
 
 
 @contextlib.contextmanager

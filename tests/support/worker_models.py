@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DIE, RAISE, HANG = 666.0, 667.0, 668.0
 
 
-class Hazards:
+class FaultyModel:
     """Model y = 2·x over [batch, 4] with its process id; special values kill, raise or hang."""
 
-    name, version, task, max_batch = "hazards", "1", "tensors", 8
+    name, version, task, max_batch = "faulty", "1", "tensors", 8
     sizes, padding = {"batch": (1, 8)}, dict[str, int]()
 
     def __init__(self, path: str, seconds: float = 0.0, opening: float = 0.0, warming: float = 0.0) -> None:
@@ -65,7 +65,7 @@ def multiplies(path: str) -> Any:
     said = json.loads((Path(path) / "manifest.json").read_text())
     if "broken" in said:
         raise ArtifactError("weights are damaged", where=path)
-    made = Hazards(path)
+    made = FaultyModel(path)
     made.predict = lambda inputs: {  # type: ignore[method-assign]
         "y": inputs["x"] * np.float32(said["factor"]),
         "pid": np.full(len(inputs["x"]), os.getpid(), np.int64),
@@ -74,15 +74,15 @@ def multiplies(path: str) -> Any:
 
 
 def proven(path: str, **options: Any) -> Any:
-    """`Hazards` whose worker is known to give the right answers when it starts."""
-    made = Hazards(path, **options)
+    """`FaultyModel` whose worker is known to give the right answers when it starts."""
+    made = FaultyModel(path, **options)
     made.self_test = lambda: None  # type: ignore[attr-defined]
     return made
 
 
 def counts(path: str, tally: str, tested: bool) -> Any:
-    """`Hazards` that adds a byte to the file `tally` for each warm-up; `tested`: it gave its golden answers first."""
-    made = proven(path) if tested else Hazards(path)
+    """`FaultyModel` that adds a byte to the file `tally` for each warm-up; `tested`: after its golden test."""
+    made = proven(path) if tested else FaultyModel(path)
 
     def warmup() -> list[tuple[int, float]]:
         with Path(tally).open("ab") as file:
@@ -94,13 +94,13 @@ def counts(path: str, tally: str, tested: bool) -> Any:
 
 
 def decays(path: str, good: int) -> Any:
-    """Return `Hazards` with a fast self-test whose outputs are wrong after `good` runs."""
+    """Return `FaultyModel` with a fast self-test whose outputs are wrong after `good` runs."""
     from safetensors.numpy import save_file
 
     from infer.serve.workers import self_test
 
     self_test.EVERY, self_test.MOST_SHARE = 0.0, 1.0
-    made, asked = Hazards(path), []
+    made, asked = FaultyModel(path), []
     made.path = Path(path)  # type: ignore[attr-defined]
     (made.path / "golden").mkdir(exist_ok=True)  # type: ignore[attr-defined]
     save_file(x_of(1, 2), made.path / "golden/inputs.safetensors")  # type: ignore[attr-defined]
@@ -115,13 +115,13 @@ def decays(path: str, good: int) -> Any:
     return made
 
 
-def speaker(path: str, seconds: float = 0.0) -> Any:
-    """`serve_speaker.Speaker`; a prompt with a "^" ends the process, one with a "$" at its second letter, one with a
-    "~" never gets that.
+def fake_llm(path: str, seconds: float = 0.0) -> Any:
+    """Return a `FakeLLMPredictor`: "^" in a prompt ends the process, "$" does at its second letter, "~" never gets
+    that.
     """
-    from tests.support.fake_llm import Alphabet, Speaker
+    from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 
-    class Deadly(Alphabet):
+    class Deadly(FakeEngine):
         def _go_on(self, request: Any, made: int) -> list[Any]:
             if ord("^") in request.prompt:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -131,26 +131,26 @@ def speaker(path: str, seconds: float = 0.0) -> Any:
                 time.sleep(1000)
             return super()._go_on(request, made)
 
-    made = Speaker(Path(path), engine=Deadly(seconds))
+    made = FakeLLMPredictor(Path(path), engine=Deadly(seconds))
     made.warmup = lambda: None  # type: ignore[attr-defined]
     return made
 
 
-def language(driver: Any, card: Any) -> Any:
-    """Return the text side of `fake_llm.Speaker` in this process."""
+def language_model(engine_client: Any, card: Any) -> Any:
+    """Return the text side of `fake_llm.FakeLLMPredictor` in this process."""
     from infer.llm.text.chat_template import ChatTemplate
     from infer.llm.text.generation_config import GenerationConfig
     from tests.support.fake_llm import TEMPLATE, Bytes
 
     return SimpleNamespace(
-        driver=driver,
+        engine_client=engine_client,
         text=Bytes(),
         template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>", "eos_token": "</s>"}),
         config=GenerationConfig(),
         context=card.context,
         vocab_size=card.vocab_size,
         folder=Path(card.path or "."),
-        check_grammar=driver.check_grammar,
+        check_grammar=engine_client.check_grammar,
     )
 
 
@@ -228,8 +228,8 @@ def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def serve(
-    opener: str = "Hazards",
-    path: str = "hazards",
+    opener: str = "FaultyModel",
+    path: str = "faulty",
     options: Any = None,
     text: bool = False,
     run: Any = None,
@@ -253,7 +253,7 @@ def serve(
     own, opening.ModelSource = options or {}, source  # type: ignore[misc,assignment]
     if text:
         opening.is_language_model = lambda folder: True
-        texts.RemoteLanguageModel = language  # type: ignore[misc,assignment]
+        texts.RemoteLanguageModel = language_model  # type: ignore[misc,assignment]
     more = {"log_requests": log, **(run or {})}
     return server.run([path], port=0, limits=ServeLimits(**limits), **more)
 

@@ -13,7 +13,7 @@ from .requests import Deliver, Output, Request
 from .stop_conditions import error_fields
 
 log = logging.getLogger("infer.llm")
-HEARTBEAT_SECONDS = 0.5  # between two signs of life of an idle driver
+HEARTBEAT_SECONDS = 0.5  # between two signs of life of an idle engine thread
 CLOSE_SECONDS = 30.0
 MAX_INBOX = 1024  # requests that came since the last step began
 

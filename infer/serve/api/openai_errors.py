@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import InferError, InputError, NotFoundError, OverloadedError, UnsupportedMediaError
-from ...sanitize import plain
+from ...sanitize import sanitize_text
 from ..http.request_context import RequestContext
 from ..http.routing import ErrorFormat, error_text
 from ..llm.llm_engine import LLMEngine
@@ -41,7 +41,9 @@ def _body(error: InferError) -> OpenAIError:
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-    param = plain(error.where.removeprefix("$."), 128) if error.where and status in (400, 422) else None
+    param = (
+        sanitize_text(error.where.removeprefix("$."), 128) if error.where and status in (400, 422) else None
+    )
     return OpenAIError(ErrorBody(error_text(error), kind, param, error.code))
 
 

@@ -171,7 +171,7 @@ def sampling(
         "prompt_logprobs": prompt_logprobs,
         "logit_bias": _bias(request.logit_bias or {}),
     }
-    made: Sampling = generator.language.config.complete(given)
+    made: Sampling = generator.language_model.config.complete(given)
     made.check(generator.vocab_size, served=True)
     return made
 
@@ -223,7 +223,7 @@ async def compile_grammar(
     """
     if constraint is None:
         return
-    check = partial(generator.language.check_grammar, constraint)
+    check = partial(generator.language_model.check_grammar, constraint)
     try:
         if generator.grammar_trials is not None:
             tried = await generator.grammar_trials.check(tenant_of(call), constraint)

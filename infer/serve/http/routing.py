@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...errors import DeadlineError, InferError, OverloadedError, ServeError
-from ...sanitize import plain
+from ...sanitize import sanitize_text
 
 MAX_MESSAGE = 256  # characters of one exception's message in a log
 
@@ -132,7 +132,7 @@ class Route:
 
 def error_text(error: InferError) -> str:
     """Return the text of an error for a response."""
-    return plain(str(error))
+    return sanitize_text(str(error))
 
 
 def exception_summary(error: BaseException) -> str:
@@ -143,7 +143,7 @@ def exception_summary(error: BaseException) -> str:
         seen.add(id(chain))
         frames = traceback.extract_tb(chain.__traceback__)[-6:]
         places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-        parts.append(f"{type(chain).__name__}: {plain(str(chain), MAX_MESSAGE)} [{places}]")
+        parts.append(f"{type(chain).__name__}: {sanitize_text(str(chain), MAX_MESSAGE)} [{places}]")
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     return " <- ".join(parts)
 

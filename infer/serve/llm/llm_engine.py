@@ -28,8 +28,8 @@ LOOK_SECONDS = 0.25
 class LLMEngine:
     """Event-loop front end of one engine; every method but `_deliver` runs on the event loop's thread.
 
-    `language` is the artifact's text side and engine (`infer.llm.llm`): `text` turns text to token ids and
-    back, `template` renders conversations or is None, `driver` is the thread (or worker) that runs the
+    `language_model` is the artifact's text side and engine (`infer.llm.llm`): `text` turns text to token ids and
+    back, `template` renders conversations or is None, `engine_client` is the thread (or worker) that runs the
     engine.
     """
 
@@ -41,24 +41,28 @@ class LLMEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.predictor, self.limits, self.metrics, self.clock = predictor, limits, metrics, clock
-        self.language = language = predictor.language
-        self.text, self.template, self.driver = language.text, language.template, language.driver
-        self.context: int = language.context
-        self.vocab_size: int = language.vocab_size
-        self.adapters: tuple[str, ...] = tuple(getattr(language, "adapter_names", ()))
+        self.language_model = language_model = predictor.language_model
+        self.text, self.template, self.engine_client = (
+            language_model.text,
+            language_model.template,
+            language_model.engine_client,
+        )
+        self.context: int = language_model.context
+        self.vocab_size: int = language_model.vocab_size
+        self.adapters: tuple[str, ...] = tuple(getattr(language_model, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
-        self.fork_server = fork_server_of(language, predictor.name)
+        self.fork_server = fork_server_of(language_model, predictor.name)
         self.grammar_trials, self.tokenizers = (
             grammar_trials_of(self.fork_server),
-            tokenizer_pool_of(language, self.fork_server),
+            tokenizer_pool_of(language_model, self.fork_server),
         )
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
         self.admission = PromptAdmission(limits, clock)
         self.admission.seed(getattr(predictor, "speeds", ()))
         self._streams: dict[str, TokenStream] = {}  # id of the engine's request → whose it is
-        self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
+        self._deliver_to = self._deliver  # one object, so that the engine client calls it once per step
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -70,12 +74,12 @@ class LLMEngine:
         """Start delivering outputs to the event loop `home`; call once."""
         self._loop = home
         self.self_test_task = home.create_task(self._self_test())
-        self._check_driver()
+        self._check_engine()
 
     def warmup(self) -> None:
         """Generate a few tokens before the first request; call before `start`."""
-        if not isinstance(self.driver, RemoteEngine):
-            self.admission.seed(warm_up(self.driver, self.context))
+        if not isinstance(self.engine_client, RemoteEngine):
+            self.admission.seed(warm_up(self.engine_client, self.context))
 
     def open(self, requests: Sequence[Request], *, timeout: float, stepwise: bool) -> TokenStream:
         """Submit the prompts of one HTTP request and return their stream.
@@ -93,10 +97,10 @@ class LLMEngine:
             self.admission.add(request.id, tenant, priority, len(request.prompt))
         try:
             for request in requests:
-                if isinstance(self.driver, RemoteEngine):
-                    self.driver.submit(request, self._deliver_to, replay=not stepwise)
+                if isinstance(self.engine_client, RemoteEngine):
+                    self.engine_client.submit(request, self._deliver_to, replay=not stepwise)
                 else:
-                    self.driver.submit(request, self._deliver_to)
+                    self.engine_client.submit(request, self._deliver_to)
                 self._streams[request.id] = stream
         except InferError as error:
             stream.fail(error)
@@ -122,18 +126,18 @@ class LLMEngine:
 
     @property
     def failure(self) -> BaseException | None:
-        return self.driver.failure
+        return self.engine_client.failure
 
     @property
     def healthy(self) -> bool:
         """True while the engine runs and its current step is not stuck."""
-        stuck = bool(self._streams) and self.clock() - self.driver.beat > self.limits.wedged_seconds
+        stuck = bool(self._streams) and self.clock() - self.engine_client.beat > self.limits.wedged_seconds
         return self.failure is None and not stuck
 
     @property
     def ready(self) -> bool:
         """True when a request would run now."""
-        return self.not_ready_reason is None and self.healthy and getattr(self.driver, "ready", True)
+        return self.not_ready_reason is None and self.healthy and getattr(self.engine_client, "ready", True)
 
     @property
     def idle(self) -> bool:
@@ -158,7 +162,7 @@ class LLMEngine:
 
     @property
     def beat(self) -> float:
-        return self.driver.beat
+        return self.engine_client.beat
 
     def drain(self) -> None:
         """Admit no further requests; admitted ones continue."""
@@ -183,13 +187,13 @@ class LLMEngine:
             self.not_ready_reason = str(error)
             log.error("%s is not ready: %s", self.predictor.name, error)
 
-    def _check_driver(self) -> None:
+    def _check_engine(self) -> None:
         """Check the engine periodically: a dead one delivers nothing, so fail its streams here."""
         if self.failure is not None:
             log.critical("the engine of %s died", self.predictor.name, exc_info=self.failure)
             self.stop(error_for_requests(self.failure))
         elif self._loop is not None:
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._check_driver)
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._check_engine)
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Pass one step's outputs to the event loop; called on the engine's thread."""
@@ -213,4 +217,4 @@ class LLMEngine:
     def release(self, request_id: str, *, running: bool) -> None:
         """Forget a request of a closed stream; cancel it where it still runs."""
         if self._streams.pop(request_id, None) is not None and running:
-            self.driver.cancel(request_id)
+            self.engine_client.cancel(request_id)

@@ -17,7 +17,7 @@ class StreamOwner(Protocol):
     """Interface of the `LLMEngine` that a stream reports to."""
 
     metrics: LLMMetrics
-    driver: Any
+    engine_client: Any
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -110,7 +110,7 @@ class TokenStream:
         """Return token counts and milliseconds for logs and traces, also of a stream cut short."""
         prompt = sum(len(request.prompt) for request in self.requests.values())
         found: dict[str, Any] = {"prompt_tokens": prompt, "tokens": self._made}
-        if (pid := getattr(self._owner.driver, "pid", None)) is not None:
+        if (pid := getattr(self._owner.engine_client, "pid", None)) is not None:
             found["worker"] = pid
         if self._first:
             found["queue_ms"] = round(1000 * self._queued, 3)

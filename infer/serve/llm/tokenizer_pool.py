@@ -47,14 +47,14 @@ class TokenizerPool(Protocol):
 class LocalTokenizer:
     """Tokenizer in this process; long texts run in the threads of `pool`."""
 
-    def __init__(self, language: Any, pool: Any = None) -> None:
-        self._language, self._pool = language, pool
+    def __init__(self, language_model: Any, pool: Any = None) -> None:
+        self._language_model, self._pool = language_model, pool
 
     async def self_test(self, *, chat: bool) -> None:
         pass
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
-        encode = self._language.text.encode
+        encode = self._language_model.text.encode
         return await self._off_loop(sum(map(len, texts)), lambda: [encode(text, special) for text in texts])
 
     async def encode_chat(
@@ -63,13 +63,13 @@ class LocalTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int]:
-        template = self._language.template
+        template = self._language_model.template
         size = _characters(messages)
         text = await self._off_loop(size, lambda: template.render(messages, tools=tools, **options))
         return (await self.encode([text], False, "messages"))[0]
 
     async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        return str(self._language.text.decode(ids, skip_special))
+        return str(self._language_model.text.decode(ids, skip_special))
 
     def close(self) -> None:
         pass
@@ -197,11 +197,11 @@ def timeout_error(
     return ArtifactError(f"the {part} of this model {how} for {size} characters")
 
 
-def tokenizer_pool_of(language: Any, forks: ForkServer | None) -> TokenizerPool:
+def tokenizer_pool_of(language_model: Any, forks: ForkServer | None) -> TokenizerPool:
     """Return the tokenizer of a language model: forked if its engine is, else in this process."""
-    if forks is not None and isinstance(language.driver, RemoteEngine):
+    if forks is not None and isinstance(language_model.engine_client, RemoteEngine):
         return ForkedTokenizer(forks)
-    return LocalTokenizer(language)
+    return LocalTokenizer(language_model)
 
 
 def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
@@ -227,12 +227,12 @@ def encoder_fork_server(predictor: Any) -> ForkServer | None:
     return ForkServer(ForkServerConfig(folder=str(path), max_length=longest), predictor.name)
 
 
-def fork_server_of(language: Any, name: str) -> ForkServer | None:
+def fork_server_of(language_model: Any, name: str) -> ForkServer | None:
     """Return a fork server for a language model with a tokenizer, else None."""
-    folder = getattr(language, "folder", None)
+    folder = getattr(language_model, "folder", None)
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
     prepare = ForkServerConfig(
-        folder=str(folder), vocab_size=language.vocab_size, eos_ids=tuple(language.eos_ids)
+        folder=str(folder), vocab_size=language_model.vocab_size, eos_ids=tuple(language_model.eos_ids)
     )
     return ForkServer(prepare, name)

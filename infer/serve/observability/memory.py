@@ -46,7 +46,7 @@ def page_bytes(predictor: Any) -> int:
         return 0
     if (card := getattr(predictor, "card", None)) is not None:
         return card.page_bytes
-    shape = getattr(predictor.language, "shape", None)
+    shape = getattr(predictor.language_model, "shape", None)
     return 0 if shape is None else shape.layers * shape.page_bytes
 
 

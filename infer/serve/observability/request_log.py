@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...sanitize import plain
+from ...sanitize import sanitize_text
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE
 from ..service import Service
@@ -66,7 +66,7 @@ class RequestLog:
             "ms": round(1000 * seconds, 3),
             "api": call.route.error_format.api,
             "client": call.client,
-            "agent": plain(call.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
+            "agent": sanitize_text(call.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
             "bytes_in": len(call.body),
         }
         if model:
@@ -77,9 +77,9 @@ class RequestLog:
             line["trace_id"], line["span_id"] = call.trace.id, call.trace.span
             line["parent_id"] = call.trace.parent
         if call.error is not None:
-            line["error"], line["message"] = call.error.code, plain(str(call.error), MOST_CLIENT)
+            line["error"], line["message"] = call.error.code, sanitize_text(str(call.error), MOST_CLIENT)
         if self.bodies:
-            line["body"] = plain(bytes(call.body[:MOST_BODY]).decode(errors="replace"), MOST_BODY)
+            line["body"] = sanitize_text(bytes(call.body[:MOST_BODY]).decode(errors="replace"), MOST_BODY)
         self.lines.put(encode(line) + b"\n")
 
 

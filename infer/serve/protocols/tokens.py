@@ -109,7 +109,7 @@ async def detokenize(call: RequestContext) -> Prompt:
 
 async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
     model = _model(call, None)
-    named = special_tokens(model.language.folder)
+    named = special_tokens(model.language_model.folder)
     return TokenizerInfo(
         model=model.predictor.name,
         vocab_size=model.vocab_size,

@@ -91,7 +91,7 @@ def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[i
     if not (asked.again and hasattr(predictor, "self_test")):
         speeds += predictor.warmup() or ()
     if generates_text(predictor.manifest):
-        speeds = warm_up(predictor.language.driver, predictor.language.context)
+        speeds = warm_up(predictor.language_model.engine_client, predictor.language_model.context)
     _settle()
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
@@ -112,7 +112,7 @@ def _settle() -> None:
 def model_info_of(predictor: Any) -> ModelInfo:
     """Describe an opened predictor for the server process."""
     manifest, path = predictor.manifest, getattr(predictor, "path", None)
-    language = predictor.language if generates_text(manifest) else None
+    language_model = predictor.language_model if generates_text(manifest) else None
     return ModelInfo(
         name=predictor.name,
         version=predictor.version,
@@ -126,10 +126,10 @@ def model_info_of(predictor: Any) -> ModelInfo:
             getattr(manifest, "backend", None), manifest.meta, dict(getattr(manifest, "files", {}))
         ),
         path=None if path is None else os.fspath(path),
-        context=0 if language is None else language.context,
-        vocab_size=0 if language is None else language.vocab_size,
+        context=0 if language_model is None else language_model.context,
+        vocab_size=0 if language_model is None else language_model.vocab_size,
         page_bytes=page_bytes(predictor),
-        adapters=() if language is None else tuple(getattr(language, "adapter_names", ())),
+        adapters=() if language_model is None else tuple(getattr(language_model, "adapter_names", ())),
     )
 
 

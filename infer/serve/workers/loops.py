@@ -91,9 +91,9 @@ def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
 
     Raises `ClosedError` when the server process is gone.
     """
-    worker = LLMWorker(predictor.language, channel)
-    due, golden = 0.0, GoldenPromptTest(worker.driver)
-    while worker.driver.failure is None:
+    worker = LLMWorker(predictor.language_model, channel)
+    due, golden = 0.0, GoldenPromptTest(worker.engine_client)
+    while worker.engine_client.failure is None:
         if (now := time.monotonic()) >= due:
             due = now + PULSE_SECONDS
             try:
@@ -113,21 +113,21 @@ def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
 class LLMWorker:
     """Message handling around the engine thread of one language model."""
 
-    def __init__(self, language: Any, channel: Channel[Any]) -> None:
-        self._language, self._channel = language, channel
-        self.driver = language.driver
+    def __init__(self, language_model: Any, channel: Channel[Any]) -> None:
+        self._language_model, self._channel = language_model, channel
+        self.engine_client = language_model.engine_client
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="grammar")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-grammar")
         self._compiling: dict[str, Request] = {}
         self._held_grammars: dict[str, Any] = {}  # grammars of requests that the engine has not begun
-        self._deliver_to = self._deliver  # one object, so that the driver calls it once per step
+        self._deliver_to = self._deliver  # one object, so that the engine client calls it once per step
 
     @property
     def beat(self) -> float:
-        return self.driver.beat if self.driver.running else time.monotonic()
+        return self.engine_client.beat if self.engine_client.running else time.monotonic()
 
     def stats(self) -> dict[str, float | list[int]]:
-        found = self.driver.stats()
+        found = self.engine_client.stats()
         values = msgspec.structs.asdict(found) if isinstance(found, msgspec.Struct) else vars(found)
         return {name: value for name, value in values.items() if isinstance(value, int | float | list)}
 
@@ -142,23 +142,23 @@ class LLMWorker:
                 self._compilers.submit(self._compile, request)
         elif isinstance(message, CancelRequest):
             self._compiling.pop(message.id, None)
-            self.driver.cancel(message.id)
+            self.engine_client.cancel(message.id)
         elif isinstance(message, CompileGrammar):
             long = message.tried[1] > LONG_SECONDS
             (self._long if long else self._compilers).submit(self._check, message)
 
     def _submit(self, request: Request) -> None:
-        self._or_refuse(request.id, lambda: self.driver.submit(request, self._deliver_to))
+        self._or_refuse(request.id, lambda: self.engine_client.submit(request, self._deliver_to))
 
     def _compile(self, request: Request) -> None:
         """Compile the request's grammar into the engine's cache, then submit it; runs in a pool thread."""
 
         def go() -> None:
-            self._language.check_grammar(request.grammar)
+            self._language_model.check_grammar(request.grammar)
             if self._compiling.pop(request.id, None) is not None:
-                if (grammars := getattr(self._language, "grammars", None)) is not None:
+                if (grammars := getattr(self._language_model, "grammars", None)) is not None:
                     self._held_grammars[request.id] = grammars.open(request.grammar)
-                self.driver.submit(request, self._deliver_to)
+                self.engine_client.submit(request, self._deliver_to)
 
         self._or_refuse(request.id, go)
 
@@ -167,11 +167,11 @@ class LLMWorker:
             function()
         except Exception as error:  # noqa: BLE001 - the front tells whoever asked
             self._held_grammars.pop(id, None)
-            if self.driver.failure is None:
+            if self.engine_client.failure is None:
                 self._send(RequestRejected(id, encode_error(error)))
 
     def _check(self, asked: CompileGrammar) -> None:
-        self._send(GrammarCompiled(asked.number, _reason(self._language.check_grammar, asked)))
+        self._send(GrammarCompiled(asked.number, _reason(self._language_model.check_grammar, asked)))
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Send the outputs of one step; called on the engine's thread.
@@ -181,7 +181,7 @@ class LLMWorker:
         if self._held_grammars:
             for output in outputs:
                 self._held_grammars.pop(output.id, None)
-        if self.driver.failure is None:
+        if self.engine_client.failure is None:
             self._send(EngineOutputs(outputs))
 
     def _send(self, message: Any) -> None:

@@ -82,8 +82,8 @@ class RemotePredictor(RemoteModel):
 class RemoteLanguageModel:
     """Counterpart of `infer.llm.llm.LanguageModel`: text files are read here, the engine is remote."""
 
-    def __init__(self, driver: RemoteEngine, card: ModelInfo) -> None:
-        self.driver, self.name = driver, card.name
+    def __init__(self, engine_client: RemoteEngine, card: ModelInfo) -> None:
+        self.engine_client, self.name = engine_client, card.name
         self.context, self.vocab_size, self.adapter_names = card.context, card.vocab_size, card.adapters
         self.folder = Path(card.path or ".")
 
@@ -108,26 +108,26 @@ class RemoteLanguageModel:
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile the grammar in the worker; raise `InputError` where it can't be enforced."""
-        self.driver.check_grammar(constraint, tried)
+        self.engine_client.check_grammar(constraint, tried)
 
 
 class RemoteLLM(RemoteModel):
     """Predictor of a language model in a worker.
 
-    `language` builds its text side from engine and model information.
+    `language_model` builds its text side from engine and model information.
     """
 
     def __init__(
         self,
         worker: SupervisedWorker,
         card: ModelInfo,
-        language: Callable[[RemoteEngine, ModelInfo], Any] | None = None,
+        language_model: Callable[[RemoteEngine, ModelInfo], Any] | None = None,
     ) -> None:
         super().__init__([worker], card)
         if card.context <= 0:
             raise NotUsableError(f"{card.name} can't generate")
-        self.driver = RemoteEngine(worker, name=card.name)
-        self.language = (language or RemoteLanguageModel)(self.driver, card)
+        self.engine_client = RemoteEngine(worker, name=card.name)
+        self.language_model = (language_model or RemoteLanguageModel)(self.engine_client, card)
 
     def close(self) -> None:
-        self.driver.close()
+        self.engine_client.close()

@@ -34,18 +34,18 @@ def generates_text(manifest: Any) -> bool:
     return (getattr(manifest, "meta", None) or {}).get("generation") is not None
 
 
-def warm_up(driver: Any, context: int) -> list[tuple[int, float]]:
+def warm_up(engine_client: Any, context: int) -> list[tuple[int, float]]:
     """Generate two tokens after prompts of 1 and `PROMPT` tokens.
 
     Returns the size of the second prompt and the seconds to its first token. Raises `InferError` when the
     engine dies.
     """
     prompt = max(min(PROMPT, context // 2), 1)
-    _run(driver, 1)
-    return [(prompt, _run(driver, prompt))]
+    _run(engine_client, 1)
+    return [(prompt, _run(engine_client, prompt))]
 
 
-def _run(driver: Any, tokens: int) -> float:
+def _run(engine_client: Any, tokens: int) -> float:
     """Generate two tokens; return the seconds to the first one."""
     done, first = threading.Event(), list[float]()
     request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
@@ -56,10 +56,10 @@ def _run(driver: Any, tokens: int) -> float:
             done.set()
 
     began = time.perf_counter()
-    driver.submit(request, hear)
+    engine_client.submit(request, hear)
     while not done.wait(0.05):
-        if driver.failure is not None:
-            raise InferError("the engine died while it warmed up") from driver.failure
+        if engine_client.failure is not None:
+            raise InferError("the engine died while it warmed up") from engine_client.failure
     return first[0] - began
 
 
@@ -108,8 +108,8 @@ class GoldenInputTest:
 class GoldenPromptTest:
     """Self-test of a language model: two greedy tokens; call `run_if_due` about twice a second."""
 
-    def __init__(self, driver: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self.timer, self._driver = IdleTimer(clock), driver
+    def __init__(self, engine_client: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timer, self._driver = IdleTimer(clock), engine_client
         self._asked_at: float | None = None  # when, if the answer is to come
         self._expected: list[int] = []
         self._tokens: list[int] = []
