@@ -21,7 +21,7 @@ from .observability.memory import cache_bytes
 from .service import Service
 
 log = logging.getLogger("infer.serve")
-LINGER = 1.0  # seconds in which whoever looked a model up before it was replaced still asks it
+LINGER = 1.0  # seconds for requests that looked a model up before it was replaced
 PROCESS_BYTES = 300 << 20  # of a worker beside its model: Python, torch
 State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 

@@ -84,7 +84,7 @@ def run(options: ServeOptions, *, head_only: bool = False, say: Callable[[str], 
     with Ray's reason when no replica came up.
     """
     check(options)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage data is sent
     import ray
     from ray import serve
 

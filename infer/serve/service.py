@@ -53,7 +53,7 @@ class Service:
         self.routes: list[Route] = []  # set when the app is built
         self.retiring: list[TensorEngine | LLMEngine] = []  # replaced or removed, still running requests
         self.admin: Any = None  # a `model_admin.Admin`; None: models are not loaded or unloaded at run time
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # called at the end of every request
         self.traces = False  # start a trace for requests without one
         for predictor in predictors:
@@ -61,15 +61,15 @@ class Service:
 
     def _add(self, predictor: Any) -> None:
         name, version = check_model_name(predictor.name), predictor.version
-        if name in self.models and self._home is None:
+        if name in self.models and self._loop is None:
             raise UsageError(
                 f"name collision: two models are called {name!r}",
                 hint="Serve one of them, or optimize it again under another name",
             )
         model = self._generator(predictor) if generates_text(predictor.manifest) else self._engine(predictor)
         self.models[name] = model
-        if self._home is not None:
-            model.start(self._home)
+        if self._loop is not None:
+            model.start(self._loop)
         self.memory.add(predictor, self.collector.stats.get((name, version)))
         watch = self.metrics.add_gauge
         watch("requests_running", "Rows in the running batch", name, version, lambda: model.running)
@@ -110,9 +110,9 @@ class Service:
 
     def start(self) -> None:
         """Start the engines on the running event loop, after warm-up."""
-        self._home = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         for model in self.models.values():
-            model.start(self._home)
+            model.start(self._loop)
         self.state = "ready"
 
     def install(self, predictor: Any) -> TensorEngine | LLMEngine | None:

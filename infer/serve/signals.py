@@ -54,11 +54,11 @@ class Signals:
         self._loop = loop
         for number in NUMBERS:
             if sys.platform == "win32":
-                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._hear))
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._on_signal))
             else:
-                loop.add_signal_handler(number, self._hear)
+                loop.add_signal_handler(number, self._on_signal)
 
-    def _hear(self) -> None:
+    def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
     def remove(self) -> None:

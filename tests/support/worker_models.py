@@ -136,7 +136,7 @@ def fake_llm(path: str, seconds: float = 0.0) -> Any:
     return made
 
 
-def language_model(engine_client: Any, card: Any) -> Any:
+def language_model(engine_client: Any, info: Any) -> Any:
     """Return the text side of `fake_llm.FakeLLMPredictor` in this process."""
     from infer.llm.text.chat_template import ChatTemplate
     from infer.llm.text.generation_config import GenerationConfig
@@ -147,9 +147,9 @@ def language_model(engine_client: Any, card: Any) -> Any:
         text=Bytes(),
         template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>", "eos_token": "</s>"}),
         config=GenerationConfig(),
-        context=card.context,
-        vocab_size=card.vocab_size,
-        folder=Path(card.path or "."),
+        context=info.context,
+        vocab_size=info.vocab_size,
+        folder=Path(info.path or "."),
         check_grammar=engine_client.check_grammar,
     )
 

@@ -152,7 +152,7 @@ class RequestGroup(ItemOwner):
         written = None
         try:
             written = self._write(outcome)
-        except InferError:  # told to each
+        except InferError:  # each request gets it below
             pass
         except Exception:
             log.exception("answers could not be written together")

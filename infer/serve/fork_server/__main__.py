@@ -30,14 +30,14 @@ MESSAGE = 1 << 20
 
 
 def main(descriptor: int) -> int:
-    for number in (signal.SIGTERM, signal.SIGINT):  # for the front to answer
+    for number in (signal.SIGTERM, signal.SIGINT):  # the server handles them
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     signal.alarm(OPEN_SECONDS)
     asked = msgspec.msgpack.decode(control.recv(MESSAGE), type=ForkServerConfig)
     try:
         children, prepared = _prepare(asked, control)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         control.send(msgspec.msgpack.encode(encode_error(error)))
         return 3
     gc.collect()
@@ -67,8 +67,8 @@ def _prepare(asked: ForkServerConfig, control: socket.socket) -> tuple[Children,
 def _loop(control: socket.socket, children: Children) -> None:
     """Handle messages and child exits until the server closes the socket."""
     decoder = msgspec.msgpack.Decoder(ToServer)
-    wake, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    wake, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     poll = select.poll()
     poll.register(control, select.POLLIN)

@@ -54,7 +54,7 @@ class TextJob:
             ChatTemplate.open(folder) if isinstance(text, LLMTokenizer) else None
         )
         if self._template is not None:
-            with contextlib.suppress(NotUsableError):  # told to whoever asks for a chat
+            with contextlib.suppress(NotUsableError):  # reported when a chat is to be rendered
                 self._template.load()
 
     def run(self, sock: socket.socket) -> None:
@@ -106,7 +106,7 @@ class Children:
 
     def __init__(self, control: socket.socket, text: TextJob, compiler: GrammarCompiler | None) -> None:
         self._control, self._text, self._compiler = control, text, compiler
-        self._pids: dict[int, int] = {}  # by the number that the front gave
+        self._pids: dict[int, int] = {}  # by the server's number
         self._encoder = msgspec.msgpack.Encoder()
 
     def handle(self, message: Any, descriptor: int | None) -> None:
@@ -157,13 +157,13 @@ def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
             os.nice(NICE)
         confine(compiler.limits.compiled_bytes, asked.seconds)
         answer: Any = run_trial(compiler, asked.kind, asked.value)
-    except BaseException as error:  # noqa: BLE001 - a panic of the library too; the front tells it
+    except BaseException as error:  # noqa: BLE001 - a panic of the library too; the server reports it
         answer = encode_error(error)
     channel.send(answer)
 
 
 def _be_a_child(server: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries tell of their panics
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write their panics
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if sys.platform == "linux":

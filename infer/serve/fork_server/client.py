@@ -222,7 +222,7 @@ class ForkServer:
             control.close()
         if prepared is not None and not prepared.done():
             prepared.set_exception(error)
-            prepared.exception()  # told to whoever waits; nobody else needs to
+            prepared.exception()  # raised to those who wait; not logged as never retrieved
         for child in self._children.values():
             if not child.ended.done():
                 child.ended.set_result(None)

@@ -34,10 +34,7 @@ WALL = 2  # seconds on the clock, for each of CPU time, until a process is kille
 WAIT_SECONDS = 30.0  # for a turn
 WAITING = 128  # grammars of one client
 KNOWN = 4096  # results that are kept
-BURST_SECONDS, REFILL = (
-    12.0,
-    0.2,
-)  # of long compilations of one client, and how many of them come back in a second
+BURST_SECONDS, REFILL = 12.0, 0.2  # of long compilations of one client, and regained in a second
 
 
 class ClientSlots:
@@ -115,8 +112,8 @@ class ClientSlots:
 class GrammarTrials:
     """Trial compilations of one language model; used on the event loop only."""
 
-    def __init__(self, forks: ForkServer, limits: GrammarLimits | None = None) -> None:
-        self._fork_server, self._limits = forks, limits or GrammarLimits()
+    def __init__(self, fork_server: ForkServer, limits: GrammarLimits | None = None) -> None:
+        self._fork_server, self._limits = fork_server, limits or GrammarLimits()
         self._known: OrderedDict[str, GrammarCost | InferError] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[GrammarCost | InferError]] = {}
         what = "grammars that are being compiled"
@@ -226,8 +223,8 @@ class GrammarTrials:
             del self._spent[next(iter(self._spent))]
 
 
-def grammar_trials_of(forks: ForkServer | None) -> GrammarTrials | None:
+def grammar_trials_of(fork_server: ForkServer | None) -> GrammarTrials | None:
     """Return the trials of a model, or None without its tokenizer or the compiler package."""
-    if forks is None or not forks.config.vocab_size or find_spec("llguidance") is None:
+    if fork_server is None or not fork_server.config.vocab_size or find_spec("llguidance") is None:
         return None
-    return GrammarTrials(forks, forks.config.limits)
+    return GrammarTrials(fork_server, fork_server.config.limits)

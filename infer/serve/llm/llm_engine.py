@@ -70,10 +70,10 @@ class LLMEngine:
         """Return the response headers with the queue length, for load balancers."""
         return [(b"x-infer-queue", b"%d" % self.waiting_requests)]
 
-    def start(self, home: asyncio.AbstractEventLoop) -> None:
-        """Start delivering outputs to the event loop `home`; call once."""
-        self._loop = home
-        self.self_test_task = home.create_task(self._self_test())
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start delivering outputs to the event loop `loop`; call once."""
+        self._loop = loop
+        self.self_test_task = loop.create_task(self._self_test())
         self._check_engine()
 
     def warmup(self) -> None:
@@ -197,9 +197,9 @@ class LLMEngine:
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Pass one step's outputs to the event loop; called on the engine's thread."""
-        home = self._loop
-        if home is not None and not home.is_closed():
-            home.call_soon_threadsafe(self._fan_out, outputs, self.clock())
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._fan_out, outputs, self.clock())
 
     def _fan_out(self, outputs: list[Output], when: float) -> None:
         for output in outputs:

@@ -96,7 +96,7 @@ class PromptAdmission:
         That is the queued tokens ahead of it plus its own `tokens`, over the measured prefill rate; with
         `tokens` 0 it is the wait in the queue alone.
         """
-        ahead = self.queue.tokens_ahead(tenant, self._rank(priority), tokens)
+        ahead = self.queue.tokens_ahead(tenant, self._clock() + AGING * priority, tokens)
         return self.prefill_rate.seconds(ahead + tokens)
 
     def check(self, timeout: float, priority: int, requests: int, tokens: int, tenant: str) -> None:
@@ -115,7 +115,8 @@ class PromptAdmission:
     def add(self, request_id: str, tenant: str, priority: int, tokens: int) -> None:
         """Queue an admitted prompt, under the engine's id of its request."""
         predicted = self.predicted_wait(priority, tokens, tenant)
-        self.queue.add(request_id, QueuedPrompt(tenant, self._rank(priority), tokens, predicted))
+        rank = self._clock() + AGING * priority
+        self.queue.add(request_id, QueuedPrompt(tenant, rank, tokens, predicted))
 
     def remove(self, request_id: str, first_token: float | None, began: float) -> None:
         """Remove a prompt with its first token at this clock time, or without one.
@@ -127,6 +128,3 @@ class PromptAdmission:
             self.wait_error.observe(prompt.predicted_seconds, first_token - began)
             self.prefill_rate.observe(prompt.tokens, max(first_token - max(self._last_start, began), 0.0))
             self._last_start = first_token
-
-    def _rank(self, priority: int) -> float:
-        return self._clock() + AGING * priority

@@ -132,9 +132,9 @@ class TokenStream:
         Returns an empty list when everything was read, or after `patience` seconds.
         """
         if not (self._ready and self._stepwise) and not self.done and self._error is None:
-            home = asyncio.get_running_loop()
-            self._waiter = home.create_future()
-            timer = home.call_later(patience, self._wake) if patience else None
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(patience, self._wake) if patience else None
             try:
                 await self._waiter
             finally:

@@ -15,9 +15,7 @@ from ..fork_server.messages import DecodeTokens, EncodeChat, EncodeTexts, ForkSe
 from ..workers.messages import ErrorMessage, decode_error
 from ..workers.remote_engine import RemoteEngine
 
-INLINE_CHARACTERS = (
-    2000  # less is tokenised sooner than a thread is woken; longer texts have a lane of their own
-)
+INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
 TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
 WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
@@ -83,9 +81,9 @@ class LocalTokenizer:
 class ForkedTokenizer:
     """Tokenizer in two processes, one for short texts and one for long ones."""
 
-    def __init__(self, forks: ForkServer) -> None:
-        self._fork_server = forks
-        self._short, self._long = TokenizerProcess(forks), TokenizerProcess(forks)
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
+        self._short, self._long = TokenizerProcess(fork_server), TokenizerProcess(fork_server)
 
     def start(self) -> None:
         """Start the fork server now, so that the first text need not wait for it."""
@@ -102,7 +100,7 @@ class ForkedTokenizer:
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
         size = sum(map(len, texts))
-        answer = await self._lane(size).request(
+        answer = await self._process_for(size).request(
             EncodeTexts(list(texts), special, cpu_seconds_for(size)), size, where
         )
         rows: list[list[int]] = answer.rows
@@ -117,29 +115,29 @@ class ForkedTokenizer:
         chat = json.dumps({**options, "messages": messages, "tools": tools})
         size = len(chat)
         asked = EncodeChat(chat, TEMPLATE_SECONDS, cpu_seconds_for(16 * size))
-        answer = await self._lane(size).request(asked, size, "messages")
+        answer = await self._process_for(size).request(asked, size, "messages")
         row: list[int] = answer.rows[0]
         return row
 
     async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         size = 4 * len(ids)
         asked = DecodeTokens(list(ids), skip_special, cpu_seconds_for(size))
-        return str((await self._lane(size).request(asked, size, "tokens")).text)
+        return str((await self._process_for(size).request(asked, size, "tokens")).text)
 
     def close(self) -> None:
         self._short.close()
         self._long.close()
         self._fork_server.close()
 
-    def _lane(self, size: int) -> TokenizerProcess:
+    def _process_for(self, size: int) -> TokenizerProcess:
         return self._short if size < INLINE_CHARACTERS else self._long
 
 
 class TokenizerProcess:
     """One process, forked anew after it was killed; requests to it run one after another."""
 
-    def __init__(self, forks: ForkServer) -> None:
-        self._fork_server, self._lock = forks, asyncio.Lock()
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server, self._lock = fork_server, asyncio.Lock()
         self._child: Child | None = None
 
     async def request(self, asked: EncodeTexts | EncodeChat | DecodeTokens, size: int, where: str) -> Any:
@@ -197,17 +195,17 @@ def timeout_error(
     return ArtifactError(f"the {part} of this model {how} for {size} characters")
 
 
-def tokenizer_pool_of(language_model: Any, forks: ForkServer | None) -> TokenizerPool:
+def tokenizer_pool_of(language_model: Any, fork_server: ForkServer | None) -> TokenizerPool:
     """Return the tokenizer of a language model: forked if its engine is, else in this process."""
-    if forks is not None and isinstance(language_model.engine_client, RemoteEngine):
-        return ForkedTokenizer(forks)
+    if fork_server is not None and isinstance(language_model.engine_client, RemoteEngine):
+        return ForkedTokenizer(fork_server)
     return LocalTokenizer(language_model)
 
 
 def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
     """Return the forked tokenizer of a tensor model in workers, or None where it is in-process."""
-    forks = encoder_fork_server(predictor)
-    return None if forks is None else ForkedTokenizer(forks)
+    fork_server = encoder_fork_server(predictor)
+    return None if fork_server is None else ForkedTokenizer(fork_server)
 
 
 def cpu_seconds_for(characters: int) -> float:

@@ -44,8 +44,8 @@ def page_bytes(predictor: Any) -> int:
     """Return the bytes of one KV-cache page, all layers together; 0 without a KV cache."""
     if not (getattr(predictor.manifest, "meta", None) or {}).get("generation"):
         return 0
-    if (card := getattr(predictor, "card", None)) is not None:
-        return card.page_bytes
+    if (info := getattr(predictor, "info", None)) is not None:
+        return info.page_bytes
     shape = getattr(predictor.language_model, "shape", None)
     return 0 if shape is None else shape.layers * shape.page_bytes
 

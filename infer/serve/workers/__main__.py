@@ -41,20 +41,20 @@ PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Return the exit code: 0 when told to end, 3 when the model could not be opened."""
-    parent, descriptor, *slabs = map(int, arguments)
+    parent, descriptor, *buffers = map(int, arguments)
     phases = {"python": process_age()}
     _die_with(parent)
     channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
     threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
     try:
-        return _serve(channel, [SharedBuffer(number, index) for index, number in enumerate(slabs)], phases)
+        return _serve(channel, [SharedBuffer(number, index) for index, number in enumerate(buffers)], phases)
     except ClosedError:
         return 0
     finally:
         gc.unfreeze()  # else the interpreter leaves it where it is, and libraries of torch complain of leaks
 
 
-def _serve(channel: Channel[Any], slabs: list[SharedBuffer], phases: dict[str, float]) -> int:
+def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str, float]) -> int:
     """Open the model, report readiness, and run the loop for its kind; return the exit code."""
     asked = channel.receive()
     if not isinstance(asked, LoadModel):
@@ -62,15 +62,15 @@ def _serve(channel: Channel[Any], slabs: list[SharedBuffer], phases: dict[str, f
     try:
         with _beating(channel):
             predictor, speeds = _open(asked, phases)
-        card = model_info_of(predictor)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the front tells it
+        info = model_info_of(predictor)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         channel.send(encode_error(error))
         return 3
     text = generates_text(predictor.manifest)
-    channel.send(WorkerReady(card, phases, speeds, tested=text or hasattr(predictor, "self_test")))
+    channel.send(WorkerReady(info, phases, speeds, tested=text or hasattr(predictor, "self_test")))
     if text:
         return run_llm_loop(predictor, channel)
-    return run_tensor_loop(predictor, channel, slabs)
+    return run_tensor_loop(predictor, channel, buffers)
 
 
 def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
@@ -165,7 +165,7 @@ def _die_with(parent: int) -> None:
 def _watch(descriptor: int) -> None:
     """End the process when the server closes the channel, whatever the main thread is doing."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # the end of the other side is told in any case
+    poll.register(descriptor, 0)  # the end of the other side is reported in any case
     poll.poll()
     time.sleep(1.0)  # the main thread sees it too, and ends in order if it can
     os._exit(1)

@@ -51,7 +51,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.quarantine = Quarantine()
-        self._broken_streams = Quarantine()  # streams that were alone at one death, and can't be tried again
+        self._broken_streams = Quarantine()  # streams that were alone at one death, and cannot be retried
         self._lock = threading.RLock()
         self._sent: dict[str, _TrackedRequest] = {}
         self._waiting: dict[str, _TrackedRequest] = {}
@@ -99,8 +99,8 @@ class RequestTable:
     def mark_written(self, id: str, epoch: int) -> None:
         """Record that the worker of this epoch was sent the request and may die of it."""
         with self._lock:
-            if epoch == self.epoch and (ticket := self._sent.get(id)) is not None:
-                ticket.written = True
+            if epoch == self.epoch and (tracked := self._sent.get(id)) is not None:
+                tracked.written = True
 
     def _take_pending(self) -> list[Request]:
         with self._lock:
@@ -112,45 +112,45 @@ class RequestTable:
             else:
                 chosen = list(self._waiting.values())
                 self._waiting.clear()
-            self._sent |= {ticket.request.id: ticket for ticket in chosen}
-            return [ticket.request for ticket in chosen]
+            self._sent |= {tracked.request.id: tracked for tracked in chosen}
+            return [tracked.request for tracked in chosen]
 
     def remove(self, id: str) -> bool:
         """Forget a request; return True when the worker has it."""
         with self._lock:
             self._waiting.pop(id, None)
-            self._suspects = deque(ticket for ticket in self._suspects if ticket.request.id != id)
+            self._suspects = deque(tracked for tracked in self._suspects if tracked.request.id != id)
             self._on_trial = None if self._on_trial == id else self._on_trial
             return self._sent.pop(id, None) is not None
 
     def deliver(self, outputs: list[Output]) -> bool:
         """Pass outputs on, one call per receiver; return True when more requests may be sent."""
-        letters: dict[Deliver, list[Output]] = {}
+        batches: dict[Deliver, list[Output]] = {}
         with self._lock:
             for output in outputs:
-                ticket = self._sent.get(output.id)
-                if ticket is None:
+                tracked = self._sent.get(output.id)
+                if tracked is None:
                     continue
-                ticket.started = True
-                letters.setdefault(ticket.deliver, []).append(output)
+                tracked.started = True
+                batches.setdefault(tracked.deliver, []).append(output)
                 if output.finish is not None:
-                    ticket.unfinished.discard(output.index)
-                    if not ticket.unfinished:
+                    tracked.unfinished.discard(output.index)
+                    if not tracked.unfinished:
                         del self._sent[output.id]
-                if self._on_trial == output.id and (ticket.deaths < 2 or not ticket.unfinished):
+                if self._on_trial == output.id and (tracked.deaths < 2 or not tracked.unfinished):
                     self._on_trial = None
             more = self._on_trial is None and bool(self._suspects or self._waiting)
-        for deliver, own in letters.items():
-            _hand(deliver, own)
+        for deliver, own in batches.items():
+            _deliver(deliver, own)
         return more
 
     def reject(self, id: str, error: InferError) -> None:
         """Fail one request that the worker did not accept."""
         with self._lock:
-            ticket = self._sent.pop(id, None)
+            tracked = self._sent.pop(id, None)
             self._on_trial = None if self._on_trial == id else self._on_trial
-        if ticket is not None:
-            _tell(ticket, error)
+        if tracked is not None:
+            _fail(tracked, error)
 
     def on_worker_death(self) -> int:
         """Retry, reject or fail the requests that a dead worker had.
@@ -162,29 +162,29 @@ class RequestTable:
             self.epoch += 1
             self._open = False
             sent, self._sent = list(self._sent.values()), {}
-            tried, self._on_trial = self._on_trial, None
-            unread = [ticket for ticket in sent if not ticket.written]
-            sent = [ticket for ticket in sent if ticket.written]
-            self._suspects.extendleft(ticket for ticket in unread if ticket.deaths)
-            first = {ticket.request.id: ticket for ticket in unread if not ticket.deaths}
+            on_trial, self._on_trial = self._on_trial, None
+            unread = [tracked for tracked in sent if not tracked.written]
+            sent = [tracked for tracked in sent if tracked.written]
+            self._suspects.extendleft(tracked for tracked in unread if tracked.deaths)
+            first = {tracked.request.id: tracked for tracked in unread if not tracked.deaths}
             self._waiting = first | self._waiting
-        guilty = 0
-        for ticket in sent:
-            ticket.deaths += 1
-            if ticket.started and not ticket.replay:
-                guilty = 2 * (len(sent) == 1 and self._second_lone_death(digest_of(ticket.request)))
-                _tell(ticket, WorkerDiedError("the model's process died"))
-            elif ticket.deaths > 1 and (len(sent) == 1 or ticket.request.id == tried):
-                guilty = ticket.deaths
-                self.quarantine.add(digest_of(ticket.request))
-                _tell(ticket, PoisonError("the model's process died of this request, twice"))
+        blamed = 0
+        for tracked in sent:
+            tracked.deaths += 1
+            if tracked.started and not tracked.replay:
+                blamed = 2 * (len(sent) == 1 and self._second_lone_death(digest_of(tracked.request)))
+                _fail(tracked, WorkerDiedError("the model's process died"))
+            elif tracked.deaths > 1 and (len(sent) == 1 or tracked.request.id == on_trial):
+                blamed = tracked.deaths
+                self.quarantine.add(digest_of(tracked.request))
+                _fail(tracked, PoisonError("the model's process died of this request, twice"))
             else:
-                if ticket.started:
-                    _hand(ticket.deliver, [RestartedOutput(id=ticket.request.id, index=0)])
-                ticket.reset()
+                if tracked.started:
+                    _deliver(tracked.deliver, [RestartedOutput(id=tracked.request.id, index=0)])
+                tracked.reset()
                 with self._lock:
-                    self._suspects.append(ticket)
-        return guilty
+                    self._suspects.append(tracked)
+        return blamed
 
     def on_worker_restart(self) -> None:
         """Allow requests to be sent: a new worker process is ready."""
@@ -204,11 +204,11 @@ class RequestTable:
         with self._lock:
             self.epoch += 1
             self._open, self._closed_with = False, error
-            tickets = [*self._sent.values(), *self._suspects, *self._waiting.values()]
+            unanswered = [*self._sent.values(), *self._suspects, *self._waiting.values()]
             self._sent, self._waiting = {}, {}
             self._suspects.clear()
-        for ticket in tickets:
-            _tell(ticket, error)
+        for tracked in unanswered:
+            _fail(tracked, error)
 
 
 def digest_of(request: Request) -> bytes:
@@ -217,11 +217,11 @@ def digest_of(request: Request) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
 
 
-def _tell(ticket: _TrackedRequest, error: InferError) -> None:
-    _hand(ticket.deliver, [FailedOutput(id=ticket.request.id, index=0, finish="error", error=error)])
+def _fail(tracked: _TrackedRequest, error: InferError) -> None:
+    _deliver(tracked.deliver, [FailedOutput(id=tracked.request.id, index=0, finish="error", error=error)])
 
 
-def _hand(deliver: Deliver, outputs: list[Output]) -> None:
+def _deliver(deliver: Deliver, outputs: list[Output]) -> None:
     try:
         deliver(outputs)
     except Exception:

@@ -42,10 +42,10 @@ log = logging.getLogger("infer.serve.workers")
 BEAT_SECONDS = 1.0
 PULSE_SECONDS = 0.5
 COMPILING = 2  # grammars at a time
-LONG_SECONDS = 0.25  # grammars that took longer in their trial wait for each other, and nobody for them
+LONG_SECONDS = 0.25  # grammars that took longer in their trial have a thread of their own
 
 
-def run_tensor_loop(predictor: Any, channel: Channel[Any], slabs: list[SharedBuffer]) -> int:
+def run_tensor_loop(predictor: Any, channel: Channel[Any], buffers: list[SharedBuffer]) -> int:
     """Serve until told to end or the self-test fails; return the exit code.
 
     Raises `ClosedError` when the server process is gone.
@@ -62,28 +62,28 @@ def run_tensor_loop(predictor: Any, channel: Channel[Any], slabs: list[SharedBuf
             channel.send(Heartbeat(steps))
         elif isinstance(asked, RunBatch):
             steps += 1
-            channel.send(_run_batch(predictor, asked, slabs[asked.slab]))
+            channel.send(_run_batch(predictor, asked, buffers[asked.buffer]))
             golden.timer.restart()
         elif not isinstance(asked, LoadModel):
             predictor.close()
             return 0
 
 
-def _run_batch(predictor: Any, asked: RunBatch, slab: SharedBuffer) -> BatchDone | ErrorMessage:
-    slab.reset(asked.used)
+def _run_batch(predictor: Any, asked: RunBatch, buffer: SharedBuffer) -> BatchDone | ErrorMessage:
+    buffer.reset(asked.used)
     try:
-        inputs = {placed[0]: slab.view(placed) for placed in asked.inputs}
+        inputs = {placed[0]: buffer.view(placed) for placed in asked.inputs}
         began = time.monotonic()
         outputs = run_arrays(predictor, inputs)
         seconds = time.monotonic() - began
-        return BatchDone([slab.write(name, array) for name, array in outputs.items()], seconds, began)
+        return BatchDone([buffer.write(name, array) for name, array in outputs.items()], seconds, began)
     except Exception as error:  # noqa: BLE001 - a model may raise anything; the worker goes on
         message = encode_error(error)
         if not message.kind:
             log.exception("a batch failed")
         return message
     finally:
-        slab.base = None
+        buffer.base = None
 
 
 def run_llm_loop(predictor: Any, channel: Channel[Any]) -> int:
@@ -165,7 +165,7 @@ class LLMWorker:
     def _or_refuse(self, id: str, function: Callable[[], None]) -> None:
         try:
             function()
-        except Exception as error:  # noqa: BLE001 - the front tells whoever asked
+        except Exception as error:  # noqa: BLE001 - the server reports it
             self._held_grammars.pop(id, None)
             if self.engine_client.failure is None:
                 self._send(RequestRejected(id, encode_error(error)))
@@ -185,7 +185,7 @@ class LLMWorker:
             self._send(EngineOutputs(outputs))
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(ClosedError):  # the front is gone, and this process about to be
+        with contextlib.suppress(ClosedError):  # the server is gone, and this process about to be
             self._channel.send(message)
 
 

@@ -11,7 +11,7 @@ from ...errors import InferError
 from ...llm.engine.requests import Output, Request
 from ...spec import TensorSpec
 
-TensorLocation = tuple[str, str, tuple[int, ...], int]  # a tensor in a slab: name, numpy dtype, shape, offset
+TensorLocation = tuple[str, str, tuple[int, ...], int]  # in a buffer: name, numpy dtype, shape, offset
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class LoadModel(msgspec.Struct, tag="open", array_like=True):
 class RunBatch(msgspec.Struct, tag="run", array_like=True):
     """Server to worker: run the inputs in this shared buffer, write outputs from byte `used` on."""
 
-    slab: int
+    buffer: int
     used: int
     inputs: list[TensorLocation]
 
@@ -91,7 +91,7 @@ class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
     seconds they took; `tested`: the self-test passed, or two tokens were generated.
     """
 
-    card: ModelInfo
+    info: ModelInfo
     phases: dict[str, float]
     speeds: list[tuple[int, float]] = []
     tested: bool = False

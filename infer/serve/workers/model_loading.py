@@ -46,7 +46,7 @@ class StartingModel:
     def wait_ready(self) -> Any:
         """Return a `RemotePredictor` or `RemoteLLM`; on failure stop the workers and raise."""
         try:
-            cards = [worker.wait() for worker in self._workers]
+            infos = [worker.wait() for worker in self._workers]
         except WorkerLostError as error:
             self.close()
             raise ArtifactError(
@@ -58,8 +58,8 @@ class StartingModel:
             self.close()
             raise
         if self._text:
-            return RemoteLLM(self._workers[0], cards[0])
-        return RemotePredictor([worker for worker in self._workers if isinstance(worker, Replica)], cards[0])
+            return RemoteLLM(self._workers[0], infos[0])
+        return RemotePredictor([worker for worker in self._workers if isinstance(worker, Replica)], infos[0])
 
     def close(self) -> None:
         for worker in self._workers:

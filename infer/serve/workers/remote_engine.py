@@ -125,9 +125,9 @@ class RemoteEngine:
         number, done, result = next(self._numbers), threading.Event(), list[ErrorMessage | None]()
         self._checks[number] = done, result
         self._send(CompileGrammar(number, dict(constraint), tried))
-        told = done.wait(COMPILE_SECONDS)
+        answered = done.wait(COMPILE_SECONDS)
         self._checks.pop(number, None)
-        if not told:
+        if not answered:
             raise OverloadedError("other grammars are being compiled", where="grammar")
         return result or None
 
@@ -224,11 +224,11 @@ class RemoteEngine:
         if self.worker.closing:
             return
         log.error("the worker of %s died: %s", self.name, error)
-        guilty = self._table.on_worker_death()
+        blamed = self._table.on_worker_death()
         for done, _ in list(self._checks.values()):
             done.set()
-        if guilty:
-            self.worker.restarts.blame_request(guilty)
+        if blamed:
+            self.worker.restarts.blame_request(blamed)
         self.worker.restart(lambda: False)
         self._beat = time.monotonic()
         self._slowest.clear()

@@ -23,13 +23,13 @@ from .supervisor import SupervisedWorker
 class RemoteModel:
     """Attributes that a worker reported of its model; `phases` and `speeds`: see `WorkerReady`."""
 
-    def __init__(self, workers: Sequence[SupervisedWorker], card: ModelInfo) -> None:
-        self.card, self.phases = card, dict(workers[0].phases)
+    def __init__(self, workers: Sequence[SupervisedWorker], info: ModelInfo) -> None:
+        self.info, self.phases = info, dict(workers[0].phases)
         self.speeds = list(workers[0].speeds)
-        self.name, self.version, self.task = card.name, card.version, card.task
-        self.inputs, self.outputs, self.sizes = card.inputs, card.outputs, card.sizes
-        self.max_batch, self.padding, self.manifest = card.max_batch, card.padding, card.manifest
-        self.path = None if card.path is None else Path(card.path)
+        self.name, self.version, self.task = info.name, info.version, info.task
+        self.inputs, self.outputs, self.sizes = info.inputs, info.outputs, info.sizes
+        self.max_batch, self.padding, self.manifest = info.max_batch, info.padding, info.manifest
+        self.path = None if info.path is None else Path(info.path)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -43,8 +43,8 @@ class RemoteModel:
 class RemotePredictor(RemoteModel):
     """A model of tensors: `executors` run its batches; texts are tokenized in this process."""
 
-    def __init__(self, executors: Sequence[Replica], card: ModelInfo) -> None:
-        super().__init__(executors, card)
+    def __init__(self, executors: Sequence[Replica], info: ModelInfo) -> None:
+        super().__init__(executors, info)
         self.executors = list(executors)
         self._tokenizer: Tokenizer | None = None
 
@@ -82,10 +82,10 @@ class RemotePredictor(RemoteModel):
 class RemoteLanguageModel:
     """Counterpart of `infer.llm.llm.LanguageModel`: text files are read here, the engine is remote."""
 
-    def __init__(self, engine_client: RemoteEngine, card: ModelInfo) -> None:
-        self.engine_client, self.name = engine_client, card.name
-        self.context, self.vocab_size, self.adapter_names = card.context, card.vocab_size, card.adapters
-        self.folder = Path(card.path or ".")
+    def __init__(self, engine_client: RemoteEngine, info: ModelInfo) -> None:
+        self.engine_client, self.name = engine_client, info.name
+        self.context, self.vocab_size, self.adapter_names = info.context, info.vocab_size, info.adapters
+        self.folder = Path(info.path or ".")
 
     @cached_property
     def text(self) -> LLMTokenizer:
@@ -120,14 +120,14 @@ class RemoteLLM(RemoteModel):
     def __init__(
         self,
         worker: SupervisedWorker,
-        card: ModelInfo,
+        info: ModelInfo,
         language_model: Callable[[RemoteEngine, ModelInfo], Any] | None = None,
     ) -> None:
-        super().__init__([worker], card)
-        if card.context <= 0:
-            raise NotUsableError(f"{card.name} can't generate")
-        self.engine_client = RemoteEngine(worker, name=card.name)
-        self.language_model = (language_model or RemoteLanguageModel)(self.engine_client, card)
+        super().__init__([worker], info)
+        if info.context <= 0:
+            raise NotUsableError(f"{info.name} can't generate")
+        self.engine_client = RemoteEngine(worker, name=info.name)
+        self.language_model = (language_model or RemoteLanguageModel)(self.engine_client, info)
 
     def close(self) -> None:
         self.engine_client.close()

@@ -15,7 +15,7 @@ from .restart_policy import RestartLimits, WatchdogLimits, WorkerLostError, Work
 from .shared_memory import SharedBuffer, SharedBufferPool
 from .supervisor import SupervisedWorker
 
-SLABS = 3  # one runs, one is answered, one is filled
+BUFFERS = 3  # one runs, one is answered, one is filled
 
 
 class Replica(SupervisedWorker):
@@ -33,20 +33,20 @@ class Replica(SupervisedWorker):
         watch: WatchdogLimits | None = None,
         restart: RestartLimits | None = None,
     ) -> None:
-        self._slabs = SharedBufferPool(SLABS)
-        self._slab: SharedBuffer | None = None
+        self._buffers = SharedBufferPool(BUFFERS)
+        self._buffer: SharedBuffer | None = None
         self._running: SharedBuffer | None = None
         self._placed: list[TensorLocation] = []
         self.began = 0.0
         self._seconds, self._slowest, self._runs = deque[float](maxlen=512), 0.0, 0
-        descriptors = [slab.descriptor for slab in self._slabs.all]
+        descriptors = [buffer.descriptor for buffer in self._buffers.all]
         super().__init__(source, descriptors, watch=watch, restart=restart)
 
     def new(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return the array in shared memory that input `name` of the next batch is written to."""
-        if self._slab is None:
-            self._slab = self._slabs.lease()
-        array, offset = self._slab.allocate(shape, dtype)
+        if self._buffer is None:
+            self._buffer = self._buffers.lease()
+        array, offset = self._buffer.allocate(shape, dtype)
         self._placed.append((name, array.dtype.str, shape, offset))
         return array
 
@@ -65,12 +65,12 @@ class Replica(SupervisedWorker):
 
     def begin(self, inputs: Arrays) -> None:
         """Send the batch and return at once; raise `ClosedError` or `WorkerLostError` without a worker."""
-        slab, placed = self._slab, self._placed
-        assert slab is not None and len(placed) == len(inputs)  # noqa: S101, PT018 - of our own making
-        self._slab, self._placed, self._running = None, [], slab
+        buffer, placed = self._buffer, self._placed
+        assert buffer is not None and len(placed) == len(inputs)  # noqa: S101, PT018 - of our own making
+        self._buffer, self._placed, self._running = None, [], buffer
         with self.channel_lock:
             try:
-                self.channel.send(RunBatch(slab.number, slab.used, placed))
+                self.channel.send(RunBatch(buffer.number, buffer.used, placed))
             except (ClosedError, WorkerLostError):
                 self._over()
                 raise
@@ -108,13 +108,13 @@ class Replica(SupervisedWorker):
         return max(self.watch.batch, 10 * self._slowest) if self.busy else self.watch.idle
 
     def _answer(self, message: BatchDone | ErrorMessage) -> tuple[Arrays, float]:
-        slab = self._running
-        assert slab is not None  # noqa: S101 - a batch runs
+        buffer = self._running
+        assert buffer is not None  # noqa: S101 - a batch runs
         if isinstance(message, ErrorMessage):
             raise decode_error(message)
-        outputs = {one[0]: slab.view(one) for one in message.outputs}
-        slab.used = max([slab.used, *(one[3] + outputs[one[0]].nbytes for one in message.outputs)])
-        if self._slabs.free == 0:  # somebody keeps the answers of earlier batches: keep none of this one
+        outputs = {one[0]: buffer.view(one) for one in message.outputs}
+        buffer.used = max([buffer.used, *(one[3] + outputs[one[0]].nbytes for one in message.outputs)])
+        if self._buffers.free == 0:  # the results of earlier batches are still in use: copy these
             outputs = {name: array.copy() for name, array in outputs.items()}
         self._count(message.seconds)
         self.began = message.began
@@ -129,9 +129,9 @@ class Replica(SupervisedWorker):
 
     def abandon(self) -> None:
         """Release the buffers of a batch that will not run."""
-        if self._slab is not None:
-            self._slab.base = None
-        self._slab, self._placed = None, []
+        if self._buffer is not None:
+            self._buffer.base = None
+        self._buffer, self._placed = None, []
 
     def look(self) -> None:
         """Check an idle worker; raise `WorkerLostError` when it died or is silent for too long."""
@@ -142,7 +142,7 @@ class Replica(SupervisedWorker):
     def close(self) -> None:
         if not self.closing:
             super().close()
-            self._slabs.close()
+            self._buffers.close()
 
     def _count(self, seconds: float) -> None:
         self._seconds.append(seconds)

@@ -50,13 +50,13 @@ def _run(engine_client: Any, tokens: int) -> float:
     done, first = threading.Event(), list[float]()
     request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
 
-    def hear(outputs: list[Output]) -> None:
+    def collect(outputs: list[Output]) -> None:
         first.append(time.perf_counter())
         if outputs[-1].finish:
             done.set()
 
     began = time.perf_counter()
-    engine_client.submit(request, hear)
+    engine_client.submit(request, collect)
     while not done.wait(0.05):
         if engine_client.failure is not None:
             raise InferError("the engine died while it warmed up") from engine_client.failure

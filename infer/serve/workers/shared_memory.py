@@ -17,8 +17,8 @@ from ...errors import ResourceError
 from .messages import TensorLocation
 
 ALIGN = 64  # bytes
-LARGEST, SMALLEST = 1 << 34, 1 << 26  # addresses of one slab; memory is taken page by page, as it is written
-KEEP = 64 << 20  # bytes that a free slab holds on to
+LARGEST, SMALLEST = 1 << 34, 1 << 26  # addresses of a buffer; memory is taken page by page, as it is written
+KEEP = 64 << 20  # bytes that a free buffer holds on to
 
 
 class SharedBuffer:
@@ -97,20 +97,20 @@ class SharedBufferPool:
         """Take a free buffer; raise `ResourceError` when there is none."""
         if not self._free:
             raise ResourceError("all shared memory is in use")
-        slab = self._free.popleft()
-        whole = slab.reset()
+        buffer = self._free.popleft()
+        whole = buffer.reset()
 
         def over(_: Any) -> None:
-            slab.release()
-            self._free.append(slab)
+            buffer.release()
+            self._free.append(buffer)
 
-        self._watched[slab.number] = weakref.ref(whole, over)
-        return slab
+        self._watched[buffer.number] = weakref.ref(whole, over)
+        return buffer
 
     def close(self) -> None:
         self._watched.clear()
-        for slab in self.all:
-            slab.close()
+        for buffer in self.all:
+            buffer.close()
 
 
 def anonymous_memory() -> int:

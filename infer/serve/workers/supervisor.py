@@ -36,13 +36,13 @@ log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.1
 SILENT_SECONDS = 10.0  # without a word of a worker that has nothing to do, until it counts as not ready
 PAUSE_SECONDS = 3.0  # later than it should be: this process, or the machine, stood still
-CLOSE_SECONDS = 0.5  # for whoever reads to let go of it
+CLOSE_SECONDS = 0.5  # for the reading thread to release it
 
 
 class SupervisedWorker:
     """A worker process; one thread uses it, others may `close` it.
 
-    Call `start` and `wait` first; `card` is known then. `ready`: its model is open; `busy`: a long operation
+    Call `start` and `wait` first; `info` is known then. `ready`: its model is open; `busy`: a long operation
     was requested; `last_message_at`: monotonic time of its last message; `phases` and `speeds`: see
     `WorkerReady`.
     """
@@ -57,7 +57,7 @@ class SupervisedWorker:
     ) -> None:
         self.source, self.watch = source, watch or WatchdogLimits()
         self.restarts = RestartPolicy(restart or RestartLimits())
-        self.card: ModelInfo | None = None
+        self.info: ModelInfo | None = None
         self.phases: dict[str, float] = {}
         self.speeds: list[tuple[int, float]] = []
         self.ready = self.closing = self.busy = False
@@ -92,7 +92,7 @@ class SupervisedWorker:
         self.last_message_at = time.monotonic()
         self._process = WorkerProcess(FromWorker, self._descriptors)
         with contextlib.suppress(ClosedError):  # noticed by `wait`
-            self.channel.send(LoadModel(self.source, again=self.card is not None))
+            self.channel.send(LoadModel(self.source, again=self.info is not None))
 
     def wait(self) -> ModelInfo:
         """Wait until the worker is ready; raise what opening raised, or `WorkerLostError`."""
@@ -103,13 +103,13 @@ class SupervisedWorker:
             if isinstance(message, ErrorMessage):
                 raise decode_error(message)
             if isinstance(message, WorkerReady):
-                if self.card is not None and message.card != self.card:
+                if self.info is not None and message.info != self.info:
                     raise ArtifactError("it was replaced while it was served", where=self.source.path)
-                self.card, self.phases, self.ready = message.card, message.phases, True
+                self.info, self.phases, self.ready = message.info, message.phases, True
                 self.speeds = message.speeds or self.speeds
                 if message.tested:
                     self.restarts.record_self_test()
-                return message.card
+                return message.info
 
     def receive(self, seconds: float | None, patience: float) -> Any:
         """Return the next message, or None after `seconds`.
