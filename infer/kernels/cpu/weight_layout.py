@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu
-from ..ops.bitpack import GROUP, columns_of, decode, tables_of_rows
+from ..ops.bitpack import GROUP, TABLE_ROWS, columns_of, decode, tables_of_rows
 from ..ops.linear_int8 import row_step, to_grid
 from ..ops.linear_lut import row_blocks
 from .conv_weight_layout import ConvPacking, pack_conv
@@ -68,7 +68,30 @@ class Packing(msgspec.Struct, frozen=True, tag="linear"):
         return self.starts[-1] + self.layers[-1].rows
 
 
-AnyPacking = Packing | ConvPacking
+class ExpertsPacking(msgspec.Struct, frozen=True, tag="experts"):
+    """Packed operand set of a layer of experts with `features` rows each: their blocks follow each other."""
+
+    name: str
+    kind: str
+    layer: Layer
+    features: int
+
+    @property
+    def num_experts(self) -> int:
+        return self.layer.rows // self.features
+
+    def of_expert(self, expert: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the portable tensors of one expert by the names of all; a shared table stays whole."""
+        rows = slice(expert * self.features, (expert + 1) * self.features)
+        tables = slice(rows.start // TABLE_ROWS, rows.stop // TABLE_ROWS)
+        named = (self.layer.codes, self.layer.scale, self.layer.row_scale)
+        found = {name: weights[name][rows] for name in named if name is not None}
+        if (table := self.layer.table) is not None:
+            found[table] = weights[table] if len(weights[table]) == 1 else weights[table][tables]
+        return found
+
+
+AnyPacking = Packing | ConvPacking | ExpertsPacking
 
 
 def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -79,10 +102,15 @@ def pack(packings: Sequence[AnyPacking], weights: Mapping[str, Tensor]) -> dict[
         if isinstance(packing, ConvPacking):
             made |= pack_conv(packing, weights)
             continue
-        parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
+        if isinstance(packing, ExpertsPacking):
+            each = (packing.of_expert(e, weights) for e in range(packing.num_experts))
+            parts = [_pack_layer(packing.kind, packing.layer, own) for own in each]
+        else:
+            parts = [_pack_layer(packing.kind, layer, weights) for layer in packing.layers]
         for i, part in enumerate(PARTS[packing.kind]):
             made[f"{packing.name}_{part}"] = memory.keep([p[i] for p in parts])
-        made |= pack_vectors(packing, weights)
+        if isinstance(packing, Packing):
+            made |= pack_vectors(packing, weights)
     return made
 
 

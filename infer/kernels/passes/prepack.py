@@ -31,8 +31,9 @@ from ..cpu.weight_layout import (
 )
 from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
 from .conv_fusion import fusable, fuse_convolutions
+from .experts import KINDS as EXPERT_KINDS
+from .experts import ExpertsRewriter
 from .fused_program import partition
-from .graph_pass import Rewriter
 
 _KINDS = {
     "infer.linear_lut.default": LUT,
@@ -50,7 +51,8 @@ def usable(program: ExportedProgram) -> bool:
 
 def _wanted(program: ExportedProgram) -> int:
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    return sum(str(node.target) in _KINDS or fusable(node) for node in nodes)
+    kinds = {**_KINDS, **EXPERT_KINDS}
+    return sum(str(node.target) in kinds or fusable(node) for node in nodes)
 
 
 def _attentions(program: ExportedProgram) -> int:
@@ -89,12 +91,17 @@ def plan_packing(
     program, convolutions = fuse_convolutions(program)
     rewriter = _Rewriter(program)
     rewriter.run()
+    rewriter.pack_experts()
     rewriter.attend()
     program = rewriter.program()
-    return partition.fuse_layers(program) if fuse_layers else program, [*convolutions, *rewriter.packings]
+    return partition.fuse_layers(program) if fuse_layers else program, [
+        *convolutions,
+        *rewriter.packings,
+        *rewriter.experts,
+    ]
 
 
-class _Rewriter(Rewriter):
+class _Rewriter(ExpertsRewriter):
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__(program)
         self.packings: list[Packing] = []
