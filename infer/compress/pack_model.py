@@ -221,14 +221,24 @@ def row_source_of(
     if not tensor.is_meta:
         return RowSource(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
     if reader is None:
-        raise UsageError(f"{weight.names[0]!r} is on the meta device and no checkpoint was given")
+        raise UsageError(
+            f"{weight.names[0]!r} has no data: the model is on the meta device and no checkpoint was given",
+            hint="Give the checkpoint as source, and the model's code with --model file.py:factory",
+        )
     held = set(reader.names())
     named = renames or {}
     name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
     if name is None:
-        raise SourceError(f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}")
+        raise SourceError(
+            f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}",
+            hint="It belongs to another model, or to another version of this one",
+        )
     if tuple(reader.shape(name)) != tuple(tensor.shape):
-        raise SourceError(f"expected {list(tensor.shape)}, got {list(reader.shape(name))}", where=name)
+        raise SourceError(
+            f"expected a weight of shape {list(tensor.shape)}, the checkpoint has {list(reader.shape(name))}",
+            where=name,
+            hint="The checkpoint belongs to a model of other sizes",
+        )
     if isinstance(layer, ExpertLinear):
         return _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
     if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored

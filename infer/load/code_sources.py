@@ -56,7 +56,8 @@ def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
             module = user_module.build()
         if not isinstance(module, nn.Module):
             raise SourceError(
-                f"expected {user_module.text} to return an nn.Module, got {type(module).__name__}"
+                f"expected {user_module.text} to return an nn.Module, got {type(module).__name__}",
+                where="--model",
             )
         return module.eval()
 

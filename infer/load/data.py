@@ -81,7 +81,9 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
         return _from_function(Path(file), name, loaded)
     path = Path(spec)
     if not path.exists():
-        raise UsageError(f"there is no {spec}", where="--data", hint=f"Give {_example(loaded)}")
+        raise UsageError(
+            f"there is no file or folder {spec}", where="--data", hint=f"Give {_example(loaded)}"
+        )
     files = _inside(path) if path.is_dir() else [path]
     samples, used = _from_files(files, loaded, spec)
     return select_inputs(samples, loaded.inputs, spec), f"--data {spec}", _file_digest(used)
@@ -102,7 +104,8 @@ def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], 
         found[spec.name] = value
     rows = {name: value.shape[0] for name, value in found.items() if value.ndim}
     if not rows or min(rows.values()) == 0:
-        raise InputError("expected at least one row", where=where)
+        shown = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+        raise InputError(f"expected at least one row of each input, got {shown or 'no array'}", where=where)
     return found
 
 

@@ -110,6 +110,7 @@ def _fill_one(
         raise SourceError(
             f"expected {name!r} of shape {list(first.tensor.shape)}, got {list(reader.shape(name))}",
             where=first.name,
+            hint="The checkpoint belongs to a model of other sizes",
         )
     value = give(name, first.tensor.dtype)
     if isinstance(first.tensor, nn.Parameter):
@@ -150,7 +151,11 @@ def _renamed(loaded: LoadedModel) -> Callable[[str], str]:
 def _none_left(module: nn.Module) -> None:
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if buffer.is_meta:
-            raise SourceError(f"buffer {name!r} is in no checkpoint and has no value", where=name)
+            raise SourceError(
+                f"buffer {name!r} is in no checkpoint and has no value",
+                where=name,
+                hint="Register it as a persistent buffer, or compute it in forward",
+            )
 
 
 __all__ = ["STRATEGIES", "fill", "resolve_strategy"]

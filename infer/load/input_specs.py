@@ -28,7 +28,9 @@ def resolve_inputs(
     """Return the input specs; `--input` overrides `known`. Raise `UsageError` when nothing determines them."""
     given = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     if len(given) != len(plan.inputs):
-        raise UsageError("an input is given twice", where="--input")
+        names = [TensorSpec.parse(text).name for text in plan.inputs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"input {twice!r} is given twice", where="--input", hint="Give each input once")
     if known:
         merged = {spec.name: spec for spec in known} | given
         return tuple(merged.values()), []
@@ -38,7 +40,7 @@ def resolve_inputs(
         propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
     )
     if proposed is None:
-        raise UsageError(f"what does the model take? {why}", where="--input", hint=EXAMPLE)
+        raise UsageError(f"the inputs of the model are not known: {why}", where="--input", hint=EXAMPLE)
     return (proposed,), [
         Finding("load", "input proposed", proposed.format(), why=f"{why}; --input overrides it")
     ]

@@ -115,7 +115,9 @@ def _number(text: str) -> int:
 def _tensors(graph: Any, depth: int = 0) -> Iterator[Any]:
     """Yield every tensor of a graph: initializers, sparse ones, attributes, subgraphs."""
     if depth > MAX_DEPTH:
-        raise SourceError(f"subgraphs nested deeper than {MAX_DEPTH}")
+        raise SourceError(
+            f"expected at most {MAX_DEPTH} subgraphs within each other, the ONNX model has more"
+        )
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -133,7 +135,11 @@ def _spec(value: Any, path: Path) -> TensorSpec:
 
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
-        raise NotUsableError(f"{value.name!r} is not a tensor", where=str(path))
+        raise NotUsableError(
+            f"expected tensors as inputs and outputs, {value.name!r} is a sequence, a map or an optional",
+            where=str(path),
+            hint="Export the model again with tensors only",
+        )
     dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if dtype not in DTYPES:
         raise NotUsableError(

@@ -67,7 +67,7 @@ def read_modules(listing: Path) -> list[Module]:
     """Read modules.json; raise `SourceError` for a module that is not known, and for one of the folder's own code."""
     entries = _json(listing)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries) or not entries:
-        raise SourceError("expected a list of modules", where=str(listing))
+        raise SourceError("expected a list of modules, each an object with type and path", where=str(listing))
     found: list[Module] = []
     for entry in entries:
         kind = str(entry.get("type", "")).rpartition(".")[2]

@@ -50,7 +50,7 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
         encoded = [pair for pair in encode(pieces, window) if pair[0]]
         rows, types = [row for row, _ in encoded], [kinds for _, kinds in encoded]
     if not rows:
-        raise InputError("expected text, got none", where="--data")
+        raise InputError("expected text, got no token of any", where="--data", hint="Is the file empty?")
     found = _padded(_spread(rows), int(pad_id or 0))
     shape = found["input_ids"].shape
     found["token_type_ids"] = _padded(_spread(types), 0)["input_ids"]

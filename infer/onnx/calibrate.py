@@ -55,7 +55,11 @@ def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
         emit = GraphBuilder(model.graph, node)
         step = scales.get(emit.weight_name)
         if step is None:
-            raise NotUsableError("no activation scale was measured", where=emit.weight_name)
+            raise NotUsableError(
+                "no calibration input reached this layer, so its static scale is not known",
+                where=emit.weight_name,
+                hint="Give inputs that use it with --data, or pin it: --layer NAME=float",
+            )
         name = f"{emit.prefix}/x_scale"
         given = list(node.inputs)
         given.insert(3, emit.constant(name, np.array(step, np.float32)))

@@ -79,7 +79,7 @@ def write(
 def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
     """Convert the program to an onnx_ir model; layers we write are still nodes of the domain `infer`."""
     if graph.program is None:
-        raise NotUsableError("an ONNX source is copied, not exported")
+        raise NotUsableError("an ONNX source has no torch program to export", hint="Use --backend ort")
     if not 18 <= opset <= OPSET_CAP:
         raise NotUsableError(f"opset {opset} is outside what torch can export", hint=f"Use 18 to {OPSET_CAP}")
     with _quiet():
@@ -87,9 +87,13 @@ def to_ir(graph: Graph, target: Target, *, opset: int = OPSET) -> ir.Model:
         try:
             exported = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
         except torch.onnx.errors.OnnxExporterError as error:
-            raise NotUsableError(f"this model has no ONNX form: {_cause(error)}") from error
+            raise NotUsableError(
+                f"this model has no ONNX form: {_cause(error)}", hint="Use --backend inductor or eager"
+            ) from error
     if exported is None:
-        raise NotUsableError("torch's ONNX exporter returned nothing")
+        raise NotUsableError(
+            "torch's ONNX exporter returned no model and no reason", hint="Use --backend inductor or eager"
+        )
     model = exported.model
     model.ir_version = min(model.ir_version, IR_VERSION_CAP)
     _strip(model)

@@ -78,7 +78,11 @@ def rewrite(
         elif node.op_type.startswith("conv2d_int8"):
             output, taken = conv(emit, target)
         else:
-            raise NotUsableError(f"infer::{node.op_type} has no ONNX form", where=str(node.name))
+            raise NotUsableError(
+                f"infer::{node.op_type} has no ONNX form",
+                where=str(node.name),
+                hint="Use --backend inductor or eager",
+            )
         emit.replace(output)
         done.forms[taken] += 1
         if "in float" in taken:

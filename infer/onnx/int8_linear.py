@@ -38,7 +38,9 @@ def dynamic(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, s
     one DynamicQuantizeMatMul, which is 1.2 times faster over the whole model.
     """
     if target == "trt":
-        raise NotUsableError("TensorRT has no dynamic int8", where=emit.prefix, hint="Calibrate it first")
+        raise NotUsableError(
+            "TensorRT has no dynamic int8", where=emit.prefix, hint="Use --quant int8:static with --data"
+        )
     x, codes, scale, bias = inputs(emit, 4)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)

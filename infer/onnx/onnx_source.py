@@ -41,7 +41,11 @@ def copy(source: Path, path: Path) -> None:
         if not origin.is_relative_to(source.parent.resolve()):
             raise SourceError(f"external data {name!r} lies outside the model's folder", where=str(source))
         if not origin.is_file():
-            raise SourceError(f"external data {name!r} is missing", where=str(source))
+            raise SourceError(
+                f"external data {name!r} is missing",
+                where=str(source),
+                hint="Copy it into the model's folder",
+            )
         place = path.parent / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, place)
@@ -63,8 +67,12 @@ def quantize(
     import onnx_ir as ir
 
     model = ir.load(str(source))
-    if model.opset_imports.get("", 0) < OLDEST_OPSET:
-        raise NotUsableError(f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above", where=str(source))
+    if (opset := model.opset_imports.get("", 0)) < OLDEST_OPSET:
+        raise NotUsableError(
+            f"int8 needs an ONNX source of opset {OLDEST_OPSET} or above, this one has {opset}",
+            where=str(source),
+            hint="Export it again, or convert it with onnx.version_converter",
+        )
     graph = model.graph
     weights = source_weights.find(model)
     written = set(graph.initializers)

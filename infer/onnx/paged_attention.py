@@ -161,7 +161,10 @@ def finish(model: ir.Model, nodes: list[ir.Node]) -> None:
     for value in list(model.graph.inputs):
         if value.name in _OLD:
             if value.uses():
-                raise NotUsableError(f"the model itself reads {value.name}, which has no ONNX form")
+                raise NotUsableError(
+                    f"the model reads {value.name} outside of attention, which has no ONNX form",
+                    hint="Use --backend inductor or eager",
+                )
             model.graph.inputs.remove(value)
 
 

@@ -49,7 +49,7 @@ class StepRunner:
                 logits = np.zeros((len(rows), got.shape[1]), np.float32)
             logits[wanted] = got[: wanted.sum()]
         if logits is None:
-            raise ValueError("a step without tokens")
+            raise ValueError("expected a step of at least one token, got none")
         return {"logits": torch.from_numpy(logits)}
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class StepRunner:
                 binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
         kind, layout = _NUMBERS[form.kv_dtype], self.layout
         if cache.shape[0] != form.layers or cache.shape[2] != layout.num_bytes or not cache.is_contiguous():
-            raise ValueError(f"the cache is {list(cache.shape)}, its pages should be {layout}")
+            raise ValueError(f"expected a contiguous cache of pages {layout}, got shape {list(cache.shape)}")
         shape = [cache.shape[1] * 2 * form.kv_heads, form.page, form.head_dim]
         binding.bind_output(self.outputs[0].name, "cpu")
         for layer in range(form.layers):

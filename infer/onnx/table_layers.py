@@ -72,7 +72,11 @@ def embedding(emit: GraphBuilder, target: Target) -> tuple[ir.Value, str]:
     numbers = data(table, emit.node).astype(np.float32)
     step = uniform_step(numbers)
     if step is None:
-        raise NotUsableError("ONNX Runtime has no operator for rows of this table", where=emit.prefix)
+        raise NotUsableError(
+            "ONNX Runtime has no operator that looks rows up in a table whose values are not evenly spaced",
+            where=emit.prefix,
+            hint="Pin this layer to int8 or float with --layer, or use --backend inductor",
+        )
     steps = _steps(emit, scale, row_scale, np.full(data(row_scale, emit.node).shape[0], step / LEVELS))
     group = _columns(emit, codes, numbers) // data(scale, emit.node).shape[1]
     shape = {"bits": 4, "block_size": group, "quantize_axis": 1, "gather_axis": 0}

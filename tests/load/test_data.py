@@ -155,7 +155,7 @@ def test_text_for_a_language_model_is_full_windows(tmp_path: Path, tokenizer: Pa
     (tmp_path / "short.txt").write_text("w1 w2 w3")
     assert read_data(str(tmp_path / "short.txt"), decoder)[0]["input_ids"].tolist() == [[3, 4, 5]]
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(InputError, match="expected text, got none"):
+    with pytest.raises(InputError, match="expected text, got no token"):
         read_data(str(tmp_path / "empty.txt"), decoder)
 
 

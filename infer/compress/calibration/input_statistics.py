@@ -31,6 +31,7 @@ MASK = "attention_mask"
 # Input rows kept of each Linear, and of one call.
 KEPT, KEPT_OF_CALL = 128, 16
 TINY = torch.finfo(torch.float32).tiny
+NONFINITE = "The inputs of --data are not finite, or the model overflows on them: check both in float"
 
 
 @dataclass
@@ -215,7 +216,10 @@ def _see(
         return
     rows = _rows(layer, args[0], mask[0]).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
-        raise SourceError(f"calibration gives NaN or infinity at the input of {name!r}")
+        raise SourceError(
+            f"expected finite values in calibration, got NaN or infinity at the input of {name!r}",
+            hint=NONFINITE,
+        )
     if name not in stats:
         stats[name] = _empty(rows.shape[1])
     stats[name].add(rows)
@@ -237,7 +241,10 @@ def _see_result(
 ) -> None:
     rows = _rows(layer, result, None).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
-        raise SourceError(f"calibration gives NaN or infinity at the output of {name!r}")
+        raise SourceError(
+            f"expected finite values in calibration, got NaN or infinity at the output of {name!r}",
+            hint=NONFINITE,
+        )
     found = stats[name]
     found.result = found.result or _empty(rows.shape[1])
     found.result.add(rows)

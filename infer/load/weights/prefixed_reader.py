@@ -23,7 +23,9 @@ class PrefixedReader:
         for prefix, reader in readers.items() if isinstance(readers, Mapping) else readers:
             for name in reader.names():
                 if prefix + name in self._places:
-                    raise SourceError(f"tensor {prefix + name!r} is in two checkpoints")
+                    raise SourceError(
+                        f"tensor {prefix + name!r} is in two checkpoints", hint="Leave one of the two out"
+                    )
                 self._places[prefix + name] = reader, name
 
     def names(self) -> list[str]:

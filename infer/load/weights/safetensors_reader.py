@@ -54,7 +54,11 @@ class SafetensorsReader:
             extents, metadata = read_header(path)
             twice = sorted(extents.keys() & self._pieces.keys())
             if twice:
-                raise SourceError(f"tensor {twice[0]!r} is in two shards", where=str(path))
+                raise SourceError(
+                    f"tensor {twice[0]!r} is in two shards",
+                    where=str(path),
+                    hint="Shards of two downloads are mixed: download the folder again, whole",
+                )
             self._pieces |= extents
             self.metadata |= metadata
             self._files[path] = FileBlocks(path)

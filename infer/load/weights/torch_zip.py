@@ -64,7 +64,11 @@ class TorchZip:
         """Read a whole member; raise `SourceError` when it is larger than `limit` bytes."""
         member = self.members.get(name)
         if member is None:
-            raise SourceError(f"the zip holds no {name!r}", where=str(self.path))
+            raise SourceError(
+                f"the zip holds no {name!r}",
+                where=str(self.path),
+                hint="The file is damaged: save or copy it again",
+            )
         if member.num_bytes > limit:
             raise SourceError(
                 f"{name!r} is {member.num_bytes} bytes; expected at most {limit}", where=str(self.path)
