@@ -242,7 +242,7 @@ def recorded(server: Live) -> Callable[[int], list[Any]]:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from infer.serve.observability.spans import SpanRecorder
+    from infer.serve.observability.tracing import SpanRecorder
 
     exporter = InMemorySpanExporter()
     server.service.observers.append(SpanRecorder(SimpleSpanProcessor(exporter)))

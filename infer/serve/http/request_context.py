@@ -13,13 +13,29 @@ from typing import Any, TypeVar
 
 from ...errors import InferError, InputError, TooLargeError
 from ...llm.engine.requests import Request
-from ..observability.tracing import TraceContext
 from ..service import Service
 from . import json_parse
 from .routing import Response, Route, UnauthorizedError
 
 T = TypeVar("T")
 IPV6_BITS = 64  # of an address that its owner does not choose
+
+
+@dataclass(slots=True)
+class TraceContext:
+    """Trace of one request.
+
+    `parent`: the caller's span, "" at the root; `span`: this server's; `state`: the vendors' header.
+    """
+
+    id: str
+    parent: str
+    span: str
+    sampled: bool
+    state: str = ""
+
+    def header(self) -> bytes:
+        return f"00-{self.id}-{self.span}-{int(self.sampled):02x}".encode()
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from ...sanitize import sanitize_text
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE
 from ..service import Service
-from . import spans
+from . import tracing
 
 MOST_LINES = 10_000  # that wait to be written; more are dropped and counted
 MOST_BODY = 4096  # bytes of a request's body that are shown
@@ -34,7 +34,7 @@ def attach(service: Service, *, requests: bool = False, bodies: bool = False, tr
         service.metrics.add_dropped_lines(lambda: lines.dropped)
         service.observers.append(RequestLog(lines, bodies=bodies))
     if traces:
-        service.observers.append(spans.otlp_spans())
+        service.observers.append(tracing.otlp_spans())
         service.traces = True
 
 
