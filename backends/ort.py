@@ -60,6 +60,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         reason := _step_refused(graph, plan, kind)
     ):
         return reason
+    if any(spec.name == "state_cache" for spec in graph.inputs):
+        return "layers with state of their own have no ONNX form here; use --backend inductor or eager"
     if plan.device.startswith("cuda"):
         import onnxruntime
 

@@ -8,6 +8,7 @@
     embedding_int8, embedding_lut                            rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
+    causal_conv, …                                           layers over a state cache, see `ops.state_cache`
 
 Each portable one has a reference in pure torch, which defines its result, and a decomposition into plain operators
 for backends that lack a kernel. `prepack` swaps them for the packed ones, which the `native` library computes.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from . import gpu
 from .ops import (
+    causal_conv,
     conv2d_int8,
     conv2d_packed,
     embedding,
@@ -33,6 +35,7 @@ from .ops.library import c_functions, decompositions, library, names
 
 __all__ = [
     "c_functions",
+    "causal_conv",
     "conv2d_int8",
     "conv2d_packed",
     "decompositions",

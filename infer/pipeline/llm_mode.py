@@ -55,7 +55,7 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
             llm.capture_step(loaded.module.model, shape)
     except NotUsableError as error:
         return LlmMode(scores_only=no_step(plan, str(error), reporter))
-    reporter.found([shape.finding(), *(shape.adapters.findings() if shape.adapters is not None else ())])
+    reporter.found([*shape.findings(), *(shape.adapters.findings() if shape.adapters is not None else ())])
     return LlmMode(shape)
 
 

@@ -15,6 +15,7 @@ from .. import device as hardware
 from ..artifact import golden, store
 from ..artifact.manifest import target_of
 from ..graph import storage
+from ..llm.step.paged_step import StepShape
 from ..report import document, html, memory, roofline
 from ..reporter import Reporter
 from ..spec import Finding
@@ -75,14 +76,18 @@ def publish(
         ceiling=ceiling,
         memory=measured,
         steps=best.steps,
-        cache=None
-        if best.shape is None
-        else document.CacheSize(best.shape.kv_dtype, best.shape.bytes_per_token, best.shape.page),
+        cache=_cache_size(best.shape),
     )
     report = document.from_manifest(manifest, results)
     (folder / "report.json").write_bytes(document.encode(report))
     (folder / "report.html").write_text(html.render_html(report))
     return Outcome(output, store.publish(folder, output, manifest), report)
+
+
+def _cache_size(shape: StepShape | None) -> document.CacheSize | None:
+    if shape is None:
+        return None
+    return document.CacheSize(shape.kv_dtype, shape.bytes_per_token, shape.page, shape.state_bytes)
 
 
 def _adopt(chosen: Path, folder: Path) -> None:

@@ -80,6 +80,7 @@ class CacheSize(msgspec.Struct, frozen=True):
     dtype: str
     bytes_per_token: float
     page: int | None = None  # tokens of a page; None in reports that did not keep it
+    state_bytes: int = 0  # of the state layers of one sequence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,8 @@ def card(report: Report) -> list[tuple[str, str]]:
         per_token = formatting.size(report.cache.bytes_per_token)
         pages = "" if report.cache.page is None else f", pages of {report.cache.page} tokens"
         rows.append(("KV cache", f"{per_token} a token ({report.cache.dtype}{pages})"))
+        if report.cache.state_bytes:
+            rows.append(("state", f"{formatting.size(report.cache.state_bytes)} a sequence (float32)"))
     for row in report.latency:
         if row.floor is not None:
             what = "decode step" if report.decodes else "call"

@@ -11,8 +11,10 @@ import pytest
 from infer import device as hardware
 from infer.attention import KV_DTYPES
 from infer.llm.engine import block_manager
+from infer.llm.engine.cache_rooms import CacheRooms
+from infer.llm.engine.limits import EngineLimits
 from infer.llm.step.paged_step import StepShape
-from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, cache_bytes
+from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, STATE_ROWS, cache_bytes
 
 SIZES = {"layers": 3, "query_heads": 6, "kv_heads": 2, "head_dim": 40, "vocab_size": 100}
 
@@ -38,6 +40,15 @@ def test_predicted_cache_size_equals_the_engine_s(
     monkeypatch.setattr(hardware, "memory_available", lambda device: free)
     expected = block_manager.default_budget(shape.layers * shape.page_bytes, shape.page, positions)
     assert cache_bytes(model(tmp_path, shape), None, free) == expected
+
+
+def test_states_of_all_sequences_count(tmp_path: Path) -> None:
+    shape = StepShape(**SIZES, max_positions=256, state_layers=2, state_floats=1000)
+    rooms = CacheRooms.divide(shape, EngineLimits(), None, "cpu")
+    assert rooms.state_rows == STATE_ROWS
+    assert cache_bytes(model(tmp_path, shape), None, 1 << 40) == block_manager.default_budget(
+        shape.layers * shape.page_bytes, shape.page, 256, state_bytes=STATE_ROWS * shape.state_bytes
+    )
 
 
 def test_requested_cache_size_is_used(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from infer import Plan, optimize
 from tests.support.tiny_decoders import build
@@ -25,10 +26,17 @@ def pydoc(folder: Path, **changes: object) -> Path:
     return optimize(plan.with_(**changes), folder / "pydoc.infer").path
 
 
-def tiny(folder: Path, *, speaks: bool = False, **changes: object) -> Path:
-    """Make a random llama of 320 tokens, 256 positions; with `speaks` a token for each byte and a template."""
+def tiny(
+    folder: Path,
+    *,
+    name: str = "llama",
+    sizes: dict[str, Any] | None = None,
+    speaks: bool = False,
+    **changes: object,
+) -> Path:
+    """Make a random decoder of 320 tokens, 256 positions; with `speaks` a token for each byte and a template."""
     source = folder / "tiny"
-    build("llama").save_pretrained(source)
+    build(name, sizes=sizes).save_pretrained(source)
     if speaks:
         _bytes_as_tokens(source)
     plan = Plan(

@@ -40,14 +40,15 @@ def _types(*names: str) -> dict[str, Any]:
     return {"layer_types": list(names), "num_hidden_layers": len(names)}
 
 
-# The configuration, and the layer by which the model is refused.
+# Architectures whose state layers run over a state cache.
+STATEFUL: dict[str, dict[str, Any]] = {
+    "lfm2": {**GROUPED, **_types("full_attention", "conv")},
+    "lfm2_moe": {**GROUPED, **EXPERTS, "num_dense_layers": 1, **_types("full_attention", "conv")},
+    "lfm3": {**WIDE, **_types("full_attention", "conv")},
+}
+
+# Those that are refused: the configuration, and the layer by which the model is refused.
 HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
-    "lfm2": ({**GROUPED, **_types("full_attention", "conv")}, "model.layers.1.conv (Lfm2ShortConv)"),
-    "lfm2_moe": (
-        {**GROUPED, **EXPERTS, "num_dense_layers": 1, **_types("full_attention", "conv")},
-        "model.layers.1.conv (Lfm2MoeShortConv)",
-    ),
-    "lfm3": ({**WIDE, **_types("full_attention", "conv")}, "model.layers.1.conv (Lfm3ShortConv)"),
     "qwen3_next": (
         {**WIDE, **DELTA, **EXPERTS, **_types("full_attention", "linear_attention")},
         "model.layers.1.linear_attn (Qwen3NextGatedDeltaNet)",

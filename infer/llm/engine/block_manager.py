@@ -34,17 +34,19 @@ def pages_for(budget_bytes: int, bytes_per_page: int) -> int:
     return pages
 
 
-def default_budget(bytes_per_page: int, page_size: int, max_positions: int, device: str = "cpu") -> int:
+def default_budget(
+    bytes_per_page: int, page_size: int, max_positions: int, device: str = "cpu", state_bytes: int = 0
+) -> int:
     """Return the bytes of a KV cache for which no size was given.
 
     85 % of a GPU's free memory; of RAM 25 % of what is free, or the bytes of 65,536 tokens or of one whole context if
-    that is less. `page_size`: tokens of one page; `bytes_per_page`: of all layers together.
+    that is less, and `state_bytes` besides. `page_size`: tokens of one page; `bytes_per_page`: of all layers together.
     """
     free = hardware.memory_available(device)
     if device != "cpu":
         return int(free * GPU_SHARE)
     enough = -(-max(ENOUGH_TOKENS, max_positions) // page_size) * bytes_per_page
-    return min(int(free * CPU_SHARE), enough)
+    return min(int(free * CPU_SHARE), enough + state_bytes)
 
 
 def new_cache(layers: int, pages: int, page_bytes: int, device: str = "cpu") -> Tensor:

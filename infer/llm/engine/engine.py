@@ -11,12 +11,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
+import msgspec
+import torch
+
 from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
 from ..step.paged_step import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .admission import Admission
-from .block_manager import BlockManager, default_budget, new_cache, pages_for
+from .block_manager import BlockManager, new_cache
+from .cache_rooms import CacheRooms
 from .interfaces import GrammarBackend, Speculation
 from .limits import EngineLimits
 from .model_runner import FAILURES, ModelRunner, StepRunner
@@ -24,6 +28,7 @@ from .request_manager import RequestManager
 from .requests import Output, Request
 from .sampler import Sampler
 from .scheduler import Scheduler
+from .state_rows import StateRows
 from .stats import EngineStats
 from .step_inputs import StepInputs
 
@@ -55,19 +60,24 @@ class Engine:
         self.limits = limits or EngineLimits()
         self.limits.check(shape.page)
         self.shape, self.eos_ids = shape, frozenset(eos_ids)
-        page_bytes = shape.layers * shape.page_bytes
-        if kv_bytes is None:
-            kv_bytes = default_budget(page_bytes, shape.page, shape.max_positions, device)
-        self.cache = new_cache(shape.layers, pages_for(kv_bytes, page_bytes), shape.page_bytes, device)
+        rooms = CacheRooms.divide(shape, self.limits, kv_bytes, device)
+        self.limits = msgspec.structs.replace(self.limits, max_running=rooms.max_running)
+        self.cache = new_cache(shape.layers, rooms.pages, shape.page_bytes, device)
         self.block_manager = BlockManager(self.cache, shape.page, prefix_caching=self.limits.prefix_cache)
+        self.state_rows = None
+        if shape.state_floats:
+            states = new_cache(1, rooms.state_rows, shape.state_bytes, device)[0].view(torch.float32)
+            self.state_rows = StateRows(states, shape.page, rooms.snapshots)
         self.context = min(shape.max_positions, self.block_manager.num_pages * shape.page)
-        self.scheduler = Scheduler(self.block_manager, self.limits)
+        self.scheduler = Scheduler(self.block_manager, self.limits, self.state_rows)
         self.statistics = EngineStats(pages_total=self.block_manager.num_pages, page=shape.page)
         self.adapters = adapters
         if adapters is None and shape.adapters is not None:
             self.adapters = Adapters(shape.adapters, device)
         self._clock, self._grammars = clock, grammars
-        self._speculation = None if self.limits.batch_invariant else speculation
+        # Drafts that are rejected have changed the state already.
+        exact = self.limits.batch_invariant or self.state_rows is not None
+        self._speculation = None if exact else speculation
         self._admission = Admission(self.limits, shape, self.context, texts=tokenizer is not None)
         self._request_manager = RequestManager(
             self.scheduler,
@@ -154,8 +164,10 @@ class Engine:
         """Raise `InferError` when pages, sequences and counts do not agree."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         self.block_manager.check_integrity([sequence.pages for sequence in running])
-        if any(sequence.pages or sequence.table_row >= 0 for sequence in waiting):
-            raise InferError("a waiting sequence holds pages")
+        if any(sequence.pages or sequence.table_row >= 0 or sequence.state_row >= 0 for sequence in waiting):
+            raise InferError("a waiting sequence holds pages or a state")
+        if self.state_rows is not None:
+            self.state_rows.check_integrity(running)
         if {id(s) for s in self._request_manager.live()} != {id(s) for s in (*running, *waiting)}:
             raise InferError("the scheduler and the requests in flight differ")
         slots = [sequence.table_row for sequence in running]

@@ -56,6 +56,7 @@ class ModelRunner:
         self._scheduler, self._request_manager, self._statistics = scheduler, request_manager, statistics
         self._eos_ids, self._context, self._clock = eos_ids, context, clock
         self._adapters, self._speculation = adapters, speculation
+        self._states = scheduler.state_rows
 
     def __call__(self, work: list[ScheduledSequence]) -> None:
         usual = all(
@@ -85,7 +86,7 @@ class ModelRunner:
             if sequence.finished:  # with another completion of its request, just now
                 continue
             try:
-                if (sequence.num_computed_tokens + 1) % page:
+                if self._states is None and (sequence.num_computed_tokens + 1) % page:
                     sequence.num_computed_tokens += 1
                 else:
                     advance(sequence, 1)
@@ -143,11 +144,13 @@ class ModelRunner:
             self._speculation.measured(sum(item.num_tokens for item in work), len(work), ran - built)
 
     def _add_persistent_inputs(self, inputs: dict[str, Tensor], work: list[ScheduledSequence]) -> None:
-        """Add the inputs that outlive a step: the cache, and the adapters."""
+        """Add the inputs that outlive a step: the caches, and the adapters."""
         inputs["kv_cache"] = self._cache
         if self._adapters is not None:
             slots = [item.sequence.state.adapter for item in work]
             inputs |= self._adapters.inputs(slots, [item.num_tokens for item in work])
+        if self._states is not None:
+            inputs |= self._states.inputs(work)
 
     def _sample_rows(
         self, work: list[ScheduledSequence], rows: list[int]
@@ -215,6 +218,8 @@ class ModelRunner:
         return kept
 
     def _failed(self, work: list[ScheduledSequence], error: Exception) -> None:
+        if self._states is not None:
+            self._states.drop_written(sequence for sequence, _ in work)
         if len(work) > 1:
             for item in work:
                 self._run([item])

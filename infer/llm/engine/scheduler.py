@@ -15,6 +15,7 @@ from .block_manager import BlockManager
 from .fairness import OLDEST_EVERY, FairShares, arrival_order
 from .limits import EngineLimits
 from .sequence import Rank, Sequence
+from .state_rows import StateRows
 
 
 class ScheduledSequence(NamedTuple):
@@ -33,8 +34,10 @@ class ScheduledSequence(NamedTuple):
 class Scheduler:
     """Queues of waiting and running sequences, both in order of rank, and the choice of what runs in a step."""
 
-    def __init__(self, block_manager: BlockManager, limits: EngineLimits) -> None:
-        self.block_manager, self.limits = block_manager, limits
+    def __init__(
+        self, block_manager: BlockManager, limits: EngineLimits, state_rows: StateRows | None = None
+    ) -> None:
+        self.block_manager, self.limits, self.state_rows = block_manager, limits, state_rows
         self.fair_shares = FairShares()
         self.waiting: list[Sequence] = []  # both in order of rank
         self.running: list[Sequence] = []
@@ -64,6 +67,8 @@ class Scheduler:
         child.pages = list(parent.pages)
         for page in child.pages:
             self.block_manager.add_reference(page)
+        if self.state_rows is not None:
+            self.state_rows.hold(child, parent.state_row)
         self._start_running(child)
 
     def schedule(self) -> list[ScheduledSequence]:
@@ -179,6 +184,8 @@ class Scheduler:
             block_manager.add_reference(hit)
         sequence.pages = [*hits, *(block_manager.allocate() for _ in range(blocks - len(hits)))]
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(hits) * page
+        if self.state_rows is not None and hits:
+            self.state_rows.restore(sequence, sequence.page_hash(len(hits) - 1, page))
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += sequence.num_cached_tokens
         self.waiting.remove(sequence)
@@ -194,6 +201,8 @@ class Scheduler:
         hits = self.block_manager.match_prefix(sequence.page_hash(block, page) for block in range(full))
         if self.limits.batch_invariant:
             del hits[len(hits) * page // step * step // page :]
+        if self.state_rows is not None:
+            del hits[self.state_rows.last_snapshot(sequence.page_hashes[: len(hits)]) :]
         return hits
 
     def _use_cached_pages(self, sequence: Sequence) -> None:
@@ -205,19 +214,23 @@ class Scheduler:
             or sequence.num_computed_tokens % page
         ):
             return
-        while sequence.num_computed_tokens + page < len(sequence.tokens):
-            block = sequence.num_computed_tokens // page
-            known = block_manager.lookup(sequence.page_hash(block, page))
-            if known is None:
-                return
-            if known != sequence.pages[block]:
-                block_manager.add_reference(known)
+        first = sequence.num_computed_tokens // page
+        blocks = range(first, (len(sequence.tokens) - 1) // page)
+        known = block_manager.match_prefix(sequence.page_hash(block, page) for block in blocks)
+        if self.state_rows is not None:
+            end = first + len(known)
+            del known[self.state_rows.last_snapshot(sequence.page_hashes[first:end]) :]
+            if known:
+                self.state_rows.restore(sequence, sequence.page_hashes[first + len(known) - 1])
+        for block, shared in enumerate(known, first):
+            if shared != sequence.pages[block]:
+                block_manager.add_reference(shared)
                 block_manager.release(sequence.pages[block])
-                sequence.pages[block] = known
+                sequence.pages[block] = shared
                 sequence.num_synced_pages = min(sequence.num_synced_pages, block)
-            sequence.num_computed_tokens += page
-            sequence.num_cached_tokens += page
-            self.prefix_hits += page
+        sequence.num_computed_tokens += len(known) * page
+        sequence.num_cached_tokens += len(known) * page
+        self.prefix_hits += len(known) * page
 
     def _has_room(self, sequence: Sequence, length: int) -> bool:
         return self._num_pages_to_allocate(sequence, length) <= self.block_manager.num_available
@@ -259,7 +272,7 @@ class Scheduler:
         self.preemptions += 1
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """Count `count` more tokens as computed and add full pages to the prefix cache."""
+        """Count `count` more tokens as computed, with their state; add full pages to the prefix cache."""
         block_manager, page = self.block_manager, self.block_manager.page_size
         before = sequence.num_computed_tokens // page
         sequence.num_computed_tokens += count
@@ -271,6 +284,8 @@ class Scheduler:
                 end = min(sequence.num_computed_tokens, sequence.state.prompt_length // step * step)
             for block in range(before, end // page):
                 block_manager.register(sequence.pages[block], sequence.page_hash(block, page))
+        if self.state_rows is not None:
+            self.state_rows.settle(sequence)
 
     def release_unused_pages(self, sequence: Sequence) -> None:
         """Release pages beyond the computed tokens."""
@@ -314,6 +329,8 @@ class Scheduler:
         self.free_rows.append(sequence.table_row)
         sequence.table_row = -1
         self.block_manager.release_all(sequence.pages)
+        if self.state_rows is not None:
+            self.state_rows.stop(sequence)
 
 
 def _rank(sequence: Sequence) -> Rank:

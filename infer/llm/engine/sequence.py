@@ -68,8 +68,8 @@ class Sequence:
 
     __slots__ = (
         "draft_tokens", "fast_decode", "finished", "grammar", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "speculator", "state", "table_row",
-        "tenant", "text", "token_counts", "tokens",
+        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "snapshot", "speculator", "state",
+        "state_row", "table_row", "tenant", "text", "token_counts", "tokens", "written_rows",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int) -> None:
@@ -85,6 +85,11 @@ class Sequence:
         self.page_hashes: list[bytes] = []  # of full pages, as far as asked for
         self.table_row = -1  # its row among the running ones
         self.num_synced_pages = 0  # how many of its pages stand in that row
+        self.state_row = -1  # of the state cache, after the computed tokens; -1: none
+        self.written_rows: list[
+            tuple[int, int]
+        ] = []  # by the step that runs: after how many tokens, and the row
+        self.snapshot = b""  # hash of its last page of output whose state was kept
         self.draft_tokens: list[int] = []
         self.finished = False
         self.grammar: Grammar | None = None

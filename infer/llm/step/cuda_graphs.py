@@ -215,7 +215,7 @@ class GraphedStep:
 
 
 def wrap(step: Any, device: str) -> Any:
-    """`step` under CUDA graphs where `device` is a CUDA one and it takes no adapters, else `step` itself."""
-    adapted = any(spec.name == INDEX for spec in getattr(step, "inputs", ()))
-    graphed = device.startswith("cuda") and not adapted
+    """`step` under CUDA graphs where `device` is a CUDA one, without adapters and state layers, else `step` itself."""
+    names = {spec.name for spec in getattr(step, "inputs", ())}
+    graphed = device.startswith("cuda") and not names & {INDEX, "state_cache"}
     return GraphedStep(step, device, CudaRecorder(device)) if graphed else step

@@ -5,6 +5,7 @@ Used to compare with the float original, for golden outputs, by `Predictor.predi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,25 @@ def attention_inputs(
     }
 
 
+def state_inputs(
+    states: Tensor | None,
+    done: Sequence[int],
+    new: Sequence[int],
+    rows: Sequence[tuple[int, int]] | None = None,
+) -> dict[str, Tensor]:
+    """Build the state inputs of a step, {} for a model without state layers (`states` None).
+
+    `rows`: the row that each sequence reads and the one it writes; row i in place for sequence i by default.
+    """
+    if states is None:
+        return {}
+    if rows is None:
+        rows = [(i if count else -1, i) for i, count in enumerate(done)]
+    ends = list(itertools.accumulate(new))
+    cuts = [(end - count, end, *row) for end, count, row in zip(ends, new, rows, strict=True)]
+    return {"state_cache": states, "state_segments": torch.tensor(cuts, dtype=torch.int64)}
+
+
 class FullSequenceRunner:
     """Runner of `step` on whole sequences, one call at a time; each call uses a cache of its own."""
 
@@ -57,13 +77,14 @@ class FullSequenceRunner:
         """Compute the logits in two steps, so that the second one reads the cache."""
         ids = inputs["input_ids"].cpu()
         batch, length = ids.shape
-        table, cache = self._room(batch, length)
+        table, cache, states = self._room(batch, length)
         first = length // 2
         parts = []
         for start, stop in ((0, first), (first, length)):
             if start == stop:
                 continue
-            named = attention_inputs(self.shape, [start] * batch, [stop - start] * batch, table)
+            done, new = [start] * batch, [stop - start] * batch
+            named = attention_inputs(self.shape, done, new, table) | state_inputs(states, done, new)
             count = batch * (stop - start)
             logits = self.call(ids[:, start:stop].flatten(), torch.arange(count), cache, named)
             parts.append(logits.unflatten(0, (batch, stop - start)))
@@ -72,26 +93,28 @@ class FullSequenceRunner:
     def decoding(self, batch: int, context: int = CONTEXT) -> Callable[[], Any]:
         """Return a call that decodes one token of each of `batch` sequences after `context` tokens."""
         context = min(context, self.shape.max_positions - 1)
-        table, cache = self._room(batch, context + 1)
-        named = attention_inputs(self.shape, [context] * batch, [1] * batch, table)
+        table, cache, states = self._room(batch, context + 1)
+        done, new = [context] * batch, [1] * batch
+        named = attention_inputs(self.shape, done, new, table) | state_inputs(states, done, new)
         ids, rows = torch.ones(batch, dtype=torch.int64), torch.arange(batch)
         return lambda: self.call(ids, rows, cache, named)
 
     def reading(self, tokens: int) -> Callable[[], Any]:
         """Return a call that computes a prompt of `tokens` tokens and the logits of its last one."""
         tokens = min(tokens, self.shape.max_positions)
-        table, cache = self._room(1, tokens)
-        named = attention_inputs(self.shape, [0], [tokens], table)
+        table, cache, states = self._room(1, tokens)
+        named = attention_inputs(self.shape, [0], [tokens], table) | state_inputs(states, [0], [tokens])
         ids, rows = torch.ones(tokens, dtype=torch.int64), torch.tensor([tokens - 1])
         return lambda: self.call(ids, rows, cache, named)
 
-    def _room(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    def _room(self, batch: int, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         blocks = max(-(-length // self.shape.page), 1)
         table = torch.arange(batch * blocks, dtype=torch.int32).reshape(batch, blocks)
-        return table, self.shape.new_cache(batch * blocks, self.device)
+        cache = self.shape.new_cache(batch * blocks, self.device)
+        return table, cache, self.shape.new_state(batch, self.device)
 
     def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
-        """Run one step and return the logits of `rows`; `named` is what `attention_inputs` gives."""
+        """Run one step and return the logits of `rows`; `named` is what `attention_inputs` and `state_inputs` give."""
         inputs = {"token_ids": ids, "logit_rows": rows, "kv_cache": cache, **named, **self._adapters}
         if self._adapters:
             inputs[INDEX] = torch.zeros_like(ids)

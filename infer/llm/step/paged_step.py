@@ -4,6 +4,8 @@
     query_start int32 [batch + 1], seq_lens int32 [batch], block_table int32 [batch, blocks]
     logit_rows int64 [rows]                              indices of the tokens whose logits are returned
     kv_cache uint8 [layers, pages, page_bytes]           written in place
+    state_cache float32 [rows, floats], state_segments int64 [segments, 4]
+                                                         of layers with state, see `infer.kernels.ops.state_cache`
     → logits float32 [rows, vocab]
 
 The same graph serves prefill, chunked prefill, decode and any mixture. The model's own code runs: its attention is
@@ -29,6 +31,7 @@ from ...spec import Finding, TensorSpec
 from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
 from .eager_attention import replaced_attention
+from .state_layers import StateCall, use_state_cache
 
 INTERFACE = "infer_paged"
 PAGE = 32
@@ -50,6 +53,8 @@ class StepShape(msgspec.Struct, frozen=True):
     page: int = PAGE
     kv_dtype: str = "float16"
     adapters: AdapterShape | None = None
+    state_layers: int = 0  # layers with state of their own, such as convolutions
+    state_floats: int = 0  # of the state of one sequence, all layers together
 
     @property
     def layout(self) -> PageLayout:
@@ -65,18 +70,26 @@ class StepShape(msgspec.Struct, frozen=True):
         """Bytes of keys and values of one token, all layers together."""
         return self.layers * self.page_bytes / self.page
 
-    def finding(self) -> Finding:
-        return Finding(
-            "capture",
-            "KV cache",
-            self.bytes_per_token,
-            "bytes/token",
-            f"{self.kv_dtype}, pages of {self.page} tokens",
-        )
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence, all layers together; 0 for models whose only state is the KV cache."""
+        return 4 * self.state_floats
+
+    def findings(self) -> list[Finding]:
+        pages = f"{self.kv_dtype}, pages of {self.page} tokens"
+        found = [Finding("capture", "KV cache", self.bytes_per_token, "bytes/token", pages)]
+        if self.state_floats:
+            why = f"float32, of {self.state_layers} layers"
+            found.append(Finding("capture", "state", self.state_bytes, "bytes/sequence", why))
+        return found
 
     def new_cache(self, pages: int, device: str = "cpu") -> Tensor:
         """Allocate a cache of zeros, so that no NaN of freed memory can reach a masked product."""
         return torch.zeros((self.layers, pages, self.page_bytes), dtype=torch.uint8, device=device)
+
+    def new_state(self, rows: int, device: str = "cpu") -> Tensor | None:
+        """Allocate a state cache of zeros, float32 [rows, floats]; None for models without state layers."""
+        return torch.zeros((rows, self.state_floats), device=device) if self.state_floats else None
 
 
 class AttentionCall(NamedTuple):
@@ -113,6 +126,7 @@ class _StepCall:
         self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
         self.layers = 0  # attention calls so far
         self.seen: list[AttentionCall] = []  # of a call that looks
+        self.state = StateCall(tensors.get("state_cache"), tensors.get("state_segments"))
 
 
 _CALL: ContextVar[_StepCall] = ContextVar("step")
@@ -202,11 +216,15 @@ class Step(nn.Module):
         seq_lens: Tensor,
         logit_rows: Tensor,
         kv_cache: Tensor,
+        state_cache: Tensor | None = None,
+        state_segments: Tensor | None = None,
         adapter_index: Tensor | None = None,
         adapter_weights: Tensor | None = None,
     ) -> Tensor:
         tensors = {"slot_mapping": slot_mapping, "block_table": block_table, "query_start": query_start}
         tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
+        if state_cache is not None and state_segments is not None:
+            tensors |= {"state_cache": state_cache, "state_segments": state_segments}
         if adapter_index is not None and adapter_weights is not None:
             tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
         self.last = _StepCall(tensors, self.page, self.dtype, self.records_attention)
@@ -225,7 +243,7 @@ class Step(nn.Module):
 
 @contextlib.contextmanager
 def use_paged_attention(model: nn.Module) -> Iterator[None]:
-    """Route the attention of a transformers model to the paged operator within the context."""
+    """Route attention and state layers of a transformers model to our operators within the context."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(INTERFACE, _attention)
@@ -235,7 +253,7 @@ def use_paged_attention(model: nn.Module) -> Iterator[None]:
     for config in configs.values():
         config._attn_implementation = INTERFACE
     try:
-        with replaced_attention(model, _attend) as replaced:
+        with replaced_attention(model, _attend) as replaced, use_state_cache(model, lambda: _CALL.get().state):
             if replaced and INTERFACE not in masks._global_mapping:
                 AttentionMaskInterface.register(INTERFACE, _unused_mask)
             yield
@@ -276,7 +294,17 @@ def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
         TensorSpec("seq_lens", "int32", ("sequences",)),
         TensorSpec("logit_rows", "int64", ("rows",)),
         TensorSpec("kv_cache", "uint8", (shape.layers, "pages", shape.page_bytes)),
+        *_state_inputs(shape),
         *_adapter_inputs(shape.adapters),
+    )
+
+
+def _state_inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
+    if not shape.state_floats:
+        return ()
+    return (
+        TensorSpec("state_cache", "float32", ("state_rows", shape.state_floats)),
+        TensorSpec("state_segments", "int64", ("segments", 4)),
     )
 
 
@@ -305,9 +333,13 @@ def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None 
         "rows": (1, MAX_TOKENS),
         "blocks": (1, MAX_BLOCKS),
         "pages": (1, MAX_PAGES),
+        "state_rows": (1, MAX_PAGES),
+        "segments": (1, MAX_TOKENS),
     }
     step = whole or Step(model, shape.page, shape.kv_dtype).eval()
     samples = example(shape.new_cache(2))
+    if (states := shape.new_state(2)) is not None:
+        samples |= {"state_cache": states, "state_segments": torch.tensor([[0, 3, -1, 0], [3, 5, -1, 1]])}
     if shape.adapters is not None:
         samples |= shape.adapters.none(len(samples["token_ids"]))
     with use_paged_attention(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ...errors import NotUsableError
 from .attention_masks import recorded_masks, wrong_mask
-from .full_sequence import attention_inputs
+from .full_sequence import attention_inputs, state_inputs
 from .paged_step import INTERFACE, PAGE, AttentionCall, Step, StepShape, example, use_paged_attention
+from .state_layers import state_layers
 from .token_mixing import mixes, mixing_module, sample_tokens
 
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
@@ -55,7 +56,8 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
                 f"layer {name} mixes tokens outside of transformers' attention interface: its state would be lost "
                 "between steps"
             )
-        if not seen:
+        floats = 0 if step.last is None else step.last.state.floats
+        if not seen and not floats:
             raise NotUsableError("the model does not call transformers' attention interface")
         longest = _max_positions(model)
         for index, call in enumerate(seen):
@@ -63,7 +65,7 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
                 raise NotUsableError(reason)
     if len({call.shape for call in seen}) > 1:
         raise NotUsableError("the attention of its layers differs in shape")
-    query_heads, kv_heads, head_dim = seen[0].shape
+    query_heads, kv_heads, head_dim = seen[0].shape if seen else (0, 0, 0)
     return StepShape(
         layers=len(seen),
         query_heads=query_heads,
@@ -73,6 +75,8 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
         max_positions=longest,
         page=page,
         kv_dtype=kv_dtype,
+        state_layers=len(state_layers(model)) if floats else 0,
+        state_floats=floats,
     )
 
 
@@ -112,7 +116,7 @@ def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
     ids = torch.stack([first[:length], second.flip(0)[:length]])
     step = Step(model, small.page, small.kv_dtype)
     table = torch.arange(7, -1, -1, dtype=torch.int32).reshape(2, 4)
-    cache, done = small.new_cache(8), [0, 0]
+    cache, states, done = small.new_cache(8), small.new_state(2), [0, 0]
     rows: tuple[list[Tensor], list[Tensor]] = ([], [])
     with torch.no_grad():
         whole: Any = model
@@ -122,7 +126,7 @@ def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
                 tokens = torch.cat(
                     [ids[i, d : d + n] for i, (d, n) in enumerate(zip(done, new, strict=True))]
                 )
-                named = attention_inputs(small, done, new, table)
+                named = attention_inputs(small, done, new, table) | state_inputs(states, done, new)
                 logits = step(token_ids=tokens, logit_rows=torch.arange(len(tokens)), kv_cache=cache, **named)
                 for into, part in zip(rows, logits.split(new), strict=True):
                     into.append(part)

@@ -38,6 +38,7 @@ class ScheduleRun:
         self.shape, self.sequences = shape, sequences
         count = sum(-(-len(ids) // shape.page) for ids in sequences) + 2
         self._cache = shape.new_cache(count, stepping.device)
+        self._states = _States(shape.new_state(3 * len(sequences), stepping.device), shape.page)
         self._free = [*range(0, count, 2), *range(1, count, 2)]
         self.done = [0] * len(sequences)
         self.logits: list[dict[int, Tensor]] = [{} for _ in sequences]
@@ -63,7 +64,7 @@ class ScheduleRun:
 
     def draft(self, index: int, ids: Tensor) -> None:
         """Compute tokens that are then rejected."""
-        self._run(((index, len(ids)),), ids, last=True)
+        self._run(((index, len(ids)),), ids, last=True, kept=False)
 
     def release(self, index: int) -> None:
         """Preempt a sequence: its pages are free, its tokens have to be recomputed."""
@@ -76,8 +77,9 @@ class ScheduleRun:
         count = min(self.done[other], len(self.sequences[index]) - 1) // page
         self._pages[index] = self._pages[other][:count]
         self.done[index] = count * page
+        self._states.share(index, other)
 
-    def _run(self, new: Sequence[tuple[int, int]], ids: Tensor, last: bool) -> Tensor:
+    def _run(self, new: Sequence[tuple[int, int]], ids: Tensor, last: bool, kept: bool = True) -> Tensor:
         page = self.shape.page
         for i, n in new:
             while len(self._pages[i]) * page < self.done[i] + n:
@@ -88,11 +90,44 @@ class ScheduleRun:
             table[row, : len(self._pages[i])] = torch.tensor(self._pages[i], dtype=torch.int32)
         counts = [n for _, n in new]
         named = attention_inputs(self.shape, [self.done[i] for i, _ in new], counts, table)
+        named |= self._states.inputs([(i, self.done[i], n) for i, n in new], kept=kept)
         rows = named["query_start"][1:].long() - 1 if last else torch.arange(len(ids))
         answers = self._call(ids, rows, self._cache, named)
         if answers.shape != (len(rows), self.shape.vocab_size):
             raise WrongShape([len(rows), self.shape.vocab_size], list(answers.shape))
         return answers.detach().cpu()
+
+
+class _States:
+    """Rows of a state cache: two for each sequence, read and written in turns, and one for its last whole page."""
+
+    def __init__(self, cache: Tensor | None, page: int) -> None:
+        self._cache, self._page = cache, page
+        self._current: dict[int, int] = {}
+
+    def inputs(self, new: Sequence[tuple[int, int, int]], *, kept: bool) -> dict[str, Tensor]:
+        """Return the state inputs of a call; `new`: sequence, tokens done, new tokens. {} without state layers."""
+        if self._cache is None:
+            return {}
+        segments, at = [], 0
+        for index, done, count in new:
+            read, end = self._current.get(index, -1) if done else -1, at + count
+            written = 3 * index if read != 3 * index else 3 * index + 1
+            whole = (done + count) // self._page * self._page
+            if kept and whole > done:
+                segments.append((at, at + whole - done, read, 3 * index + 2))
+                at, read = at + whole - done, 3 * index + 2
+            segments.append((at, end, read, written if kept else -1))
+            at = end
+            if kept:
+                self._current[index] = written
+        return {"state_cache": self._cache, "state_segments": torch.tensor(segments, dtype=torch.int64)}
+
+    def share(self, index: int, other: int) -> None:
+        """Give a sequence the state of another one after its last whole page."""
+        if self._cache is not None:
+            self._current[index] = 3 * index
+            self._cache[3 * index] = self._cache[3 * other + 2]
 
 
 class WrongShape(Exception):

@@ -18,6 +18,7 @@ from .prometheus_text import Family, Scalar, scraped_family
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
+STATE_ROWS = 2 * 64 + 64  # as `CacheRooms` has it by default
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory → kind
 
@@ -54,7 +55,7 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
     """Return the bytes of RAM that the KV cache of the model in `folder` will take.
 
     That is `asked`, else the engine's default: a quarter of the `left` bytes, at most what 65,536 tokens or
-    one context need. 0 for other models and on GPUs.
+    one context and the states of its sequences need. 0 for other models and on GPUs.
     """
     try:
         manifest = json.loads(read_regular(folder / MANIFEST, MAX_BYTES))
@@ -66,7 +67,8 @@ def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
         kind = shape.get("kv_dtype", "float16")
         head = shape["head_dim"] * ITEM_BYTES.get(kind, 4) + (4 if kind == "int8" else 0)
         token = 2 * shape["layers"] * shape["kv_heads"] * head
-        return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token)
+        states = STATE_ROWS * 4 * shape.get("state_floats", 0)
+        return min(left // 4, max(ENOUGH_TOKENS, shape["max_positions"]) * token + states)
     except (SourceError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return 0  # opening it will say what is wrong
 
