@@ -24,12 +24,15 @@ from .ops import (
     conv2d_packed,
     embedding,
     fused_program,
+    gated_delta,
     linear_experts,
     linear_experts_packed,
     linear_fp8,
     linear_int8,
     linear_lut,
     linear_packed,
+    linear_scan,
+    selective_scan,
 )
 from .ops.library import c_functions, decompositions, library, names
 
@@ -41,6 +44,7 @@ __all__ = [
     "decompositions",
     "embedding",
     "fused_program",
+    "gated_delta",
     "gpu",
     "library",
     "linear_experts",
@@ -49,7 +53,9 @@ __all__ = [
     "linear_int8",
     "linear_lut",
     "linear_packed",
+    "linear_scan",
     "names",
+    "selective_scan",
 ]
 
 gpu.register()

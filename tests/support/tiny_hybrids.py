@@ -45,66 +45,45 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "lfm2": {**GROUPED, **_types("full_attention", "conv")},
     "lfm2_moe": {**GROUPED, **EXPERTS, "num_dense_layers": 1, **_types("full_attention", "conv")},
     "lfm3": {**WIDE, **_types("full_attention", "conv")},
+    "qwen3_next": {**WIDE, **DELTA, **EXPERTS, **_types("full_attention", "linear_attention")},
+    "qwen3_5_text": {**WIDE, **DELTA, **_types("full_attention", "linear_attention")},
+    "qwen3_5_moe_text": {**WIDE, **DELTA, **EXPERTS, **_types("full_attention", "linear_attention")},
+    "olmo_hybrid": {**WIDE, **DELTA, **_types("full_attention", "linear_attention")},
+    "falcon_h1": {**GROUPED, **SSM, "mamba_d_ssm": 128},
+    "bamba": {**GROUPED, **SSM, "attn_layer_indices": [0]},
+    "granitemoehybrid": {**GROUPED, **SSM, "num_local_experts": 4, **_types("attention", "mamba")},
+    "jamba": {
+        **{**GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 0},
+        **{"mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    },
+    "zamba2": {
+        **{**COMMON, "num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1},
+        **{"mamba_d_state": 8, "n_mamba_heads": 2, "mamba_headdim": 64, "mamba_ngroups": 1, "chunk_size": 8},
+    },
+    "nemotron_h": {
+        **{**WIDE, "layers_block_type": ["attention", "mamba"], "mamba_num_heads": 4, "n_groups": 1},
+        **{"mamba_head_dim": 16, "ssm_state_size": 8, "chunk_size": 8},
+    },
+    "recurrent_gemma": {
+        **{**WIDE, "num_hidden_layers": 2, "block_types": ["attention", "recurrent"]},
+        **{"attention_window_size": 8, "lru_width": 64},
+    },
+    "mamba": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2},
+    "mamba2": {
+        **{"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
+        **{"state_size": 16, "n_groups": 1, "chunk_size": 8},
+    },
+    "falcon_mamba": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2},
 }
 
 # Those that are refused: the configuration, and the layer by which the model is refused.
 HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
-    "qwen3_next": (
-        {**WIDE, **DELTA, **EXPERTS, **_types("full_attention", "linear_attention")},
-        "model.layers.1.linear_attn (Qwen3NextGatedDeltaNet)",
-    ),
-    "qwen3_5_text": (
-        {**WIDE, **DELTA, **_types("full_attention", "linear_attention")},
-        "model.layers.1.linear_attn (Qwen3_5GatedDeltaNet)",
-    ),
-    "qwen3_5_moe_text": (
-        {**WIDE, **DELTA, **EXPERTS, **_types("full_attention", "linear_attention")},
-        "model.layers.1.linear_attn (Qwen3_5MoeGatedDeltaNet)",
-    ),
-    "olmo_hybrid": (
-        {**WIDE, **DELTA, **_types("full_attention", "linear_attention")},
-        "model.layers.1.linear_attn (OlmoHybridGatedDeltaNet)",
-    ),
-    "falcon_h1": ({**GROUPED, **SSM, "mamba_d_ssm": 128}, "model.layers.0.mamba (FalconH1Mixer)"),
-    "bamba": ({**GROUPED, **SSM, "attn_layer_indices": [0]}, "model.layers.1.mamba (BambaMixer)"),
-    "granitemoehybrid": (
-        {**GROUPED, **SSM, "num_local_experts": 4, **_types("attention", "mamba")},
-        "model.layers.1.mamba (GraniteMoeHybridMambaLayer)",
-    ),
-    "jamba": (
-        {
-            **{**GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 0},
-            **{"mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False},
-        },
-        "model.layers.1.mamba (JambaMambaMixer)",
-    ),
     "zamba": (
         {
             **{**GROUPED, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
             **{"mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2, "use_mamba_kernels": False},
         },
         "model.layers.0.mamba (ZambaMambaMixer)",
-    ),
-    "zamba2": (
-        {
-            **{**COMMON, "num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1},
-            **{"mamba_d_state": 8, "n_mamba_heads": 2, "mamba_headdim": 64, "mamba_ngroups": 1, "chunk_size": 8},
-        },
-        "model.layers.0.mamba (Zamba2MambaMixer)",
-    ),
-    "nemotron_h": (
-        {
-            **{**WIDE, "layers_block_type": ["attention", "mamba"], "mamba_num_heads": 4, "n_groups": 1},
-            **{"mamba_head_dim": 16, "ssm_state_size": 8, "chunk_size": 8},
-        },
-        "model.layers.1.mixer (NemotronHMamba2Mixer)",
-    ),
-    "recurrent_gemma": (
-        {
-            **{**WIDE, "num_hidden_layers": 2, "block_types": ["attention", "recurrent"]},
-            **{"attention_window_size": 8, "lru_width": 64},
-        },
-        "model.layers.1.temporal_block (RecurrentGemmaRecurrentBlock)",
     ),
     "minimax": (
         {**WIDE, "num_local_experts": 2, "block_size": 8, **_types("full_attention", "linear_attention")},
@@ -131,21 +110,6 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
             "context_length": 64,
         },
         "rwkv.blocks.0.attention.time_shift (ZeroPad2d)",
-    ),
-    "mamba": (
-        {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2},
-        "backbone.layers.0.mixer (MambaMixer)",
-    ),
-    "mamba2": (
-        {
-            **{"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
-            **{"state_size": 16, "n_groups": 1, "chunk_size": 8},
-        },
-        "backbone.layers.0.mixer (Mamba2Mixer)",
-    ),
-    "falcon_mamba": (
-        {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2},
-        "backbone.layers.0.mixer (FalconMambaMixer)",
     ),
     "xlstm": (
         {"vocab_size": 320, "hidden_size": 64, "num_heads": 4, "num_hidden_layers": 2},

@@ -10,6 +10,10 @@ leaves its state at their border behind. A row that is read and not written stay
 copies. Tokens of no segment give zeros.
 
     causal_conv      depthwise convolution over the token and those before it
+    gated_delta      gated delta rule, of Qwen3-Next and Qwen3.5
+    selective_scan   state space model with a decay for each channel and state, of Mamba
+    ssd_scan         state space model with one decay for each head, of Mamba2
+    linear_scan      h = decay h + x for each channel, of RecurrentGemma
 
 All operands are float32. The functions of these files are the slow twins of the native kernels `infer::*_native`.
 """

@@ -126,7 +126,9 @@ class _StepCall:
         self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
         self.layers = 0  # attention calls so far
         self.seen: list[AttentionCall] = []  # of a call that looks
-        self.state = StateCall(tensors.get("state_cache"), tensors.get("state_segments"))
+        self.state = StateCall(
+            tensors["positions"], tensors.get("state_cache"), tensors.get("state_segments")
+        )
 
 
 _CALL: ContextVar[_StepCall] = ContextVar("step")
@@ -221,7 +223,12 @@ class Step(nn.Module):
         adapter_index: Tensor | None = None,
         adapter_weights: Tensor | None = None,
     ) -> Tensor:
-        tensors = {"slot_mapping": slot_mapping, "block_table": block_table, "query_start": query_start}
+        tensors = {
+            "positions": positions,
+            "slot_mapping": slot_mapping,
+            "block_table": block_table,
+            "query_start": query_start,
+        }
         tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
         if state_cache is not None and state_segments is not None:
             tensors |= {"state_cache": state_cache, "state_segments": state_segments}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 Mixer = Callable[[Any, Tensor, "StateCall"], Tensor]
 
@@ -21,12 +22,14 @@ Mixer = Callable[[Any, Tensor, "StateCall"], Tensor]
 class StateCall:
     """State of one call of a step: each layer takes its numbers of a row, in the order of the calls.
 
-    `cache` float32 [rows, floats], `segments` int64 [segments, 4]. Without them the state of every token is zero, so
-    that no token sees another one.
+    `positions` int64 [tokens], `cache` float32 [rows, floats], `segments` int64 [segments, 4]. Without a cache the
+    state of every token is zero, so that no token sees another one.
     """
 
-    def __init__(self, cache: Tensor | None = None, segments: Tensor | None = None) -> None:
-        self._cache, self._segments = cache, segments
+    def __init__(
+        self, positions: Tensor, cache: Tensor | None = None, segments: Tensor | None = None
+    ) -> None:
+        self.positions, self._cache, self._segments = positions, cache, segments
         self.floats = 0  # of one row, taken so far
 
     def _tail(self, x: Tensor, floats: int) -> tuple[Tensor, Tensor, int]:
@@ -52,6 +55,29 @@ class StateCall:
 
         return ACT2FN[activation](out)  # type: ignore[no-any-return]
 
+    def gated_delta(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """Apply the gated delta rule to query, key [tokens, Hk, Dk], value [tokens, Hv, Dv]."""
+        tail = self._tail(value, value.shape[1] * query.shape[2] * value.shape[2])
+        given = (x.float().contiguous() for x in (query, key, value, decay, beta))
+        return torch.ops.infer.gated_delta(*given, *tail)  # type: ignore[no-any-return]
+
+    def selective_scan(self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Run the state space model of Mamba on x [tokens, C], a [N, C]."""
+        tail = self._tail(x, a.numel())
+        given = (part.float().contiguous() for part in (x, step, a, b, c))
+        return torch.ops.infer.selective_scan(*given, *tail)  # type: ignore[no-any-return]
+
+    def ssd_scan(self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Run the state space model of Mamba2 on x [tokens, H, P], b and c [tokens, G, N]."""
+        tail = self._tail(x, x.shape[1] * x.shape[2] * b.shape[2])
+        given = (part.float().contiguous() for part in (x, step, a, b, c))
+        return torch.ops.infer.ssd_scan(*given, *tail)  # type: ignore[no-any-return]
+
+    def linear_scan(self, decay: Tensor, x: Tensor) -> Tensor:
+        """Run h = decay h + x over x [tokens, C]."""
+        tail = self._tail(x, x.shape[1])
+        return torch.ops.infer.linear_scan(decay.float().contiguous(), x.float().contiguous(), *tail)  # type: ignore[no-any-return]
+
 
 def _short_conv(layer: Any, x: Tensor, call: StateCall) -> Tensor:
     """LFM2: a convolution between two gates, x [tokens, hidden]."""
@@ -59,9 +85,106 @@ def _short_conv(layer: Any, x: Tensor, call: StateCall) -> Tensor:
     return layer.out_proj(after * call.causal_conv(before * values, layer.conv).to(x.dtype))  # type: ignore[no-any-return]
 
 
+def _normalized(x: Tensor) -> Tensor:
+    """Scale the last dimension to length one, as transformers' l2norm does."""
+    x = x.float()
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta_rule(layer: Any, qkv: Tensor, a: Tensor, b: Tensor, call: StateCall) -> Tensor:
+    """Convolve qkv [tokens, channels] and apply the gated delta rule: float32 [tokens, Hv, Dv]."""
+    mixed = call.causal_conv(qkv, layer.conv1d, layer.activation)
+    parts = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    query, key = (_normalized(part.unflatten(-1, (-1, layer.head_k_dim))) for part in parts[:2])
+    value = parts[2].unflatten(-1, (-1, layer.head_v_dim))
+    decay = -layer.A_log.float().exp() * functional.softplus(a.float() + layer.dt_bias)
+    return call.gated_delta(query * layer.head_k_dim**-0.5, key, value, decay, b)
+
+
+def _qwen_next(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    projected = layer.in_proj_qkvz(x)[None], layer.in_proj_ba(x)[None]
+    query, key, value, z, b, a = (part[0] for part in layer.fix_query_key_value_ordering(*projected))
+    qkv = torch.cat([part.flatten(1) for part in (query, key, value)], -1)
+    out = _delta_rule(layer, qkv, a, b.sigmoid(), call).to(x.dtype)
+    return layer.out_proj(layer.norm(out, z).flatten(1))  # type: ignore[no-any-return]
+
+
+def _qwen(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    out = _delta_rule(layer, layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x).sigmoid(), call)
+    z = layer.in_proj_z(x).unflatten(-1, (-1, layer.head_v_dim))
+    return layer.out_proj(layer.norm(out.to(x.dtype), z).flatten(1))  # type: ignore[no-any-return]
+
+
+def _olmo(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    qkv = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
+    beta = layer.b_proj(x).sigmoid() * (2.0 if layer.allow_neg_eigval else 1.0)
+    out = _delta_rule(layer, qkv, layer.a_proj(x), beta, call).to(x.dtype)
+    gate = layer.g_proj(x).unflatten(-1, (-1, layer.head_v_dim))
+    return layer.o_proj(layer.o_norm(out, gate).flatten(1))  # type: ignore[no-any-return]
+
+
+def _mamba2(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    """Mamba2 and its kin: one projection, a convolution, the scan, a gated norm."""
+    projected = layer.in_proj(x * getattr(layer, "ssm_in_multiplier", 1.0))
+    projected = projected * layer.mup_vector[0, 0] if hasattr(layer, "mup_vector") else projected
+    inner, states = layer.intermediate_size, layer.n_groups * layer.ssm_state_size
+    gate, mixed, step = projected.split([inner, layer.conv_dim, layer.num_heads], -1)
+    values, b, c = call.causal_conv(mixed, layer.conv1d, layer.activation).split([inner, states, states], -1)
+    step = functional.softplus(step.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
+    values = values.unflatten(-1, (layer.num_heads, layer.head_dim))
+    b, c = (part.unflatten(-1, (layer.n_groups, -1)) for part in (b, c))
+    out = call.ssd_scan(values, step, -layer.A_log.float().exp(), b, c) + layer.D.float()[:, None] * values
+    flat = out.flatten(1).to(x.dtype)
+    plain = not getattr(layer, "mamba_rms_norm", True)
+    normed = flat * functional.silu(gate) if plain else layer.norm(flat, gate)
+    return layer.out_proj(normed.to(x.dtype))  # type: ignore[no-any-return]
+
+
+def _mamba(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    """Mamba and its kin; FalconMamba and Jamba have norms between the projections."""
+    values, gate = layer.in_proj(x).chunk(2, -1)
+    values = call.causal_conv(values, layer.conv1d, layer.activation)
+    sizes = [layer.time_step_rank, layer.ssm_state_size, layer.ssm_state_size]
+    step, b, c = layer.x_proj(values.to(x.dtype)).split(sizes, -1)
+    if hasattr(layer, "dt_layernorm"):
+        step, b, c = layer.dt_layernorm(step), layer.b_layernorm(b), layer.c_layernorm(c)
+    step = functional.softplus(layer.dt_proj(step).float())
+    a = -layer.A_log.float().exp().t()
+    out = call.selective_scan(values, step, a, b[:, None], c[:, None]) + layer.D.float() * values
+    return layer.out_proj((out * functional.silu(gate.float())).to(x.dtype))  # type: ignore[no-any-return]
+
+
+def _recurrent_block(layer: Any, x: Tensor, call: StateCall) -> Tensor:
+    """RecurrentGemma: a convolution and the RG-LRU, gated by another branch."""
+    unit, heads = layer.rg_lru, layer.rg_lru.num_attention_heads
+    values = call.causal_conv(layer.linear_x(x), layer.conv_1d).to(x.dtype)
+    by_head = values.unflatten(-1, (heads, -1)).transpose(0, 1)
+    gates = [
+        torch.sigmoid(torch.baddbmm(bias[:, None], by_head, weight).transpose(0, 1).flatten(1)).float()
+        for weight, bias in (
+            (unit.input_gate_weight, unit.input_gate_bias),
+            (unit.recurrent_gate_weight, unit.recurrent_gate_bias),
+        )
+    ]
+    log_decay = -8.0 * gates[1] * functional.softplus(unit.recurrent_param.float())
+    first = (call.positions == 0)[:, None]
+    scale = torch.where(first, 1.0, torch.sqrt(1 - torch.exp(2 * log_decay)))
+    decay = torch.where(first, 0.0, log_decay.exp())
+    out = call.linear_scan(decay, values.float() * gates[0] * scale)
+    return layer.linear_out(out.to(x.dtype) * layer.act_fn(layer.linear_y(x)))  # type: ignore[no-any-return]
+
+
+_MAMBA2 = ("Mamba2Mixer", "FalconH1Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer")
 MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"), _short_conv),
+    "Qwen3NextGatedDeltaNet": _qwen_next,
+    **dict.fromkeys(("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), _qwen),
+    "OlmoHybridGatedDeltaNet": _olmo,
+    **dict.fromkeys((*_MAMBA2, "Zamba2MambaMixer"), _mamba2),
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), _mamba),
+    "RecurrentGemmaRecurrentBlock": _recurrent_block,
 }
+_RETURNS_PAIR = {"RecurrentGemmaRecurrentBlock"}  # the output, and None
 
 
 def state_layers(model: nn.Module) -> list[nn.Module]:
@@ -88,6 +211,8 @@ def use_state_cache(model: nn.Module, call: Callable[[], StateCall]) -> Iterator
 
 def _forward(
     layer: nn.Module, call: Callable[[], StateCall], hidden_states: Tensor, *_: Any, **__: Any
-) -> Tensor:
+) -> Tensor | tuple[Tensor, None]:
     """Stand in for the layer's forward on the one flat run of tokens, [1, tokens, hidden]."""
-    return MIXERS[type(layer).__name__](layer, hidden_states[0], call())[None]
+    name = type(layer).__name__
+    out = MIXERS[name](layer, hidden_states[0], call())[None]
+    return (out, None) if name in _RETURNS_PAIR else out
