@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library
-from .state_cache import STATE_ARGUMENTS, each_segment
+from .state_cache import STATE_ARGUMENTS, define_state_layer, each_segment
 
 
 def causal_conv(
@@ -41,4 +40,4 @@ def _shape(x: Tensor, *rest: object) -> Tensor:
 
 
 _ARGUMENTS = f"Tensor x, Tensor weight, Tensor? bias, {STATE_ARGUMENTS}, bool silu"
-library.define(f"causal_conv({_ARGUMENTS}) -> Tensor", causal_conv, _shape)
+define_state_layer(f"causal_conv({_ARGUMENTS})", causal_conv, _shape)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library
-from .state_cache import STATE_ARGUMENTS, each_segment
+from .state_cache import STATE_ARGUMENTS, define_state_layer, each_segment
 
 
 def gated_delta(
@@ -42,4 +41,4 @@ def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
 
 
 _ARGUMENTS = f"Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, {STATE_ARGUMENTS}"
-library.define(f"gated_delta({_ARGUMENTS}) -> Tensor", gated_delta, _shape)
+define_state_layer(f"gated_delta({_ARGUMENTS})", gated_delta, _shape)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library
-from .state_cache import STATE_ARGUMENTS, each_segment
+from .state_cache import STATE_ARGUMENTS, define_state_layer, each_segment
 
 
 def linear_scan(decay: Tensor, x: Tensor, state_cache: Tensor, segments: Tensor, offset: int) -> Tensor:
@@ -29,4 +28,4 @@ def _shape(decay: Tensor, x: Tensor, *rest: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-library.define(f"linear_scan(Tensor decay, Tensor x, {STATE_ARGUMENTS}) -> Tensor", linear_scan, _shape)
+define_state_layer(f"linear_scan(Tensor decay, Tensor x, {STATE_ARGUMENTS})", linear_scan, _shape)

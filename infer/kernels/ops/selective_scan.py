@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library
-from .state_cache import STATE_ARGUMENTS, each_segment
+from .state_cache import STATE_ARGUMENTS, define_state_layer, each_segment
 
 
 def selective_scan(
@@ -71,5 +70,5 @@ def _shape(x: Tensor, *rest: object) -> Tensor:
 
 
 _ARGUMENTS = f"Tensor x, Tensor step, Tensor a, Tensor b, Tensor c, {STATE_ARGUMENTS}"
-library.define(f"selective_scan({_ARGUMENTS}) -> Tensor", selective_scan, _shape)
-library.define(f"ssd_scan({_ARGUMENTS}) -> Tensor", ssd_scan, _shape)
+define_state_layer(f"selective_scan({_ARGUMENTS})", selective_scan, _shape)
+define_state_layer(f"ssd_scan({_ARGUMENTS})", ssd_scan, _shape)

@@ -20,13 +20,16 @@ All operands are float32. The functions of these files are the slow twins of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import library
+
 STATE_ARGUMENTS = "Tensor(a!) state_cache, Tensor segments, int offset"
+STATE_LAYERS: list[str] = []  # operators, each with a native form of the same arguments
 
 
 class Segment(NamedTuple):
@@ -61,3 +64,11 @@ def each_segment(
         )
         kept = state_cache[written, place].view(shape) if written >= 0 else None
         yield Segment(slice(first, end), state, kept)
+
+
+def define_state_layer(schema: str, reference: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
+    """Register `infer::<schema>` and its native form, which takes the same arguments."""
+    name, _, arguments = schema.partition("(")
+    STATE_LAYERS.append(name)
+    library.define(f"{schema} -> Tensor", reference, shape)
+    library.declare(f"{name}_native({arguments} -> Tensor", shape)

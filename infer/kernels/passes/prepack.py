@@ -2,7 +2,8 @@
 
 `plan_packing` rewrites the program; which tensors it then wants, and from which weights they are made, is a list of
 `Packing`. Layers that read the same input (q, k and v; gate and up) become one call. Attention over a paged cache
-takes the same arguments natively, but another page layout: all of a program's or none.
+takes the same arguments natively, but another page layout: all of a program's or none. Layers over a state cache take
+the same arguments and the same rows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..cpu.weight_layout import (
     pack_vectors,
 )
 from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
+from ..ops.state_cache import STATE_LAYERS
 from .conv_fusion import fusable, fuse_convolutions
 from .experts import KINDS as EXPERT_KINDS
 from .experts import ExpertsRewriter
@@ -46,7 +48,8 @@ ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks amo
 
 def usable(program: ExportedProgram) -> bool:
     """Tell if the program has layers or attention for the native kernels, and they work here."""
-    return _wanted(program) + _attentions(program) > 0 and cpu.why_not() is None
+    found = _wanted(program) + _attentions(program) + _state_layers(program)
+    return found > 0 and cpu.why_not() is None
 
 
 def _wanted(program: ExportedProgram) -> int:
@@ -59,9 +62,20 @@ def _attentions(program: ExportedProgram) -> int:
     return sum(str(node.target) == ATTENTION for node in program.graph.nodes if node.op == "call_function")
 
 
+def _state_layers(program: ExportedProgram) -> int:
+    return sum(_state_layer(node) is not None for node in program.graph.nodes)
+
+
+def _state_layer(node: fx.Node) -> str | None:
+    """Return the name of a layer over a state cache, None for other nodes."""
+    name = str(node.target).removeprefix("infer.").removesuffix(".default")
+    return name if node.op == "call_function" and name in STATE_LAYERS else None
+
+
 def findings(program: ExportedProgram) -> list[Finding]:
     """Report the kernels of a program's quantized layers and attention on the CPU, and why."""
     counts = {"native layers": _wanted(program), "native attention": _attentions(program)}
+    counts["native state"] = _state_layers(program)
     if not any(counts.values()):
         return []
     reason = cpu.why_not()
@@ -93,6 +107,7 @@ def plan_packing(
     rewriter.run()
     rewriter.pack_experts()
     rewriter.attend()
+    rewriter.keep_state()
     program = rewriter.program()
     return partition.fuse_layers(program) if fuse_layers else program, [
         *convolutions,
@@ -133,6 +148,12 @@ class _Rewriter(ExpertsRewriter):
             if isinstance(sinks, fx.Node):
                 with self._graph.inserting_before(node):
                     node.update_arg(SINKS, self._cast(sinks, torch.float32))
+
+    def keep_state(self) -> None:
+        """Replace portable layers over a state cache by the native ones."""
+        for node in self._graph.nodes:
+            if (name := _state_layer(node)) is not None:
+                node.target = getattr(torch.ops.infer, f"{name}_native").default
 
     def _layer(self, node: fx.Node) -> tuple[str, Layer] | None:
         """Return what to pack for this node; None for other operators, devices, dtypes and computed operands."""

@@ -1,0 +1,88 @@
+"""Native layers over a state cache give what their slow twins give, on odd shapes, rows and segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer.kernels import cpu, names
+from infer.kernels.ops.state_cache import STATE_LAYERS
+
+pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason="no native kernels")
+TOKENS, ROWS = 11, 5
+# Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
+SEGMENTS = [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]]
+
+
+def operands(name: str, width: int, generator: torch.Generator) -> tuple[list[Any], list[Any], int]:
+    """Operands before and behind the state arguments, and the floats of the state."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    if name == "causal_conv":
+        return [normal(TOKENS, width), normal(width, 4), normal(width)], [True], 3 * width
+    if name == "linear_scan":
+        return [normal(TOKENS, width).sigmoid(), normal(TOKENS, width)], [], width
+    if name == "gated_delta":
+        key = torch.nn.functional.normalize(normal(TOKENS, 2, 7), dim=-1)
+        decay, beta = -normal(TOKENS, 4).abs(), normal(TOKENS, 4).sigmoid()
+        return [normal(TOKENS, 2, 7), key, normal(TOKENS, 4, width), decay, beta], [], 4 * 7 * width
+    b, c = normal(TOKENS, 2, 5), normal(TOKENS, 2, 5)
+    if name == "ssd_scan":
+        step, a = normal(TOKENS, 4).abs(), -normal(4).abs()
+        return [normal(TOKENS, 4, width), step, a, b, c], [], 4 * 5 * width
+    x, step, a = normal(TOKENS, 2 * width), normal(TOKENS, 2 * width).abs(), -normal(5, 2 * width).abs()
+    return [x, step, a, b, c], [], 5 * 2 * width
+
+
+def test_every_state_layer_has_a_case() -> None:
+    assert set(STATE_LAYERS) == {"causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan"}
+    assert set(STATE_LAYERS) <= set(names())
+
+
+@pytest.mark.parametrize("width", [1, 16, 19, 40])
+@pytest.mark.parametrize("name", STATE_LAYERS)
+def test_native_equals_the_twin(name: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    first, last, floats = operands(name, width, generator)
+    cache = torch.randn((ROWS, floats + 3), generator=generator)
+    cpu.load()
+    before = cpu.isa()
+    for isa in cpu.isas():
+        cpu.use_isa(isa)
+        try:
+            twin, own = cache.clone(), cache.clone()
+            tail = torch.tensor(SEGMENTS), 2
+            wanted = getattr(torch.ops.infer, name)(*first, twin, *tail, *last)
+            got = getattr(torch.ops.infer, f"{name}_native")(*first, own, *tail, *last)
+        finally:
+            cpu.use_isa(before)
+        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(own, twin, atol=2e-5, rtol=1e-5)
+        assert torch.equal(own[:, :2], cache[:, :2])
+        assert torch.equal(own[:, floats + 2 :], cache[:, floats + 2 :])
+
+
+@pytest.mark.parametrize("name", STATE_LAYERS)
+def test_nan_stays_in_its_own_sequence(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, last, floats = operands(name, 16, generator)
+    first[0][4] = torch.nan
+    cache = torch.zeros(ROWS, floats)
+    got = getattr(torch.ops.infer, f"{name}_native")(*first, cache, torch.tensor(SEGMENTS), 0, *last)
+    assert got[4].isnan().any()
+    assert not got[:3].isnan().any()
+    assert not got[5:].isnan().any()
+
+
+def test_rows_and_tokens_that_do_not_exist_are_errors() -> None:
+    x = torch.zeros(2, 16)
+    for segment, said in (([0, 2, -1, 5], "expected a row of 2"), ([0, 3, -1, 0], "not within 2 tokens")):
+        with pytest.raises(RuntimeError, match=said):
+            torch.ops.infer.linear_scan_native(x, x, torch.zeros(2, 16), torch.tensor([segment]), 0)
+    with pytest.raises(RuntimeError, match="expected rows of 17 floats"):
+        torch.ops.infer.linear_scan_native(x, x, torch.zeros(2, 16), torch.tensor([[0, 2, 0, 0]]), 1)
