@@ -14,7 +14,9 @@ import infer.attention
 import infer.kernels
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_int8 import EXACT_TERMS
+from infer.kernels.ops.state_cache import STATE_LAYERS
 from tests.support.attention_cases import Case
+from tests.support.state_cases import state_operands
 
 OPS = torch.ops.infer
 ROWS = (1, 3, 63, 65, 100)
@@ -294,7 +296,15 @@ def sample_calls() -> dict[str, tuple]:
         "rms_norm": (x, torch.randn(128), 1.0, 1e-6),
         "rotate": (x.view(3, 2, 64), torch.randn(3, 1, 32), torch.randn(3, 1, 32)),
         "attend_paged": attention(),
+        **{name: state_layer(name) for name in STATE_LAYERS},
     }
+
+
+def state_layer(name: str) -> tuple:
+    """One sequence from no state."""
+    first, last, floats = state_operands(name, 16, torch.Generator().manual_seed(0))
+    segments = torch.tensor([[0, len(first[0]), -1, 1]])
+    return (*first, torch.zeros(2, floats), segments, 0, *last)
 
 
 def attention() -> tuple:

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from infer.kernels import cpu, names
 from infer.kernels.ops.state_cache import STATE_LAYERS
+from tests.support.state_cases import state_operands
 
 pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason="no native kernels")
-TOKENS, ROWS = 11, 5
+ROWS = 5
 # Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
 SEGMENTS = [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]]
-
-
-def operands(name: str, width: int, generator: torch.Generator) -> tuple[list[Any], list[Any], int]:
-    """Operands before and behind the state arguments, and the floats of the state."""
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    if name == "causal_conv":
-        return [normal(TOKENS, width), normal(width, 4), normal(width)], [True], 3 * width
-    if name == "linear_scan":
-        return [normal(TOKENS, width).sigmoid(), normal(TOKENS, width)], [], width
-    if name == "gated_delta":
-        key = torch.nn.functional.normalize(normal(TOKENS, 2, 7), dim=-1)
-        decay, beta = -normal(TOKENS, 4).abs(), normal(TOKENS, 4).sigmoid()
-        return [normal(TOKENS, 2, 7), key, normal(TOKENS, 4, width), decay, beta], [], 4 * 7 * width
-    b, c = normal(TOKENS, 2, 5), normal(TOKENS, 2, 5)
-    if name == "ssd_scan":
-        step, a = normal(TOKENS, 4).abs(), -normal(4).abs()
-        return [normal(TOKENS, 4, width), step, a, b, c], [], 4 * 5 * width
-    x, step, a = normal(TOKENS, 2 * width), normal(TOKENS, 2 * width).abs(), -normal(5, 2 * width).abs()
-    return [x, step, a, b, c], [], 5 * 2 * width
 
 
 def test_every_state_layer_has_a_case() -> None:
@@ -48,7 +24,7 @@ def test_every_state_layer_has_a_case() -> None:
 @pytest.mark.parametrize("name", STATE_LAYERS)
 def test_native_equals_the_twin(name: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
-    first, last, floats = operands(name, width, generator)
+    first, last, floats = state_operands(name, width, generator)
     cache = torch.randn((ROWS, floats + 3), generator=generator)
     cpu.load()
     before = cpu.isa()
@@ -70,7 +46,7 @@ def test_native_equals_the_twin(name: str, width: int) -> None:
 @pytest.mark.parametrize("name", STATE_LAYERS)
 def test_nan_stays_in_its_own_sequence(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    first, last, floats = operands(name, 16, generator)
+    first, last, floats = state_operands(name, 16, generator)
     first[0][4] = torch.nan
     cache = torch.zeros(ROWS, floats)
     got = getattr(torch.ops.infer, f"{name}_native")(*first, cache, torch.tensor(SEGMENTS), 0, *last)

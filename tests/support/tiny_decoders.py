@@ -86,7 +86,7 @@ def build(name: str, *, sizes: dict[str, Any] | None = None, **changes: Any) -> 
         name.partition(" ")[0], **{**(SIZES[name] if sizes is None else sizes), **changes}
     )
     torch.manual_seed(0)
-    plain = "sdpa" if name.startswith("falcon") else "eager"  # which adds Falcon's ALiBi twice
+    plain = "sdpa" if name.partition(" ")[0] == "falcon" else "eager"  # which adds Falcon's ALiBi twice
     model = AutoModelForCausalLM.from_config(config, attn_implementation=plain, dtype=torch.float32).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -260,7 +260,10 @@ def use_paged_attention(model: nn.Module) -> Iterator[None]:
     for config in configs.values():
         config._attn_implementation = INTERFACE
     try:
-        with replaced_attention(model, _attend) as replaced, use_state_cache(model, lambda: _CALL.get().state):
+        with (
+            replaced_attention(model, _attend) as replaced,
+            use_state_cache(model, lambda: _CALL.get().state),
+        ):
             if replaced and INTERFACE not in masks._global_mapping:
                 AttentionMaskInterface.register(INTERFACE, _unused_mask)
             yield
