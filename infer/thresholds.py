@@ -10,6 +10,19 @@ from .plan import Plan
 
 FORMATS = "infer.compress.formats"
 
+# Judged by the best class of each row: of a text, token, image, pixel, frame, query or, of a span, its first and last.
+TOP1_TASKS = (
+    "classification",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "image-classification",
+    "image-segmentation",
+    "object-detection",
+    "audio-classification",
+    "automatic-speech-recognition",
+)
+
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of the fidelity gate; `None` is not judged. Shares are 0..1, `kl` in nats per row.
@@ -137,6 +150,4 @@ def limits(plan: Plan, task: str) -> Limits:
         return LIMITS[precision(plan)]
     if task == "text-generation":
         return Limits(perplexity=plan.max_drop, schedule=LIMITS[precision(plan)].schedule)
-    return (
-        Limits(top1=1 - plan.max_drop) if task == "classification" else Limits(relative_error=plan.max_drop)
-    )
+    return Limits(top1=1 - plan.max_drop) if task in TOP1_TASKS else Limits(relative_error=plan.max_drop)

@@ -17,44 +17,91 @@ if TYPE_CHECKING:
     from ..predict import Predictor
 
 
+TENSORS = (".npz", ".npy", ".json")
+
+
 def predict(
     artifact: Artifact,
     input: Annotated[
         str,
         typer.Argument(
             metavar="INPUT",
-            help="tensors (.npz, .npy, .json) or text, one item a line; - reads text from stdin",
+            help="tensors (.npz, .npy, .json), an image, a sound, a text, or a file of texts, one a line; - is stdin",
         ),
     ],
     output: Annotated[
         Path | None, typer.Option(help="file to write, .npz or .json; default: JSON on stdout")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="write the output tensors, not labels, spans, boxes or text")
+    ] = False,
     trust_code: Trust = False,
 ) -> None:
-    """Run an artifact on a file of inputs."""
+    """Run an artifact on an input; write the answer of its task, or its output tensors."""
     from ..predict import Predictor, isolated_open
 
     isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
     with Predictor.load(artifact, trust_code=trust_code) as predictor:
-        write_outputs(run_file(predictor, input), output)
+        tensors = raw or (output is not None and output.suffix == ".npz")
+        write_outputs(run_file(predictor, input) if tensors else answer_file(predictor, input), output)
+
+
+def answer_file(predictor: Predictor, source: str) -> Any:
+    """Answer for an image, a sound, a text or the lines of a text file; tensors for tensors.
+
+    A line of a pair, for questions and for models of two texts, has a tab between them.
+    """
+    if source.endswith(TENSORS) or not predictor.answers_task or predictor.task == "embedding":
+        return run_file(predictor, source)
+    rows = _rows(predictor, source)
+    found = predictor.answer(rows)
+    return found if len(rows) > 1 or _is_text_file(source) else found[0]
 
 
 def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
-    """Run the inputs of a file: tensors of .npz, .npy or .json; anything else is text, for models with a tokenizer.
+    """Run an input: tensors of .npz, .npy or .json, an image or a sound, or text for models with a tokenizer.
 
     Raises `UsageError` when there is no such file, and `InputError` for content that does not fit the model.
     """
-    if source != "-" and not Path(source).is_file():
-        raise UsageError(f"no such file: {source}")
-    if source.endswith((".npz", ".npy", ".json")):
+    if source.endswith(TENSORS):
+        if not Path(source).is_file():
+            raise UsageError(f"no such file: {source}")
         return dict(predictor.predict(_read_tensors(predictor, Path(source))))
+    rows = _rows(predictor, source)
+    if predictor.task == "embedding":
+        return {predictor.outputs[0].name: predictor.embed(rows)}
+    return dict(predictor.predict(predictor.preprocess(rows)))
+
+
+def _rows(predictor: Predictor, source: str) -> list[Any]:
+    """Return the path of an image or sound, or texts: the lines of a file or stdin, or the argument itself."""
+    if predictor.preprocessor is not None:
+        if not Path(source).is_file():
+            raise UsageError(f"no such file: {source}")
+        return [source]
+    if not _is_text_file(source):
+        # A sentence has spaces; one word could be a file that was misspelled.
+        if " " not in source.strip():
+            raise UsageError(
+                f"no such file: {source}", hint="A text of one word comes from stdin: echo WORD | ... -"
+            )
+        return _pairs(predictor, [source])
     text = sys.stdin.read() if source == "-" else Path(source).read_text()
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise InputError("expected at least one line of text, got none", where=source)
-    if predictor.task == "embedding":
-        return {predictor.outputs[0].name: predictor.embed(lines)}
-    return dict(predictor.predict(predictor.tokenize(lines)))
+    return _pairs(predictor, lines)
+
+
+def _is_text_file(source: str) -> bool:
+    return source == "-" or Path(source).is_file()
+
+
+def _pairs(predictor: Predictor, lines: list[str]) -> list[Any]:
+    """Split lines with one tab into pairs, for tasks that take them."""
+    if predictor.task not in ("classification", "question-answering"):
+        return list(lines)
+    return [tuple(line.split("\t")) if line.count("\t") == 1 else line for line in lines]
 
 
 def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
@@ -79,14 +126,12 @@ def _read_tensors(predictor: Predictor, path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"expected a rectangular array of numbers: {error}", where=str(path)) from error
 
 
-def write_outputs(outputs: dict[str, np.ndarray], path: Path | None) -> None:
-    """Write an .npz file, or JSON to a file or stdout; NaN and infinities become strings like "NaN" there."""
+def write_outputs(outputs: Any, path: Path | None) -> None:
+    """Write tensors or answers: an .npz file, or JSON to a file or stdout; NaN becomes the string "NaN"."""
     if path is not None and path.suffix == ".npz":
         np.savez(path, allow_pickle=False, **outputs)
         return
-    text = json.dumps(
-        {name: _json_values(value.tolist()) for name, value in outputs.items()}, allow_nan=False
-    )
+    text = json.dumps(_json_values(outputs), allow_nan=False)
     if path is None:
         print(text)
     else:
@@ -94,6 +139,10 @@ def write_outputs(outputs: dict[str, np.ndarray], path: Path | None) -> None:
 
 
 def _json_values(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: _json_values(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_json_values(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):

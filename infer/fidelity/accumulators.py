@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from ..thresholds import TOP1_TASKS
+
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
 MASKED = -1e4  # what float16 code writes for -inf
 
@@ -97,7 +99,7 @@ def is_logits(name: str, value: Tensor, outputs: Mapping[str, Tensor], task: str
     """Return true for the output "logits", or a float output with classes of a classifier or language model."""
     if not value.is_floating_point() or value.dim() < 2 or value.shape[class_axis(value)] < 2:
         return False
-    return name == "logits" if "logits" in outputs else task in ("classification", "text-generation")
+    return name == "logits" if "logits" in outputs else task in ("text-generation", *TOP1_TASKS)
 
 
 def rows_of(value: Tensor, logits: bool, per_token: bool) -> Tensor:

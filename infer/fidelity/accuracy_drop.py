@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from ..results import Metric
-from ..thresholds import Limits
+from ..thresholds import TOP1_TASKS, Limits
 from .gate import ALWAYS, limit
 
 # Metrics that go with the error itself; the others go with its square, as effects do.
 FIRST_ORDER = ("relative_error", "worst_token", "top1", "exact")
 NAN = ("non_finite", "only_float_nan")
-METRIC = {"text-generation": "perplexity_change", "classification": "top1"}
+METRIC = {"text-generation": "perplexity_change", **dict.fromkeys(TOP1_TASKS, "top1")}
 
 
 def drop(metrics: Sequence[Metric], task: str) -> float:

@@ -83,7 +83,11 @@ class Comparison:
             generates = sums.logits and self._task == "text-generation"
             targets = next_tokens(expected, given) if generates else None
             add_output(sums, expected, actual, given, targets)
-            if self._task == "embedding" and expected.dim() == 2 and expected.is_floating_point():
+            if (
+                self._task in ("embedding", "image-embedding")
+                and expected.dim() == 2
+                and expected.is_floating_point()
+            ):
                 self._retrieval.setdefault(name, Retrieval()).add(expected, actual)
 
     def metrics(self) -> list[Metric]:

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from ..errors import InputError, SourceError, UsageError
 from ..plan import Plan
+from ..preprocess.audio import SUFFIXES as SOUNDS
+from ..preprocess.audio import AudioPreprocessor
+from ..preprocess.image import SUFFIXES as IMAGES
+from ..preprocess.image import ImagePreprocessor
 from ..regular_files import require_regular
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
-from . import data_split, images
+from . import data_split, images, sounds
 from .loaded_model import LoadedModel
 from .text_data import TEXT_INPUTS, tokenize
 from .user_module import UserModule, call_for_tensors, import_file, importable
@@ -74,7 +78,7 @@ def read_data(spec: str, loaded: LoadedModel, *, seed: int = 0) -> tuple[Samples
     tensor does not fit), `SourceError` (the file can't be read) or `UsageError`.
     """
     if spec == "random":
-        samples = random_inputs(loaded.inputs, seed)
+        samples = random_inputs(loaded.inputs, seed, loaded.sizes)
         return samples, f"--data random: {RANDOM_NOTE}", digest_of(samples)
     file, _, name = spec.rpartition(":")
     if file.endswith(".py") and name.isidentifier():
@@ -109,12 +113,18 @@ def select_inputs(samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], 
     return found
 
 
-def random_inputs(specs: tuple[TensorSpec, ...], seed: int) -> Samples:
-    """Draw normal floats, ones for masks and small integers; a symbolic size is 8."""
+def random_inputs(
+    specs: tuple[TensorSpec, ...], seed: int, sizes: Mapping[str, tuple[int, int]] | None = None
+) -> Samples:
+    """Draw normal floats, ones for masks and small integers; a symbolic size is 8, or twice its smallest if larger."""
+    known = {
+        name: max(RANDOM_ROWS, 2 * low) if low > 1 else RANDOM_ROWS
+        for name, (low, _) in (sizes or {}).items()
+    }
     generator = torch.Generator().manual_seed(seed)
     samples: Samples = {}
     for spec in specs:
-        shape = [RANDOM_ROWS if isinstance(size, str) else size for size in spec.shape]
+        shape = [known.get(size, RANDOM_ROWS) if isinstance(size, str) else size for size in spec.shape]
         if spec.torch_dtype.is_floating_point:
             samples[spec.name] = torch.randn(shape, generator=generator).to(spec.torch_dtype)
         elif spec.dtype == "bool" or "mask" in spec.name:
@@ -176,15 +186,25 @@ def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sam
             raise InputError(f"the files don't fit together: {error}", where=where) from error
     if len(files) == 1 and files[0].suffix in (".pt", ".pth"):
         return _torch_tensors(files[0], loaded.inputs), files
-    if pictures := [path for path in files if path.suffix.lower() in images.SUFFIXES]:
-        pixels, used = images.read_images(pictures, loaded.inputs, where)
-        return {loaded.inputs[0].name: pixels}, used
+    if pictures := [path for path in files if path.suffix.lower() in IMAGES]:
+        return _from_images(pictures, loaded, where)
+    if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
+        return sounds.read_sounds(recordings, loaded, where)
     if texts:
         return tokenize([_text(path) for path in texts], loaded), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
     raise SourceError(
-        f"expected .npz, .npy, .pt, .txt or images, got {held}", where=where, hint=f"Give {_example(loaded)}"
+        f"expected .npz, .npy, .pt, .txt, images or sounds, got {held}",
+        where=where,
+        hint=f"Give {_example(loaded)}",
     )
+
+
+def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
+    if isinstance(loaded.preprocessor, ImagePreprocessor):
+        return images.preprocess_images(files, loaded.preprocessor)
+    pixels, used = images.read_images(files, loaded.inputs, where)
+    return {loaded.inputs[0].name: pixels}, used
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -256,5 +276,8 @@ def _file_digest(paths: list[Path]) -> str:
 def _example(loaded: LoadedModel) -> str:
     if {spec.name for spec in loaded.inputs} <= set(TEXT_INPUTS) and "tokenizer.json" in loaded.files:
         return "--data texts.txt"
+    if loaded.preprocessor is not None:
+        kind = "sounds" if isinstance(loaded.preprocessor, AudioPreprocessor) else "images"
+        return f"--data FOLDER of {kind}"
     names = ", ".join(spec.name for spec in loaded.inputs)
     return f"--data inputs.npz with {names}, or --data file.py:function"

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
+import msgspec
 from torch import nn
 
 from ..errors import NotUsableError, SourceError, UnsafeSourceError
 from ..plan import Plan
 from ..regular_files import MAX_JSON, read_regular
-from ..spec import Finding, TensorSpec
+from ..spec import Finding
+from . import heads
 from .converted_names import convert_names
 from .expert_layers import checkpoint_names, split_experts
-from .hf_wrappers import Classifier, Decoder, Encoder, PairClassifier
 from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
+from .processors import Preprocessor, preprocessing_finding, read_preprocessor
 from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
 from .weight_files import open_weights
 from .weights import FiniteReader, WeightReader, num_bytes
@@ -39,13 +38,8 @@ CARRIED = (
     "chat_template.jinja",
     "generation_config.json",
     "config.json",
+    "preprocessor_config.json",
 )
-TASKS = {
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForSequenceClassification": "classification",
-}
-_OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
@@ -55,50 +49,54 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     folder = sentence.transformer
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
-    task = task_of(config, folder, sentence.task)
+    possible = heads.candidates(config, folder, sentence)
     if find_spec("transformers") is None:
         raise NotUsableError(
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
     reader, pickled = open_weights(folder)
-    settings = _settings(folder)
+    settings, name = _settings(folder), heads.architecture(config)
+    head, model_class = heads.choose(possible, name, settings, folder)
+    preprocessor, steps = _preprocessing(folder, head, settings)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
-        made, found = build_on_meta(
-            lambda: _from_config(settings, task, sentence.sparse), _architecture(config)
-        )
+        made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
         return made, found, fix_frequencies(made)
+
+    def wrap(model: nn.Module) -> nn.Module:
+        return heads.wrap(model, head, sentence, preprocessor)
 
     model, findings, fixed = build()
     if fixed is not None:
         config = {**config, "max_position_embeddings": fixed.longest}
         findings.append(fixed.finding())
-    if task != "text-generation":
-        _refuse_other_modalities(model, config, folder)
-    wrapped = _wrap(model, task, sentence)
+    wrapped = wrap(model)
     joined = sentence.reader(convert_names(reader, model, str(folder)))
     split_experts(wrapped)
     stored = checkpoint_names(wrapped)
     fit = match_checkpoint(wrapped, joined, lambda name: _other_names(stored.get(name, name), model))
     fit.check(str(folder), strict=False)
-    findings += _said(reader, fit)
+    findings += [*heads.attention_findings(model), *steps, *_said(reader, fit)]
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
+    inputs = heads.input_specs(wrapped, preprocessor)
+    sizes = heads.size_bounds(plan, config, model, inputs)
     return LoadedModel(
         kind="huggingface",
         module=wrapped,
         reader=FiniteReader(joined, str(folder)),
-        inputs=_inputs(wrapped),
+        inputs=inputs,
         samples={},
         samples_from="",
-        outputs=("embedding",) if task == "embedding" else ("logits",),
-        task=task,
-        sizes=_sizes(plan, config),
+        outputs=head.outputs,
+        task=head.task,
+        sizes=sizes,
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=_meta(plan, config, task, sentence),
+        meta=_meta(config, head.task, sentence, sizes) | _of_processor(preprocessor),
+        preprocessor=preprocessor,
         weight_bytes=num_bytes(reader),
         findings=findings,
-        rebuild=lambda: split_experts(_wrap(build()[0], task, sentence)),
+        rebuild=lambda: split_experts(wrap(build()[0])),
     )
 
 
@@ -111,44 +109,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
     return found
-
-
-def task_of(config: Mapping[str, Any], folder: Path, known: str = "") -> str:
-    """Derive the task from `architectures` of config.json, if not `known`; raise `SourceError` for unsupported ones."""
-    name = _architecture(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"]
-        named = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise SourceError(
-            f"the checkpoint is quantized already ({named})",
-            where=str(folder / "config.json"),
-            hint="Give the original float checkpoint: quantizing twice only loses more",
-        )
-    if config.get("is_encoder_decoder"):
-        raise SourceError(
-            f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",
-            where=str(folder / "config.json"),
-            hint="Give the state dict of the half you need and --model file.py:factory",
-        )
-    if known:
-        return known
-    for ending, task in TASKS.items():
-        if name.endswith(ending):
-            return task
-    if name.endswith("Model"):
-        return "embedding"
-    raise SourceError(
-        f"expected an architecture ending in {', '.join(TASKS)} or Model, got {name!r}",
-        where=str(folder / "config.json"),
-        hint="Export it with torch.export, or give its state dict and --model file.py:factory",
-    )
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    found = config.get("architectures")
-    if isinstance(found, list) and found and isinstance(found[0], str):
-        return found[0]
-    return f"{config.get('model_type', 'no')} model without architectures"
 
 
 def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:
@@ -167,42 +127,6 @@ def _settings(folder: Path) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-
-
-def _from_config(settings: Any, task: str, sparse: bool) -> nn.Module:
-    from transformers import (
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForMaskedLM,
-        AutoModelForSequenceClassification,
-    )
-
-    kinds = {"text-generation": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}
-    auto: Any = kinds.get(task, AutoModelForMaskedLM if sparse else AutoModel)
-
-    def made(attention: str) -> nn.Module:
-        own = copy.deepcopy(settings)  # a model writes into its configuration
-        model: Any = auto.from_config(own, attn_implementation=attention, dtype=torch.float32)
-        model.tie_weights()
-        return model
-
-    try:
-        return made("sdpa")
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise
-        return made("eager")  # attention in the model's own code
-
-
-def _wrap(model: nn.Module, task: str, sentence: SentenceFolder) -> nn.Module:
-    if task == "text-generation":
-        return Decoder(model).eval()
-    if task == "classification":
-        return (PairClassifier if _has_token_types(model) else Classifier)(model).eval()
-    # The pooler's output is not the embedding, and many checkpoints lack its weights.
-    if getattr(model, "pooler", None) is not None:
-        setattr(model, "pooler", None)  # noqa: B010
-    return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
 
 
 def _other_names(name: str, model: nn.Module) -> list[str]:
@@ -229,38 +153,38 @@ def _said(reader: WeightReader, fit: CheckpointMatch) -> list[Finding]:
     return findings
 
 
-def _inputs(wrapped: nn.Module) -> tuple[TensorSpec, ...]:
-    """Return the specs of the wrapper's inputs: token ids, and for encoders mask and token types."""
-    names = inspect.signature(wrapped.forward).parameters
-    return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names)
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Return the tokens that answers of masked language models and CTC need, as tokenizer_config.json names them."""
+    path, found = folder / "tokenizer_config.json", dict[str, str]()
+    config = read_json(path) if path.is_file() else {}
+    for name, key in (("mask_token", "mask_token"), ("word_delimiter", "word_delimiter_token")):
+        token = config.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found
 
 
-def _has_token_types(model: nn.Module) -> bool:
-    types = getattr(getattr(model, "config", None), "type_vocab_size", 0) or 0
-    return types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
+def _preprocessing(
+    folder: Path, head: heads.Head, settings: Any
+) -> tuple[Preprocessor | None, list[Finding]]:
+    """Read the preprocessing of images or sound; text has its tokenizer."""
+    if head.reads not in (heads.PIXELS, heads.SOUND):
+        return None, []
+    found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
+    return found, [preprocessing_finding(found, why)]
 
 
-def _refuse_other_modalities(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise `SourceError` for a model that reads images or sound, by the inputs of its own forward."""
-    names = [n for n in inspect.signature(model.forward).parameters if n in _OTHER_MODALITIES]
-    if names:
-        raise SourceError(
-            f"expected a model of text, but {_architecture(config)} takes {', '.join(names)}",
-            where=str(folder / "config.json"),
-            hint="Save its text half as a folder of its own, or give the model with --model file.py:factory and name "
-            "its tensors with --input",
-        )
+def _of_processor(preprocessor: Preprocessor | None) -> dict[str, Any]:
+    """Return the preprocessing as the artifact stores it."""
+    return {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}
 
 
-def _sizes(plan: Plan, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    positions = config.get("max_position_embeddings")
-    longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
-    return {"batch": (1, plan.max_batch), "seq": (1, longest)}
-
-
-def _meta(plan: Plan, config: dict[str, Any], task: str, sentence: SentenceFolder) -> dict[str, Any]:
+def _meta(
+    config: dict[str, Any], task: str, sentence: SentenceFolder, sizes: Mapping[str, tuple[int, int]]
+) -> dict[str, Any]:
     """Collect the metadata that serving needs, as JSON: limits, token ids, labels, pooling."""
-    folder, limits = sentence.transformer, [_sizes(plan, config)["seq"][1]]
+    folder, limits = sentence.transformer, [sizes["seq"][1]] if "seq" in sizes else []
     for name, key in (
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
@@ -269,9 +193,9 @@ def _meta(plan: Plan, config: dict[str, Any], task: str, sentence: SentenceFolde
         if isinstance(found, int | float) and 0 < found < LARGE_VOCAB:
             limits.append(int(found))
     meta: dict[str, Any] = {
-        "architecture": _architecture(config),
+        "architecture": heads.architecture(config),
         "model_type": config.get("model_type"),
-        "max_length": min(limits),
+        **({"max_length": min(limits)} if limits else {}),
         "vocab_size": config.get("vocab_size"),
         "problem_type": config.get("problem_type"),
         "pad_id": config.get("pad_token_id"),
@@ -282,6 +206,7 @@ def _meta(plan: Plan, config: dict[str, Any], task: str, sentence: SentenceFolde
         meta["labels"] = [
             str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))
         ]
+    meta |= _special_tokens(folder)
     if task == "classification" and (named := score_activation(config, folder / "config.json")):
         meta["activation"] = named
-    return meta | (sentence.meta() if task != "text-generation" else {})
+    return meta | (sentence.meta() if task in ("classification", "embedding") else {})

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, NotUsableError, SourceError
+from ..errors import InputError
+from ..preprocess.image import MODES, ImagePreprocessor, open_image
 from ..spec import TensorSpec
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-MODES = {1: "L", 3: "RGB"}
 MOST_IMAGES = 512  # spread evenly over the files: more buy no certainty worth their memory
+MOST_PADDED = 32  # of images padded to the largest
+
+
+def preprocess_images(paths: list[Path], steps: ImagePreprocessor) -> tuple[dict[str, Tensor], list[Path]]:
+    """Read images by the steps that the model was trained with; return its inputs and the files used."""
+    used = spread(paths, MOST_IMAGES if steps.output_size else MOST_PADDED)
+    arrays = steps.batch([open_image(path) for path in used])
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}, used
+
+
+def spread(paths: list[Path], most: int) -> list[Path]:
+    """Return at most `most` of the files, evenly over all."""
+    return paths if len(paths) <= most else [paths[i * len(paths) // most] for i in range(most)]
 
 
 def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) -> tuple[Tensor, list[Path]]:
@@ -36,15 +46,7 @@ def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) ->
         )
     if not (spec.torch_dtype.is_floating_point or spec.dtype == "uint8"):
         raise InputError(f"image files can't be made into {spec.dtype}", where=where, hint="Give arrays")
-    if find_spec("PIL") is None:
-        raise NotUsableError(
-            "image files as data need the package pillow", hint="pip install 'infer[images]'"
-        )
-    used = (
-        paths
-        if len(paths) <= MOST_IMAGES
-        else [paths[i * len(paths) // MOST_IMAGES] for i in range(MOST_IMAGES)]
-    )
+    used = spread(paths, MOST_IMAGES)
     channels, height, width = (int(size) for size in sizes)
     pixels = np.stack([_pixels(path, MODES[channels], height, width) for path in used])
     values = torch.from_numpy(pixels).reshape(-1, height, width, channels).movedim(-1, 1).contiguous()
@@ -53,11 +55,6 @@ def read_images(paths: list[Path], specs: tuple[TensorSpec, ...], where: str) ->
 
 def _pixels(path: Path, mode: str, height: int, width: int) -> np.ndarray:
     """Decode an image to uint8 [H, W] or [H, W, 3]."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    try:
-        with Image.open(path) as image:
-            upright: Any = ImageOps.exif_transpose(image)
-            return np.asarray(ImageOps.fit(upright.convert(mode), (width, height)))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise SourceError(f"expected an image: {error}", where=str(path)) from error
+    return np.asarray(ImageOps.fit(open_image(path).convert(mode), (width, height)))

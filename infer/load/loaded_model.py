@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..spec import Finding, TensorSpec
+from .processors import Preprocessor
 from .weights import WeightReader
 
 
@@ -24,7 +25,7 @@ class LoadedModel:
     samples: Mapping[str, Tensor]  # real inputs, batch first
     samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
     outputs: tuple[str, ...] = ()  # names, when the source knows them
-    task: str = "tensors"  # "tensors" | "classification" | "embedding" | "text-generation"
+    task: str = "tensors"  # or one of heads/table.py: "classification", "embedding", "text-generation", …
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # symbolic size → (smallest, largest)
     renames: Mapping[str, str] = field(default_factory=dict)  # module's parameter name → reader's name
     calibration: Mapping[str, Tensor] = field(
@@ -35,6 +36,7 @@ class LoadedModel:
     weight_bytes: int | None = None  # as the source stores them, where it has them on disk
     files: Mapping[str, Path] = field(default_factory=dict)  # name in the artifact → file to carry along
     meta: Mapping[str, Any] = field(default_factory=dict)  # JSON: pooling, max_length, labels, …
+    preprocessor: Preprocessor | None = None  # of image or sound files
     findings: list[Finding] = field(default_factory=list)
     limitations: list[str] = field(default_factory=list)  # sentences of the verdict on what was given up
     rebuild: Callable[[], nn.Module] | None = (

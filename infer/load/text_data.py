@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -45,10 +47,14 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
         types = [[0] * len(row) for row in rows]
     else:
         pieces: list[Any] = _spread(_pieces(texts))
-        if any(spec.name == "token_type_ids" for spec in loaded.inputs):
+        if loaded.task == "question-answering":
+            pieces = list(itertools.pairwise(pieces)) or [(pieces[0], pieces[0])] if pieces else []
+        elif any(spec.name == "token_type_ids" for spec in loaded.inputs) and loaded.task == "classification":
             pieces = _paired(pieces)
         encoded = [pair for pair in encode(pieces, window) if pair[0]]
         rows, types = [row for row, _ in encoded], [kinds for _, kinds in encoded]
+        if loaded.task == "fill-mask":
+            rows = _masked(rows, _mask_id(loaded))
     if not rows:
         raise InputError("expected text, got no token of any", where="--data", hint="Is the file empty?")
     found = _padded(_spread(rows), int(pad_id or 0))
@@ -76,6 +82,21 @@ def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[in
         return [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(texts)]
 
     return encode
+
+
+def _mask_id(loaded: LoadedModel) -> int | None:
+    """Return the id of the mask token, None where the tokenizer has none."""
+    found = json.loads(read_regular(loaded.files["tokenizer.json"], MAX_JSON))
+    token = loaded.meta.get("mask_token", "[MASK]")
+    added = {entry["content"]: int(entry["id"]) for entry in found.get("added_tokens", [])}
+    return added.get(token)
+
+
+def _masked(rows: list[list[int]], mask_id: int | None) -> list[list[int]]:
+    """Replace every seventh token by the mask, as in training (15 %)."""
+    if mask_id is None:
+        return rows
+    return [[mask_id if i % 7 == 3 else token for i, token in enumerate(row)] for row in rows]
 
 
 def _padded(rows: list[list[int]], pad_id: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import llm, load, plugins
 from ..errors import NotUsableError, UsageError
 from ..llm.step.paged_step import StepShape
-from ..load.hf_wrappers import Decoder
+from ..load.heads.text import Decoder
 from ..option_values import parse_adapters
 from ..plan import Plan
 from ..reporter import Reporter

@@ -11,7 +11,7 @@ from .. import compress, llm, load
 from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
-from ..load.hf_wrappers import Decoder
+from ..load.heads.text import Decoder
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding

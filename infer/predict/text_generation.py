@@ -22,7 +22,7 @@ from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, co
 from ..llm.llm import LanguageModel, parse_size
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
-from .text_inputs import TextInputs
+from .task_inputs import TaskInputs
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     choice: Sequence[str] | None
 
 
-class TextGeneration(TextInputs):
+class TextGeneration(TaskInputs):
     """Predictor's methods for language models."""
 
     kv_memory: str | int | None = None

@@ -243,7 +243,8 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "an architecture ending in ForCausalLM"),
+        ({"architectures": ["LlamaForX"]}, SourceError, "an architecture ending in ForCausalLM"),
+        ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "transformers has no LlamaForMaskedLM"),
         ({"quantization_config": {"quant_method": "gptq"}}, SourceError, r"quantized already \(gptq\)"),
         ({"is_encoder_decoder": True}, SourceError, "is an encoder-decoder model"),
         ({"architectures": None}, SourceError, "llama model without architectures"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ class Tokenizer:
 
     def __init__(self, path: Path, *, max_length: int, pad_id: int = 0) -> None:
         self.max_length, self.pad_id = max_length, pad_id
+        self._path, self._lock = path, threading.Lock()
         self._tokenizer = _opened(path)
         self._tokenizer.enable_truncation(max_length)
 
@@ -35,7 +37,7 @@ class Tokenizer:
 
     def encode_typed(self, texts: Sequence[TextOrPair]) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ids and the token types of each text or pair; type 1 is the second text of a pair."""
-        encodings = self._encodings(texts)
+        encodings = self.encodings(texts)
         return [one.ids for one in encodings], [one.type_ids for one in encodings]
 
     def batch(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
@@ -45,7 +47,12 @@ class Tokenizer:
         """
         return self.pad(*self.encode_typed(texts))
 
-    def _encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
+    def arrays(self, encodings: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of `batch` for texts that `encodings` or `windows` tokenized."""
+        return self.pad([one.ids for one in encodings], [one.type_ids for one in encodings])
+
+    def encodings(self, texts: Sequence[TextOrPair]) -> list[Any]:
+        """Tokenize texts or pairs to objects with ids, type_ids, offsets and sequence_ids of their tokens."""
         rows: list[Any] = []
         for index, row in enumerate(texts):
             pair = isinstance(row, list | tuple) and len(row) == 2
@@ -53,6 +60,33 @@ class Tokenizer:
                 check_text(part, f"texts[{index}]")  # type: ignore[arg-type]
             rows.append(tuple(row) if pair else row)
         return list(self._tokenizer.encode_batch(rows))
+
+    def windows(self, question: str, context: str, stride: int) -> list[Any]:
+        """Tokenize a question with a context of any length, in pieces that share `stride` tokens of it.
+
+        Raises `InputError` for a question that leaves no room for the context.
+        """
+        check_text(question, "question")
+        check_text(context, "context")
+        room = self.max_length - len(self._tokenizer.encode(question, "").ids)
+        if room < 1:
+            raise InputError(
+                f"the question takes all of the {self.max_length} tokens of the model", where="question"
+            )
+        with self._lock:  # its truncation changes from call to call
+            self._windows.enable_truncation(
+                self.max_length, stride=min(stride, room // 2), strategy="only_second"
+            )
+            whole = self._windows.encode(question, context)
+        return [whole, *whole.overflowing]
+
+    @cached_property
+    def _windows(self) -> Any:
+        return _opened(self._path)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it, or None."""
+        return self._tokenizer.token_to_id(token)
 
     def pad(self, rows: list[list[int]], types: list[list[int]] | None = None) -> dict[str, np.ndarray]:
         """Return `input_ids`, `attention_mask` and `token_type_ids`, int64 [len(rows), longest], right-padded."""
@@ -67,8 +101,8 @@ class Tokenizer:
             kinds[i, : len(row)] = row
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
 
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
 
 class LLMTokenizer:

@@ -1,13 +1,14 @@
-"""Wrappers around Hugging Face models: named tensors in, one tensor out, `model` is the original."""
+"""Wrappers of language models and sentence encoders, `model` is the original, and limits of text models."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import torch
 from torch import Tensor, nn
 
-from .pooling import EmbeddingHead
+from ..pooling import EmbeddingHead
 
 
 class Decoder(nn.Module):
@@ -28,29 +29,6 @@ class Decoder(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
 
 
-class Classifier(nn.Module):
-    """A sequence classifier; one over a decoder runs without its KV cache."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = without_cache(model)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute logits: int64 [batch, seq] twice → float [batch, labels]."""
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-
-
-class PairClassifier(Classifier):
-    """A sequence classifier that tells the first text of a pair from the second by their token types."""
-
-    def forward(  # type: ignore[override]
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
-    ) -> Tensor:
-        """Compute logits: int64 [batch, seq] three times → float [batch, labels]."""
-        named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self.model(input_ids=input_ids, **named).logits
-
-
 class Encoder(nn.Module):
     """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits."""
 
@@ -62,6 +40,27 @@ class Encoder(nn.Module):
         """Compute embeddings: int64 [batch, seq] twice → float [batch, dim]."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return self.head(found.logits if self.sparse else found.last_hidden_state, attention_mask)
+
+
+def has_token_types(model: nn.Module) -> bool:
+    """Return true for a model that distinguishes the two texts of a pair by token_type_ids."""
+    types = getattr(getattr(model, "config", None), "type_vocab_size", 0) or 0
+    return types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """Return the longest input of a model whose table of positions begins after its padding index, else None.
+
+    RoBERTa and its relatives store 514 positions and read from the third one: 512 tokens fit.
+    """
+    limits = [
+        table.num_embeddings - table.padding_idx - 1
+        for name, table in model.named_modules()
+        if name.endswith("position_embeddings")
+        and isinstance(table, nn.Embedding)
+        and table.padding_idx is not None
+    ]
+    return min(limits, default=None)
 
 
 def without_cache(model: nn.Module) -> nn.Module:

@@ -1,0 +1,25 @@
+"""Heads of transformers models: task, class, and a wrapper with named tensors, for each architecture.
+
+`table.py` lists them, `build.py` makes the model, `inputs.py` wraps it and names its inputs.
+"""
+
+from __future__ import annotations
+
+from .build import attention_findings, build, choose
+from .inputs import input_specs, num_channels, size_bounds, wrap
+from .table import PIXELS, SOUND, Head, architecture, candidates
+
+__all__ = [
+    "PIXELS",
+    "SOUND",
+    "Head",
+    "architecture",
+    "attention_findings",
+    "build",
+    "candidates",
+    "choose",
+    "input_specs",
+    "num_channels",
+    "size_bounds",
+    "wrap",
+]

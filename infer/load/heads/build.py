@@ -1,0 +1,97 @@
+"""The model of an architecture by transformers, on whatever device is current, and the head that fits it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import NotUsableError, SourceError
+from ...spec import Finding
+from .table import Head
+
+OTHER_MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "bbox", "image")
+
+
+def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tuple[Head, type]:
+    """Return the head that reads what the architecture's class reads, and the class.
+
+    Raises `SourceError` where this version of transformers has no such class, or no head reads its inputs.
+    """
+    for head in heads:
+        found = model_class(head, name, settings)
+        if found is not None and _reads(found, head):
+            return head, found
+    found = model_class(heads[0], name, settings)
+    if found is None:
+        raise SourceError(
+            f"this version of transformers has no {name} for the model type {settings.model_type!r}",
+            where=str(folder / "config.json"),
+            hint="Check `architectures` and `model_type`, or install a newer transformers",
+        )
+    takes = [n for n in inspect.signature(found.forward).parameters if n in OTHER_MODALITIES]
+    raise SourceError(
+        f"expected a model of text, but {name} takes {', '.join(takes or [found.main_input_name])}",
+        where=str(folder / "config.json"),
+        hint="Save its text half as a folder of its own, or give the model with --model file.py:factory and name "
+        "its tensors with --input",
+    )
+
+
+def _reads(found: Any, head: Head) -> bool:
+    """Return true when the class's inputs are of the head's modality alone."""
+    if head.task == "text-generation":
+        return True
+    takes = [name for name in inspect.signature(found.forward).parameters if name in OTHER_MODALITIES]
+    return takes == [] if head.reads == "input_ids" else head.reads in takes
+
+
+def model_class(head: Head, name: str, settings: Any) -> Any:
+    """Return transformers' class called `name`, else the one that the head's Auto class maps to, or None."""
+    import transformers
+
+    found = getattr(transformers, name, None) if name.endswith(head.ending) else None
+    if (
+        isinstance(found, type)
+        and issubclass(found, transformers.PreTrainedModel)
+        and isinstance(settings, getattr(found, "config_class", None) or ())
+    ):
+        return found
+    mapping = getattr(transformers, head.auto)._model_mapping
+    if type(settings) not in mapping:
+        return None
+    found = mapping[type(settings)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def build(found: Any, settings: Any) -> nn.Module:
+    """Build the model in float32, with eager attention for a class that has no other."""
+
+    def made(attention: str) -> nn.Module:
+        own = copy.deepcopy(settings)  # a model writes into its configuration
+        model = found._from_config(own, attn_implementation=attention, dtype=torch.float32)
+        model.tie_weights()
+        return model
+
+    try:
+        return made("sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return made("eager")
+    except ImportError as error:
+        raise NotUsableError(f"{found.__name__} needs a package that is not here: {error}") from error
+
+
+def attention_findings(model: Any) -> list[Finding]:
+    """Report eager attention, which transformers' class of the model alone has."""
+    has_attention = any("att" in type(module).__name__.lower() for module in model.modules())
+    if getattr(model.config, "_attn_implementation", None) != "eager" or not has_attention:
+        return []
+    why = f"transformers' {type(model).__name__} has no scaled_dot_product_attention"
+    return [Finding("load", "attention", "eager", why=why)]

@@ -1,0 +1,110 @@
+"""Wrapper of a model for its head, and the specs and sizes of the inputs that it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ...plan import Plan
+from ...preprocess.image import ImagePreprocessor
+from ...spec import TensorSpec
+from ..processors import Preprocessor
+from ..sentence_transformers import SentenceFolder
+from .table import PIXELS, SOUND, Head
+from .text import Decoder, Encoder, has_token_types, position_limit
+from .wrappers import (
+    AudioHead,
+    ImageEncoder,
+    ImageHead,
+    MaskedAudioHead,
+    MaskedImageHead,
+    PairTextHead,
+    TextHead,
+)
+
+SECONDS = (0.1, 30)  # of sound in one input
+RATE = 16000
+SMALLEST_IMAGE, LARGEST_IMAGE = 64, 1333
+
+
+def wrap(
+    model: nn.Module, head: Head, sentence: SentenceFolder, preprocessor: Preprocessor | None
+) -> nn.Module:
+    """Return the model with named tensors as inputs and outputs, in eval mode."""
+    if head.reads == PIXELS:
+        if head.task == "image-embedding":
+            return ImageEncoder(model).eval()
+        masked = (
+            isinstance(preprocessor, ImagePreprocessor) and preprocessor.pads and _takes(model, "pixel_mask")
+        )
+        return (MaskedImageHead if masked else ImageHead)(model, head.outputs).eval()
+    if head.reads == SOUND:
+        masked = getattr(model.config, "feat_extract_norm", "") == "layer" and _takes(model, "attention_mask")
+        return (MaskedAudioHead if masked else AudioHead)(model, head.outputs).eval()
+    if head.task == "text-generation":
+        return Decoder(model).eval()
+    if head.task != "embedding":
+        return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
+    # The pooler's output is not the embedding, and many checkpoints lack its weights.
+    if getattr(model, "pooler", None) is not None:
+        setattr(model, "pooler", None)  # noqa: B010
+    return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
+
+
+def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[TensorSpec, ...]:
+    """Return the specs of the wrapper's inputs."""
+    config: Any = wrapped.model.config
+    specs = []
+    for name in inspect.signature(wrapped.forward).parameters:
+        if name in (PIXELS, "pixel_mask"):
+            size = _image_size(config, preprocessor)
+            channels = (num_channels(config),) if name == PIXELS else ()
+            dtype = "float32" if name == PIXELS else "int64"
+            specs.append(TensorSpec(name, dtype, ("batch", *channels, *size)))
+        elif isinstance(wrapped, AudioHead | MaskedAudioHead):
+            dtype = "float32" if name == SOUND else "int64"
+            specs.append(TensorSpec(name, dtype, ("batch", "samples")))
+        else:
+            specs.append(TensorSpec(name, "int64", ("batch", "seq")))
+    return tuple(specs)
+
+
+def num_channels(config: Any) -> int:
+    """Return the channels of the images that a model takes, 3 where its configuration does not say."""
+    found = getattr(config, "num_channels", None)
+    return found if found in (1, 3) else 3
+
+
+def size_bounds(
+    plan: Plan, config: Mapping[str, Any], model: nn.Module, specs: tuple[TensorSpec, ...]
+) -> dict[str, tuple[int, int]]:
+    """Return (smallest, largest) of the symbolic sizes of the inputs."""
+    positions = position_limit(model) or config.get("max_position_embeddings")
+    longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
+    known = {
+        "batch": (1, plan.max_batch),
+        "seq": (1, longest),
+        "samples": (int(SECONDS[0] * RATE), int(SECONDS[1] * RATE)),
+        "height": (SMALLEST_IMAGE, LARGEST_IMAGE),
+        "width": (SMALLEST_IMAGE, LARGEST_IMAGE),
+    }
+    used = {size for spec in specs for size in spec.shape}
+    return {name: bounds for name, bounds in known.items() if name in used}
+
+
+def _image_size(config: Any, preprocessor: Preprocessor | None) -> tuple[int | str, int | str]:
+    if isinstance(preprocessor, ImagePreprocessor):
+        return preprocessor.output_size or ("height", "width")
+    size = getattr(config, "image_size", None)
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    return "height", "width"
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters

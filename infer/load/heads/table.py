@@ -1,0 +1,99 @@
+"""Table of heads: the task, the outputs and the class of transformers for each ending of an architecture's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SourceError
+
+if TYPE_CHECKING:
+    from ..sentence_transformers import SentenceFolder
+
+
+@dataclass(frozen=True)
+class Head:
+    """One kind of model: architectures that end in `ending` and read the tensor `reads` do `task`."""
+
+    ending: str
+    task: str
+    auto: str  # class of transformers that builds it where the architecture has no class of its own
+    outputs: tuple[str, ...] = ("logits",)  # as transformers names them
+    reads: str = "input_ids"
+
+
+PIXELS, SOUND = "pixel_values", "input_values"
+BOXES = ("logits", "pred_boxes")
+SPANS = ("start_logits", "end_logits")
+HEADS = (
+    Head("ForCausalLM", "text-generation", "AutoModelForCausalLM"),
+    Head("LMHeadModel", "text-generation", "AutoModelForCausalLM"),
+    Head("ForSequenceClassification", "classification", "AutoModelForSequenceClassification"),
+    Head("ForTokenClassification", "token-classification", "AutoModelForTokenClassification"),
+    Head("ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering", SPANS),
+    Head("ForMaskedLM", "fill-mask", "AutoModelForMaskedLM"),
+    Head("ForImageClassification", "image-classification", "AutoModelForImageClassification", reads=PIXELS),
+    Head(
+        "ForImageClassificationWithTeacher",
+        "image-classification",
+        "AutoModelForImageClassification",
+        reads=PIXELS,
+    ),
+    Head("ForSemanticSegmentation", "image-segmentation", "AutoModelForSemanticSegmentation", reads=PIXELS),
+    Head("ForObjectDetection", "object-detection", "AutoModelForObjectDetection", BOXES, PIXELS),
+    Head("ForSequenceClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
+    Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
+    Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=SOUND),
+)
+SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
+EMBEDDINGS = (
+    Head("Model", "embedding", "AutoModel", ("embedding",)),
+    Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
+)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """Return the first of `architectures` of config.json, or a description of a config without."""
+    found = config.get("architectures")
+    if isinstance(found, list) and found and isinstance(found[0], str):
+        return found[0]
+    return f"{config.get('model_type', 'no')} model without architectures"
+
+
+def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder) -> tuple[Head, ...]:
+    """Return the heads for `architectures` of config.json; raise `SourceError` for unsupported ones."""
+    name = architecture(config)
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        named = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise SourceError(
+            f"the checkpoint is quantized already ({named})",
+            where=str(folder / "config.json"),
+            hint="Give the original float checkpoint: quantizing twice only loses more",
+        )
+    # DETR's decoder reads queries of its own and runs once: nothing is generated.
+    detects = any(name.endswith(head.ending) for head in HEADS if head.task == "object-detection")
+    if config.get("is_encoder_decoder") and not detects:
+        raise SourceError(
+            f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",
+            where=str(folder / "config.json"),
+            hint="Give the state dict of the half you need and --model file.py:factory",
+        )
+    found = tuple(head for head in HEADS if name.endswith(head.ending))
+    # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
+    if sentence.task == "embedding":
+        return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
+    if sentence.task == "classification":
+        return tuple(head for head in HEADS if head.task == "classification")
+    if found:
+        return found
+    if name.endswith("Model"):
+        return EMBEDDINGS
+    known = ", ".join(dict.fromkeys(head.ending for head in HEADS))
+    raise SourceError(
+        f"expected an architecture ending in {known} or Model, got {name!r}",
+        where=str(folder / "config.json"),
+        hint="Export it with torch.export, or give its state dict and --model file.py:factory",
+    )

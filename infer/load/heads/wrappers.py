@@ -1,0 +1,85 @@
+"""Wrappers of transformers' models by the tensors that they read; outputs are those that the head names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .text import without_cache
+
+
+class Headed(nn.Module):
+    """A model of transformers, `model`, whose `outputs` are returned in that order; one alone as a tensor."""
+
+    def __init__(self, model: nn.Module, outputs: tuple[str, ...] = ("logits",)) -> None:
+        super().__init__()
+        self.model, self.outputs = without_cache(model), outputs
+
+    def _named(self, **inputs: Tensor) -> Any:
+        found = self.model(**inputs)
+        values = tuple(getattr(found, name) for name in self.outputs)
+        return values if len(values) > 1 else values[0]
+
+
+class TextHead(Headed):
+    """A text model with a head, such as a classifier; one over a decoder runs without its KV cache."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        """Compute the outputs from int64 [batch, seq] twice."""
+        return self._named(input_ids=input_ids, attention_mask=attention_mask)
+
+
+class PairTextHead(Headed):
+    """A text model with a head that tells the first text of a pair from the second by their token types."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
+        """Compute the outputs from int64 [batch, seq] three times."""
+        named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self._named(input_ids=input_ids, **named)
+
+
+class ImageHead(Headed):
+    """An image model with a head, such as a classifier, or a segmenter."""
+
+    def forward(self, pixel_values: Tensor) -> Any:
+        """Compute the outputs from float [batch, C, H, W]."""
+        return self._named(pixel_values=pixel_values)
+
+
+class MaskedImageHead(Headed):
+    """An image model over images of several sizes in one batch, padded on the right and below."""
+
+    def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> Any:
+        """Compute the outputs from float [batch, C, H, W] and int64 [batch, H, W], 1 on real pixels."""
+        return self._named(pixel_values=pixel_values, pixel_mask=pixel_mask)
+
+
+class ImageEncoder(nn.Module):
+    """An image model whose pooled features, or the class token where it has no pooler, are the embedding."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Compute embeddings: float [batch, C, H, W] → float [batch, dim]."""
+        found = self.model(pixel_values=pixel_values)
+        pooled = getattr(found, "pooler_output", None)
+        return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+
+class AudioHead(Headed):
+    """A model of sound with a head, such as a classifier or CTC."""
+
+    def forward(self, input_values: Tensor) -> Any:
+        """Compute the outputs from float [batch, samples]."""
+        return self._named(input_values=input_values)
+
+
+class MaskedAudioHead(Headed):
+    """A model of sound that tells real samples from padding by their mask."""
+
+    def forward(self, input_values: Tensor, attention_mask: Tensor) -> Any:
+        """Compute the outputs from float [batch, samples] and int64 [batch, samples], 1 on real samples."""
+        return self._named(input_values=input_values, attention_mask=attention_mask)

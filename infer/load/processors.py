@@ -1,0 +1,165 @@
+"""Preprocessing of a Hugging Face folder: the values of transformers' processor, for our own steps over NumPy.
+
+Both are run here on two made-up inputs. A processor that does anything else gives other numbers and is not carried: the
+artifact takes tensors then, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..errors import InferError
+from ..preprocess.audio import AudioPreprocessor
+from ..preprocess.image import ImagePreprocessor, open_image
+from ..silence_logs import quiet
+from ..spec import Finding
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+LARGEST_DIFFERENCE = 2e-3  # of one value: transformers computes some steps in float32
+Preprocessor = ImagePreprocessor | AudioPreprocessor
+
+
+def read_preprocessor(folder: Path, reads: str, channels: int) -> tuple[Preprocessor | None, str]:
+    """Return the preprocessing of the folder's processor and a description, or None and the reason.
+
+    `reads` is the model's main input: "pixel_values" or "input_values".
+    """
+    if not any((folder / name).is_file() for name in FILES):
+        return None, f"the folder has no {FILES[0]}"
+    try:
+        with quiet():
+            return (_image if reads == "pixel_values" else _audio)(folder, channels)
+    except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, InferError) as error:
+        said = " ".join(str(error).split())[:200]
+        return None, f"transformers' processor of the folder can't be used: {said}"
+
+
+def preprocessing_finding(found: Preprocessor | None, why: str) -> Finding:
+    """Report the steps that travel with the artifact, or the reason why it takes tensors only."""
+    if found is None:
+        return Finding("load", "preprocessing", "none", why=f"{why}: the artifact takes tensors only")
+    return Finding("load", "preprocessing", _steps(found), why=why)
+
+
+def _image(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
+    from transformers import AutoImageProcessor
+
+    named: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", **named)
+    except TypeError:
+        processor = AutoImageProcessor.from_pretrained(folder, use_fast=False, **named)
+    found = _image_steps(processor, channels)
+    return _checked(found, type(processor).__name__, lambda: _compare_images(processor, found))
+
+
+def _image_steps(processor: Any, channels: int) -> ImagePreprocessor:
+    def value(switch: str, name: str) -> Any:
+        return getattr(processor, name, None) if getattr(processor, switch, False) else None
+
+    size = _plain(value("do_resize", "size"))
+    crop = _plain(value("do_center_crop", "crop_size"))
+    exact = (size["height"], size["width"]) if size.get("height") else None
+    shortest, cut = size.get("shortest_edge"), (crop["height"], crop["width"]) if crop else None
+    if shortest and hasattr(processor, "crop_pct") and not cut:
+        # ConvNeXt keeps the aspect ratio and cuts the middle below 384, and distorts from there on.
+        small = shortest < 384
+        exact, cut = (None, (shortest, shortest)) if small else ((shortest, shortest), None)
+        shortest = int(shortest / processor.crop_pct) if small else None
+    mean, std = value("do_normalize", "image_mean"), value("do_normalize", "image_std")
+    resample = getattr(processor, "resample", None)
+    return ImagePreprocessor(
+        channels=channels,
+        size=exact,
+        shortest_edge=shortest,
+        longest_edge=size.get("longest_edge"),
+        resample=2 if resample is None else int(resample),
+        crop=cut,
+        scale=value("do_rescale", "rescale_factor"),
+        mean=None if mean is None else _per_channel(mean, channels),
+        std=None if std is None else _per_channel(std, channels),
+        pads=bool(getattr(processor, "do_pad", False)) and "pixel_mask" in processor.model_input_names,
+    )
+
+
+def _plain(size: Any) -> dict[str, int]:
+    """Return a size of transformers as a dict of what it sets."""
+    if size is None:
+        return {}
+    if isinstance(size, int):
+        return {"height": size, "width": size}
+    found = {} if isinstance(size, dict) else {name: getattr(size, name, None) for name in _SIZES}
+    pairs = size.items() if isinstance(size, dict) else found.items()
+    return {name: int(number) for name, number in pairs if number is not None}
+
+
+_SIZES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
+
+
+def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
+    listed = [float(value) for value in values] if isinstance(values, list | tuple) else [float(values)]
+    return tuple(listed * channels if len(listed) == 1 else listed)
+
+
+def _compare_images(processor: Any, found: ImagePreprocessor) -> float:
+    from PIL import Image
+
+    generator, worst = np.random.default_rng(0), 0.0
+    for height, width in ((61, 97), (143, 80)):
+        noise = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+        image = open_image(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
+        ours = found.batch([image])
+        image = image.convert("L") if found.channels == 1 else image
+        theirs = processor(images=image, return_tensors="np")
+        worst = max(worst, _difference(theirs, ours))
+    return worst
+
+
+def _audio(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
+    from transformers import AutoFeatureExtractor
+
+    processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    found = AudioPreprocessor(
+        sampling_rate=int(processor.sampling_rate),
+        normalizes=bool(getattr(processor, "do_normalize", False)),
+        padding_value=float(processor.padding_value),
+        masks=bool(processor.return_attention_mask),
+    )
+
+    def compare() -> float:
+        # One by one: without a mask transformers normalizes a row together with its padding.
+        sounds = [
+            np.random.default_rng(i).standard_normal(4000 + 160 * i).astype(np.float32) for i in range(2)
+        ]
+        named = {"sampling_rate": found.sampling_rate, "return_tensors": "np", "padding": True}
+        return max(_difference(processor([sound], **named), found.batch([sound])) for sound in sounds)
+
+    return _checked(found, type(processor).__name__, compare)
+
+
+def _difference(theirs: Any, ours: dict[str, np.ndarray]) -> float:
+    """Return the largest difference of all tensors; infinite where names or shapes differ."""
+    if set(ours) != set(theirs):
+        return float("inf")
+    pairs = [(np.asarray(theirs[name], dtype=np.float64), value) for name, value in ours.items()]
+    if any(left.shape != right.shape for left, right in pairs):
+        return float("inf")
+    return max(float(np.abs(left - right).max()) for left, right in pairs)
+
+
+def _checked(found: Preprocessor, name: str, compare: Callable[[], float]) -> tuple[Preprocessor | None, str]:
+    worst = compare()
+    if worst <= LARGEST_DIFFERENCE:
+        return found, f"of transformers' {name}; on two made-up inputs it gives the same values"
+    return None, f"transformers' {name} does something that infer does not"
+
+
+def _steps(found: Preprocessor) -> str:
+    """Describe the steps that are on."""
+    values: dict[str, Any] = msgspec.to_builtins(found)
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, False))[:300]

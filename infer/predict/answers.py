@@ -1,0 +1,174 @@
+"""Answers of tasks from output tensors: labels with scores, entities, spans, boxes, areas and text, ready for JSON.
+
+Each function takes the outputs of one row as NumPy arrays and gives what transformers' pipeline of the task gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .label_scores import scores_of
+
+TOP = 5  # labels, or tokens of a mask, in an answer
+THRESHOLD = 0.5  # smallest score of a detected object
+LONGEST_SPAN = 15  # tokens of an answer to a question
+Answer = dict[str, Any]
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    """Return probabilities over the last axis, in float64."""
+    shifted = np.exp(values.astype(np.float64) - values.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def name_of(labels: Sequence[str], index: int) -> str:
+    """Return the label of a class, LABEL_0 where the model names none."""
+    return labels[index] if index < len(labels) else f"LABEL_{index}"
+
+
+def label_scores(
+    logits: np.ndarray, labels: Sequence[str], activation: str, top: int | None = TOP
+) -> list[Answer]:
+    """Return labels with scores, best first, from logits [labels] and the activation that makes scores of them."""
+    scores = scores_of(logits[None], activation)[0]
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [{"label": name_of(labels, int(i)), "score": float(scores[i])} for i in order]
+
+
+def entities(logits: np.ndarray, encoding: Any, text: str, labels: Sequence[str]) -> list[Answer]:
+    """Return entities of a text from logits [tokens, labels]: neighbours of one type are one entity.
+
+    B-TYPE begins an entity, I-TYPE continues it, and O is none; the score is the mean of its tokens.
+    """
+    scores = softmax(logits)
+    found: list[Answer] = []
+    previous = ""
+    for index, (start, end) in enumerate(encoding.offsets[: len(scores)]):
+        if encoding.special_tokens_mask[index]:
+            continue
+        best = int(scores[index].argmax())
+        label = name_of(labels, best)
+        prefix, _, kind = label.partition("-") if label[:2] in ("B-", "I-") else ("I", "", label)
+        if label != "O":
+            if found and kind == previous and prefix != "B":
+                found[-1]["end"] = end
+                found[-1]["scores"].append(float(scores[index, best]))
+            else:
+                found.append(
+                    {"entity_group": kind, "scores": [float(scores[index, best])], "start": start, "end": end}
+                )
+        previous = "" if label == "O" else kind
+    return [_entity(one, text) for one in found]
+
+
+def _entity(found: Answer, text: str) -> Answer:
+    score, start, end = float(np.mean(found["scores"])), found["start"], found["end"]
+    return {
+        "entity_group": found["entity_group"],
+        "score": score,
+        "word": text[start:end],
+        "start": start,
+        "end": end,
+    }
+
+
+def best_span(windows: Sequence[tuple[np.ndarray, np.ndarray, Any]], context: str) -> Answer:
+    """Return the most probable answer in a context, of at most 15 tokens.
+
+    `windows` are start logits [tokens], end logits [tokens] and the encoding of each piece of the context. A score is
+    the product of the probabilities of first and last token, among the tokens of that piece.
+    """
+    found: Answer = {"answer": "", "score": 0.0, "start": 0, "end": 0}
+    for start_logits, end_logits, encoding in windows:
+        places = [i for i, kind in enumerate(encoding.sequence_ids) if kind == 1]
+        if not places:
+            continue
+        first, last = (softmax(logits[places]) for logits in (start_logits, end_logits))
+        pairs = np.triu(np.outer(first, last))
+        pairs -= np.triu(pairs, LONGEST_SPAN)
+        begin, end = np.unravel_index(int(pairs.argmax()), pairs.shape)
+        score = float(pairs[begin, end])
+        if score > found["score"]:
+            start, stop = encoding.offsets[places[begin]][0], encoding.offsets[places[end]][1]
+            found = {"answer": context[start:stop], "score": score, "start": start, "end": stop}
+    return found
+
+
+def masked_tokens(logits: np.ndarray, ids: Sequence[int], mask_id: int, tokenizer: Any) -> list[list[Answer]]:
+    """Return the most probable tokens of each mask in a text, from logits [tokens, vocabulary]."""
+    found = []
+    for place in (i for i, number in enumerate(ids) if number == mask_id):
+        scores = softmax(logits[place])
+        order = np.argsort(-scores, kind="stable")[:TOP]
+        rows = []
+        for token in map(int, order):
+            filled = [*ids[:place], token, *ids[place + 1 :]]
+            text = tokenizer.decode([token], skip_special=False).strip()
+            rows.append(
+                {
+                    "score": float(scores[token]),
+                    "token": token,
+                    "token_str": text,
+                    "sequence": tokenizer.decode(filled),
+                }
+            )
+        found.append(rows)
+    return found
+
+
+def boxes(
+    logits: np.ndarray,
+    centers: np.ndarray,
+    size: tuple[int, int],
+    labels: Sequence[str],
+    threshold: float = THRESHOLD,
+) -> list[Answer]:
+    """Return objects with boxes in pixels, best first.
+
+    `logits` [queries, labels + 1], the last class being no object; `centers` [queries, 4] hold the middle, width and
+    height relative to the image, whose `size` is (height, width).
+    """
+    scores = softmax(logits)[:, :-1]
+    best, height, width = scores.max(-1), *size
+    found = []
+    for query in np.argsort(-best, kind="stable"):
+        if best[query] <= threshold:
+            break
+        x, y, w, h = (float(value) for value in centers[query])
+        corners = {
+            "xmin": int((x - w / 2) * width),
+            "ymin": int((y - h / 2) * height),
+            "xmax": int((x + w / 2) * width),
+            "ymax": int((y + h / 2) * height),
+        }
+        label = name_of(labels, int(scores[query].argmax()))
+        found.append({"label": label, "score": float(best[query]), "box": corners})
+    return found
+
+
+def class_areas(logits: np.ndarray, labels: Sequence[str]) -> list[Answer]:
+    """Return the classes of a segmented image with their share of the area, largest first, from logits [C, H, W]."""
+    counts = np.bincount(logits.argmax(0).reshape(-1), minlength=logits.shape[0])
+    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    return [{"label": name_of(labels, i), "area": float(counts[i] / counts.sum())} for i in order]
+
+
+def ctc_text(logits: np.ndarray, vocabulary: Mapping[str, int], blank: int, delimiter: str = "|") -> Answer:
+    """Return the text of logits [frames, tokens]: the best token of each frame, repeats and blanks dropped."""
+    tokens = {number: token for token, number in vocabulary.items()}
+    best = [int(i) for i, _ in itertools.groupby(logits.argmax(-1).tolist())]
+    text = "".join(tokens.get(i, "") for i in best if i != blank).replace(delimiter, " ")
+    return {"text": text.strip()}
+
+
+def unit_vector(values: np.ndarray) -> Answer:
+    """Return an embedding as a list, and its length."""
+    return {
+        "embedding": [float(value) for value in values],
+        "norm": math.sqrt(float(np.square(values).sum())),
+    }

@@ -1,0 +1,131 @@
+"""Image files to float32 tensors: resize, center crop, rescale, normalize and pad, as transformers does."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ..errors import InputError, NotUsableError, SourceError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+MODES = {1: "L", 3: "RGB"}
+MAX_PIXELS = 1 << 26  # of a resized image: a strip of 1 x 60,000 pixels would grow by the square of its ratio
+
+
+class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps from an image to float32 [C, H, W], in the order of the fields; a field that is None is no step.
+
+    `size` (height, width), or `shortest_edge` with the aspect ratio kept and the longer edge at most `longest_edge`;
+    `resample` is Pillow's number of the filter. `crop` (height, width) is cut from the center, smaller images are
+    padded with zeros. `scale` multiplies, `mean` and `std` normalize each channel. `pads`: images of a batch are
+    padded on the right and below to the largest, and `pixel_mask` int64 [batch, H, W] is 1 on real pixels.
+    """
+
+    channels: int = 3
+    size: tuple[int, int] | None = None
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+    resample: int = 2
+    crop: tuple[int, int] | None = None
+    scale: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    pads: bool = False
+
+    @property
+    def output_size(self) -> tuple[int, int] | None:
+        """Height and width of every output, or None where they depend on the image."""
+        return self.crop or self.size
+
+    def batch(self, images: Sequence[Image]) -> dict[str, np.ndarray]:
+        """Return `pixel_values` float32 [rows, C, H, W], and `pixel_mask` where the images are padded."""
+        rows = [self.row(image) for image in images]
+        if not self.pads:
+            return {"pixel_values": np.stack(rows)}
+        height, width = (max(row.shape[axis] for row in rows) for axis in (1, 2))
+        values = np.zeros((len(rows), rows[0].shape[0], height, width), dtype=np.float32)
+        mask = np.zeros((len(rows), height, width), dtype=np.int64)
+        for index, row in enumerate(rows):
+            values[index, :, : row.shape[1], : row.shape[2]] = row
+            mask[index, : row.shape[1], : row.shape[2]] = 1
+        return {"pixel_values": values, "pixel_mask": mask}
+
+    def row(self, image: Image) -> np.ndarray:
+        """Convert one image to float32 [C, H, W]; raise `InputError` for one that would grow beyond 64 megapixels."""
+        image = image.convert(MODES[self.channels])
+        height, width = self._resized(image.height, image.width)
+        if height * width > MAX_PIXELS:
+            raise InputError(
+                f"an image of {image.width} x {image.height} pixels would be resized to {width} x {height}",
+                hint="Cut it to a less extreme aspect ratio",
+            )
+        if (height, width) != (image.height, image.width) or self.size or self.shortest_edge:
+            image = image.resize((width, height), self.resample)
+        pixels = np.asarray(image).reshape(height, width, self.channels)
+        if self.crop is not None:
+            pixels = _center_crop(pixels, *self.crop)
+        values = pixels.transpose(2, 0, 1).astype(np.float64)
+        if self.scale is not None:
+            values = values * self.scale
+        if self.mean is not None and self.std is not None:
+            mean, std = (np.array(part, dtype=np.float64).reshape(-1, 1, 1) for part in (self.mean, self.std))
+            values = (values - mean) / std
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if self.size is not None:
+            return self.size
+        if self.shortest_edge is None:
+            return height, width
+        short, long = min(height, width), max(height, width)
+        edge: float = self.shortest_edge
+        if self.longest_edge is not None and long / short * edge > self.longest_edge:
+            edge = self.longest_edge * short / long
+        rounded = round(edge)
+        if short == rounded:
+            return height, width
+        grown = int(edge * long / short)
+        return (rounded, grown) if height <= width else (grown, rounded)
+
+
+def open_image(source: str | Path | bytes | Image, where: str = "") -> Image:
+    """Decode an image, upright by its EXIF orientation; raise `SourceError` for anything else."""
+    if find_spec("PIL") is None:
+        raise NotUsableError("image files need the package pillow", hint="pip install 'infer[images]'")
+    from PIL import Image, ImageOps
+
+    if isinstance(source, Image.Image):
+        return source
+    where = where or (str(source) if not isinstance(source, bytes) else "")
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            upright: Any = ImageOps.exif_transpose(image)
+            upright.load()
+            return upright
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise SourceError(f"expected an image: {error}", where=where) from error
+
+
+def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Cut the middle of [H, W, C]; where the image is smaller, zeros are added, the odd one before it."""
+    found = np.zeros((height, width, pixels.shape[2]), dtype=pixels.dtype)
+    places: list[tuple[slice, slice]] = []
+    for have, want in zip(pixels.shape, (height, width), strict=False):
+        if have >= want:
+            start = (have - want) // 2
+            places.append((slice(start, start + want), slice(0, want)))
+        else:
+            start = -(-(want - have) // 2)
+            places.append((slice(0, have), slice(start, start + have)))
+    (from_rows, to_rows), (from_columns, to_columns) = places
+    found[to_rows, to_columns] = pixels[from_rows, from_columns]
+    return found

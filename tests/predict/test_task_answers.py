@@ -1,0 +1,210 @@
+"""Each task from a Hugging Face folder to an answer: the artifact gives what transformers' pipeline gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from infer import Plan, Predictor, optimize
+from infer.errors import InputError, UsageError
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
+WORDS = "the cat sat on a mat who is where dog ran far away and it was not there at all".split()  # noqa: SIM905
+TEXTS = [
+    "the cat sat on a mat",
+    "a dog ran far away and it was not there",
+    "who is it",
+    "where is the dog at all",
+]
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+LABELS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
+
+
+def save_tokenizer(folder: Path) -> int:
+    """Save a WordPiece tokenizer like BERT's; return the size of its vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(
+        models.WordPiece({t: i for i, t in enumerate([*special, *WORDS])}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.decoder = decoders.WordPiece()
+    names = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    named = {f"{name}_token": special[i] for name, i in names.items()}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    fast.save_pretrained(folder)
+    return len(special) + len(WORDS)
+
+
+def save(model: Any, folder: Path, seed: int = 0) -> Any:
+    """Save a model whose random weights are scaled so that its outputs vary."""
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=1.2 / max(1, parameter[0].numel()) ** 0.5)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+def made(folder: Path, data: Path, **options: Any) -> Predictor:
+    plan = Plan(source=str(folder), data=str(data), **{"backend": "eager", "batches": (), **options})
+    return Predictor.load(optimize(plan, folder.with_suffix(".infer"), replace=True).path)
+
+
+def bert(folder: Path, kind: str, **changes: Any) -> Any:
+    vocabulary = save_tokenizer(folder)
+    config = transformers.BertConfig(**SMALL, vocab_size=vocabulary, max_position_embeddings=64, **changes)
+    return save(getattr(transformers, f"BertFor{kind}")(config), folder)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n\n".join(TEXTS))
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for index, size in enumerate(((40, 60), (70, 50), (48, 48), (90, 64))):
+        noise = generator.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(folder / f"{index}.png")
+    return folder
+
+
+def closes(found: list[dict[str, Any]], expected: list[dict[str, Any]], name: str = "label") -> None:
+    assert [row[name] for row in found] == [row[name] for row in expected]
+    np.testing.assert_allclose([r["score"] for r in found], [r["score"] for r in expected], atol=1e-4)
+
+
+def test_tokens_become_entities(tmp_path: Path, texts: Path) -> None:
+    model = bert(
+        tmp_path / "m", "TokenClassification", id2label=LABELS, label2id={v: k for k, v in LABELS.items()}
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    pipeline = transformers.pipeline(
+        "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="simple"
+    )
+    with made(tmp_path / "m", texts) as predictor:
+        assert predictor.task == "token-classification"
+        for found, text in zip(predictor.predict(TEXTS), TEXTS, strict=True):
+            expected = pipeline(text)
+            closes(found, expected, "entity_group")
+            assert [(r["start"], r["end"], r["word"]) for r in found] == [
+                (r["start"], r["end"], text[r["start"] : r["end"]]) for r in expected
+            ]
+
+
+def test_a_question_is_answered_by_a_span_of_a_long_context(tmp_path: Path, texts: Path) -> None:
+    model = bert(tmp_path / "m", "QuestionAnswering")
+    question, context = "where is the cat", " ".join([*TEXTS, *reversed(TEXTS), *TEXTS, *TEXTS])
+    with made(tmp_path / "m", texts) as predictor:
+        assert [spec.name for spec in predictor.outputs] == ["start_logits", "end_logits"]
+        found = predictor.predict({"question": question, "context": context})
+        assert predictor.predict((question, context)) == found
+        assert found["answer"] == context[found["start"] : found["end"]]
+        short = predictor.predict((question, TEXTS[1]))
+        with pytest.raises(InputError, match="expected a pair of texts"):
+            predictor.predict("no pair")
+        with pytest.raises(InputError, match="takes all of the 64 tokens"):
+            predictor.predict((context, "the cat"))
+    rows = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")(
+        question, TEXTS[1], return_tensors="pt", return_token_type_ids=True
+    )
+    types = torch.tensor([[int(i == 1) for i in rows.sequence_ids(0)]])
+    types[0, -1] = 1
+    with torch.no_grad():
+        out = model(rows["input_ids"], attention_mask=rows["attention_mask"], token_type_ids=types)
+    kept = [i for i, kind in enumerate(rows.sequence_ids(0)) if kind == 1]
+    first, last = (values[0, kept].softmax(-1) for values in (out.start_logits, out.end_logits))
+    assert short["score"] == pytest.approx(float(torch.outer(first, last).triu().max()), abs=1e-4)
+
+
+def test_a_mask_is_filled(tmp_path: Path, texts: Path) -> None:
+    model = bert(tmp_path / "m", "MaskedLM")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    with made(tmp_path / "m", texts) as predictor:
+        assert predictor.task == "fill-mask"
+        text = "the [MASK] sat on a mat"
+        (found,) = predictor.predict(text)
+        closes(found, pipeline(text), "token_str")
+        assert found[0]["sequence"] == text.replace("[MASK]", found[0]["token_str"])
+        with pytest.raises(InputError, match=r"expected a text with \[MASK\]"):
+            predictor.predict(TEXTS[0])
+
+
+def test_labels_of_texts_and_pairs_have_scores(tmp_path: Path, texts: Path) -> None:
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    model = bert(
+        tmp_path / "m", "SequenceClassification", id2label=labels, label2id={v: k for k, v in labels.items()}
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None)
+    with made(tmp_path / "m", texts) as predictor:
+        closes(predictor.predict(TEXTS[0]), pipeline([TEXTS[0]])[0])
+        found = predictor.predict([TEXTS[1], (TEXTS[0], TEXTS[2])])
+        closes(found[0], pipeline([TEXTS[1]])[0])
+        assert sum(row["score"] for row in found[1]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quant", "backend"),
+    [
+        ("vit", "none", "eager"),
+        ("vit", "int8", "ort"),
+        ("convnext", "none", "ort"),
+        ("convnext", "int8", "eager"),
+    ],
+)
+def test_an_image_is_classified(tmp_path: Path, images: Path, kind: str, quant: str, backend: str) -> None:
+    folder, labels = tmp_path / "m", {0: "cat", 1: "dog", 2: "mat"}
+    named = {"id2label": labels, "label2id": {v: k for k, v in labels.items()}, "image_size": 32}
+    if kind == "vit":
+        config = transformers.ViTConfig(**{**SMALL, "hidden_size": 64}, patch_size=8, **named)
+        model = save(transformers.ViTForImageClassification(config), folder)
+        processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    else:
+        config = transformers.ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], **named)
+        model = save(transformers.ConvNextForImageClassification(config), folder)
+        processor = transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32})
+    processor.save_pretrained(folder)
+    files = sorted(images.iterdir())
+    with made(folder, images, backend=backend, quant=quant, allow_slower=True) as predictor:
+        assert [spec.format() for spec in predictor.inputs] == ["pixel_values=float32[batch,3,32,32]"]
+        found = predictor.predict(list(files))
+        if quant == "none":
+            closes(predictor.predict(str(files[0])), found[0])
+    with torch.no_grad():
+        pixels = processor(images=[Image.open(file) for file in files], return_tensors="pt")
+        scores = model(**pixels).logits.softmax(-1)
+    for answer, expected in zip(found, scores, strict=True):
+        got = {row["label"]: row["score"] for row in answer}
+        want = {labels[i]: float(value) for i, value in enumerate(expected)}
+        assert got == pytest.approx(want, abs=1e-4 if quant == "none" else 0.05)
+
+
+def test_without_preprocessing_the_artifact_takes_tensors_and_says_why(tmp_path: Path, images: Path) -> None:
+    config = transformers.ViTConfig(**SMALL, patch_size=8, image_size=16)
+    save(transformers.ViTForImageClassification(config), tmp_path / "m")
+    with made(tmp_path / "m", "random") as predictor:  # type: ignore[arg-type]
+        assert predictor.predict(np.zeros((1, 3, 16, 16), np.float32)).shape == (1, 2)
+        with pytest.raises(UsageError, match="takes tensors only: its folder had no preprocessing"):
+            predictor.predict(str(images / "0.png"))

@@ -1,0 +1,110 @@
+"""Image files to tensors: as transformers' image processors, and refusals of what is no image."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from infer.errors import InputError, SourceError
+from infer.load.processors import read_preprocessor
+from infer.preprocess.image import ImagePreprocessor, open_image
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+
+
+def picture(height: int, width: int, mode: str = "RGB") -> Image.Image:
+    noise = np.random.default_rng(height).integers(
+        0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8
+    )
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ViTImageProcessorPil", {"size": {"height": 32, "width": 48}, **IMAGENET}),
+        ("ViTImageProcessorPil", {"size": {"height": 30, "width": 30}, "resample": 3, "do_normalize": False}),
+        ("CLIPImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}),
+        (
+            "BitImageProcessorPil",
+            {"size": {"shortest_edge": 37}, "crop_size": {"height": 32, "width": 33}, **IMAGENET},
+        ),
+        ("BitImageProcessorPil", {"size": {"shortest_edge": 20}, "crop_size": {"height": 31, "width": 31}}),
+        ("ConvNextImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_pct": 0.8}),
+        ("ConvNextImageProcessorPil", {"size": {"shortest_edge": 384}}),
+        ("SegformerImageProcessorPil", {"size": {"height": 64, "width": 64}}),
+        (
+            "DeiTImageProcessorPil",
+            {"size": {"height": 40, "width": 40}, "crop_size": {"height": 32, "width": 32}},
+        ),
+        ("DetrImageProcessorPil", {"size": {"shortest_edge": 40, "longest_edge": 66}}),
+        ("SiglipImageProcessorPil", {"size": {"height": 24, "width": 24}}),
+    ],
+)
+def test_pixels_are_those_of_transformers(tmp_path: Path, name: str, values: dict[str, Any]) -> None:
+    processor = getattr(pytest.importorskip("transformers"), name)(**values)
+    processor.save_pretrained(tmp_path)
+    ours, why = read_preprocessor(tmp_path, "pixel_values", 3)
+    assert isinstance(ours, ImagePreprocessor), why
+    for size in ((33, 95), (90, 41), (64, 64), (5, 7)):
+        image = picture(*size)
+        theirs = processor(images=image, return_tensors="np")
+        found = ours.batch([image])
+        assert set(found) == set(theirs)
+        np.testing.assert_allclose(found["pixel_values"], theirs["pixel_values"], atol=1e-5)
+
+
+def test_a_processor_that_does_something_else_is_not_carried(tmp_path: Path) -> None:
+    pytest.importorskip("transformers").MobileViTImageProcessorPil().save_pretrained(tmp_path)
+    found, why = read_preprocessor(tmp_path, "pixel_values", 3)
+    assert found is None
+    assert "MobileViTImageProcessorPil does something that infer does not" in why
+
+
+def test_images_of_several_sizes_are_padded_with_their_mask() -> None:
+    steps = ImagePreprocessor(
+        shortest_edge=20, longest_edge=40, scale=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3, pads=True
+    )
+    found = steps.batch([picture(20, 35), picture(50, 25)])
+    assert found["pixel_values"].shape == (2, 3, 40, 35)
+    assert found["pixel_mask"].sum((1, 2)).tolist() == [20 * 35, 40 * 20]
+    assert not found["pixel_values"][0, :, 20:].any()
+
+
+def test_gray_and_transparent_images_have_the_channels_of_the_model() -> None:
+    steps = ImagePreprocessor(size=(8, 8), scale=1 / 255)
+    for mode in ("L", "RGBA", "P", "1"):
+        assert steps.row(picture(20, 20, mode)).shape == (3, 8, 8)
+    assert ImagePreprocessor(channels=1, size=(8, 8)).row(picture(20, 20)).shape == (1, 8, 8)
+
+
+def test_an_image_is_turned_upright_by_its_exif_orientation(tmp_path: Path) -> None:
+    image = picture(20, 40)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert open_image(tmp_path / "turned.jpg").size == (20, 40)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(50)])
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(SourceError, match="expected an image"):
+        open_image(data)
+
+
+def test_a_truncated_image_is_refused() -> None:
+    file = io.BytesIO()
+    picture(64, 64).save(file, "png")
+    with pytest.raises(SourceError, match="expected an image"):
+        open_image(file.getvalue()[:-200])
+
+
+def test_a_strip_that_would_grow_without_bound_is_refused() -> None:
+    with pytest.raises(InputError, match="would be resized to"):
+        ImagePreprocessor(shortest_edge=224).row(Image.new("RGB", (60_000, 1)))
