@@ -47,8 +47,9 @@ def _reads(found: Any, head: Head) -> bool:
     """Return true when the class's inputs are of the head's modality alone."""
     if head.task == "text-generation":
         return True
-    takes = [name for name in inspect.signature(found.forward).parameters if name in OTHER_MODALITIES]
-    return takes == [] if head.reads == "input_ids" else head.reads in takes
+    parameters = inspect.signature(found.forward).parameters
+    takes = [name for name in parameters if name in OTHER_MODALITIES]
+    return takes == [] if head.reads == "input_ids" else head.reads in takes and "input_ids" not in parameters
 
 
 def model_class(head: Head, name: str, settings: Any) -> Any:
