@@ -113,7 +113,7 @@ def test_files_that_are_no_data_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no .*gone.npz"):
         read_data(str(tmp_path / "gone.npz"), ONE)
     (tmp_path / "a.csv").write_text("1,2,3")
-    with pytest.raises(SourceError, match="expected .npz, .npy, .pt, .txt or images, got a.csv"):
+    with pytest.raises(SourceError, match="expected .npz, .npy, .pt, .txt, images or sounds, got a.csv"):
         read_data(str(tmp_path / "a.csv"), ONE)
     (tmp_path / "a.txt").write_text("words")
     with pytest.raises(UsageError, match="text needs a model with a tokenizer.json"):
