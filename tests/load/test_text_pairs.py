@@ -1,4 +1,4 @@
-"""Pairs of texts: token types tell the first from the second, as a cross-encoder needs; texts with images are refused."""
+"""Pairs of texts: token types tell the first from the second, as a cross-encoder needs; no images."""
 
 from __future__ import annotations
 
