@@ -75,8 +75,11 @@ class TextInputs(TensorInputs):
         self, query: str, documents: Sequence[str], *, top_n: int | None = None
     ) -> list[tuple[int, float]]:
         """Return (index of the document, score) for a query, best first; at most `top_n`. See `score`."""
-        scores = self.score_pairs([(query, document) for document in documents])
-        order = np.argsort(-scores, kind="stable")[:top_n]
+        raw = self.score_pairs([(query, document) for document in documents], raw=True)
+        scores = scores_of(raw[:, None], activation_of(self.manifest.meta, 1))[:, 0]
+        order = np.argsort(-raw, kind="stable")[
+            :top_n
+        ]  # a sigmoid in float32 is 1.0 for every logit above 17
         return [(int(index), float(scores[index])) for index in order]
 
     def _run_texts(self, texts: Sequence[TextOrPair]) -> np.ndarray:

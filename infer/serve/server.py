@@ -19,6 +19,7 @@ import uvicorn
 
 from ..errors import UsageError
 from ..options import from_values
+from .batching.text_inputs import takes_text
 from .fast_path.coalescer import Coalescer
 from .http import http_protocol
 from .http.access_control import AllowedHosts, allowed_hosts, read_key_file
@@ -241,6 +242,11 @@ def startup_line(service: Service, listener: socket.socket, *, secure: bool = Fa
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
     if any(engine.predictor.task == "embedding" for engine in service.engines.values()):
         what.append("embeddings at /v1/embeddings")
+    if any(
+        engine.predictor.task == "classification" and takes_text(engine)
+        for engine in service.engines.values()
+    ):
+        what.append("labels and scores at /classify, /v1/rerank")
     if service.generators:
         what.append("OpenAI clients at /v1")
     place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -60,6 +60,7 @@ def tokenizer(last: str = "[CLS] $A [SEP]", **options: Any) -> PreTrainedTokeniz
     pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
     special = [("[CLS]", 2), ("[SEP]", 3)]
     inner.post_processor = processors.TemplateProcessing(single=last, pair=pair, special_tokens=special)
+    options["model_input_names"] = ["input_ids", "attention_mask", "token_type_ids"]  # as BERT's own has
     named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, mask_token="[MASK]", model_max_length=40, **named, **options
@@ -157,7 +158,10 @@ def test_a_causal_model_with_modules_is_an_embedder(tmp_path: Path) -> None:
 
 def test_a_cross_encoder_gives_the_scores_of_the_library(tmp_path: Path) -> None:
     torch.manual_seed(2)
-    BertForSequenceClassification(BertConfig(**SMALL, num_labels=1)).save_pretrained(tmp_path / "base")
+    model = BertForSequenceClassification(BertConfig(**SMALL, num_labels=1))
+    with torch.no_grad():
+        model.classifier.weight.mul_(50)  # or all scores are nearly one half
+    model.save_pretrained(tmp_path / "base")
     tokenizer().save_pretrained(tmp_path / "base")
     theirs = CrossEncoder(str(tmp_path / "base"), device="cpu")
     theirs.save_pretrained(str(tmp_path / "m"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from infer import Plan, Predictor, optimize
-from infer.errors import InputError, SourceError
+from infer.errors import InputError, SourceError, UsageError
 from infer.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
@@ -113,3 +113,33 @@ def test_a_model_of_texts_and_images_is_no_text_embedding(name: str, tmp_path: P
     AutoModel.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(SourceError, match=r"expected a model of text, but \w+Model takes pixel_values"):
         load(Plan(source=str(tmp_path)))
+
+
+def test_pairs_are_scored_and_documents_ranked(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import CrossEncoder
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from tests.load.test_sentence_transformers import SMALL, tokenizer
+
+    config = BertConfig(**SMALL, num_labels=1)
+    model = BertForSequenceClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.mul_(400)  # logits above 17 have one sigmoid in float32, and keep their order
+    model.save_pretrained(tmp_path / "m")
+    tokenizer().save_pretrained(tmp_path / "m")
+    data = tmp_path / "data.txt"
+    data.write_text("\n\n".join(["the of and", "a to in", "is you that"]))
+    plan = Plan(source=str(tmp_path / "m"), backend="eager", batches=(), data=str(data))
+    artifact = optimize(plan, tmp_path / "pairs.infer")
+    documents = ["the of", "and a to in is", "you", "that it he was", "of of"]
+    theirs = CrossEncoder(str(tmp_path / "m"), device="cpu")
+    pairs = [("it was", document) for document in documents]
+    raw = theirs.predict(pairs, activation_fn=torch.nn.Identity())
+    with Predictor.load(artifact.path) as predictor:
+        np.testing.assert_allclose(predictor.score_pairs(pairs, raw=True), raw, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(predictor.score_pairs(pairs), theirs.predict(pairs), rtol=1e-4, atol=1e-5)
+        ranked = predictor.rank("it was", documents, top_n=3)
+        assert [index for index, _ in ranked] == np.argsort(-raw)[:3].tolist()
+        with pytest.raises(UsageError, match="not an embedding model"):
+            predictor.embed(["the"])

@@ -59,7 +59,8 @@ class Fake:
         self.batches.append(rows)
         return self.function(inputs)
 
-    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
+    def tokenize(self, given: Sequence[str | Sequence[str]]) -> dict[str, np.ndarray]:
+        texts = [text if isinstance(text, str) else "|".join(text) for text in given]
         longest = max(len(text) for text in texts) + 1
         ids, mask = np.zeros((len(texts), longest), np.int64), np.zeros((len(texts), longest), np.int64)
         for row, text in enumerate(texts):
@@ -117,6 +118,24 @@ def embedder(name: str = "embedder") -> Fake:
         task="embedding",
         padding={"input_ids": 0, "attention_mask": 0},
     )
+
+
+def classifier(name: str, labels: Sequence[str], **meta: Any) -> Fake:
+    """Logits of a text or of a pair "a|b": for each label, how often its first letter is there; NaN for a "?"."""
+
+    def run(inputs: Arrays) -> Arrays:
+        ids = inputs["input_ids"] * inputs["attention_mask"]
+        counts = [(ids == 2 + ord(label[0])).sum(1) for label in labels]
+        logits = np.stack(counts, 1).astype(np.float32)
+        logits[(ids == 2 + ord("?")).any(1)] = np.nan
+        return {"logits": logits}
+
+    inputs = tuple(TensorSpec(n, "int64", ("batch", "seq")) for n in ("input_ids", "attention_mask"))
+    outputs = (TensorSpec("logits", "float32", ("batch", len(labels))),)
+    padding = {"input_ids": 0, "attention_mask": 0}
+    fake = Fake(name, inputs, outputs, run, sizes={"seq": (1, 512)}, task="classification", padding=padding)
+    fake.manifest.meta.update({"labels": list(labels), **meta})
+    return fake
 
 
 class Prompt(uvicorn.Server):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...errors import InputError
+from ...llm.text.tokenizer import TextOrPair
+from ...predict.text_prompts import with_prompt
 from ..service import Service
 from .collate import Arrays, length_bucket
 from .queue_items import InferResult, concatenate_results
@@ -23,15 +26,30 @@ def takes_text(engine: TensorEngine) -> bool:
     return bool(padding) and set(engine.collator.inputs) <= set(padding)
 
 
-async def tokenize(service: Service, engine: TensorEngine, texts: list[str]) -> Arrays:
-    """Return `input_ids` and, if the model takes it, `attention_mask`: int64 [len(texts), longest]."""
+async def tokenize(
+    service: Service,
+    engine: TensorEngine,
+    given: Sequence[TextOrPair],
+    *,
+    prompt_name: str | None = None,
+    prompted: bool = False,
+) -> Arrays:
+    """Return `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
+
+    Each is int64 [len(texts), longest]. The model's prompt is put before each text, unless it is there already
+    (`prompted`).
+    """
+    meta = getattr(engine.predictor.manifest, "meta", None) or {}
+    texts = list(given) if prompted else with_prompt(given, meta, prompt_name)
     if not texts:
         raise InputError("expected at least one text")
     if len(texts) > service.limits.max_queue_rows:
         raise InputError(f"expected at most {service.limits.max_queue_rows} texts, got {len(texts)}")
     if engine.texts is not None:
-        arrays = engine.predictor.pad(await engine.texts.encode(texts, True, "texts"))
-    elif sum(map(len, texts)) < INLINE_CHARACTERS:
+        arrays = engine.predictor.pad(*await engine.texts.encode_typed(texts, "texts"))
+    elif (
+        sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts) < INLINE_CHARACTERS
+    ):
         arrays = engine.predictor.tokenize(texts)
     else:
         arrays = await asyncio.get_running_loop().run_in_executor(

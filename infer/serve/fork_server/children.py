@@ -89,8 +89,9 @@ class TextJob:
         signal.setitimer(signal.ITIMER_VIRTUAL, asked.seconds)
         if isinstance(asked, EncodeTexts):
             if isinstance(self._text, LLMTokenizer):
-                return TokenRows([self._text.encode(text, asked.special) for text in asked.texts])
-            return TokenRows(self._text.encode(asked.texts))
+                return TokenRows([self._text.encode(str(text), asked.special) for text in asked.texts])
+            rows, types = self._text.encode_typed(asked.texts)
+            return TokenRows(rows, types if any(isinstance(text, tuple) for text in asked.texts) else [])
         if isinstance(asked, DecodeTokens) and isinstance(self._text, LLMTokenizer):
             return DecodedText(self._text.decode(asked.ids, asked.skip_special))
         raise InferError("a tokenizer of an encoder was asked for text")

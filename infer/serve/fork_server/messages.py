@@ -71,12 +71,12 @@ FromServer = ForkServerReady | ChildExited | ErrorMessage
 
 
 class EncodeTexts(msgspec.Struct, tag="encode", frozen=True, array_like=True):
-    """Server to child: tokenize these texts; `TokenRows` or `ErrorMessage` follows.
+    """Server to child: tokenize these texts or, for an encoder, pairs of texts; `TokenRows` or `ErrorMessage` follows.
 
     SIGVTALRM ends a child whose tokenizer takes more than `seconds` of CPU time.
     """
 
-    texts: list[str]
+    texts: list[str | tuple[str, str]]
     special: bool
     seconds: float
 
@@ -102,7 +102,10 @@ class DecodeTokens(msgspec.Struct, tag="decode", frozen=True, array_like=True):
 
 
 class TokenRows(msgspec.Struct, tag="rows", frozen=True, array_like=True):
+    """Token ids of each text; `types`: the token types of each pair, empty without pairs."""
+
     rows: list[list[int]]
+    types: list[list[int]] = []
 
 
 class DecodedText(msgspec.Struct, tag="said", frozen=True, array_like=True):

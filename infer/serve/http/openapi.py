@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import re
 from http import HTTPStatus
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -35,7 +36,7 @@ def document(routes: list[Route], version: str, *, api_key: bool = False) -> dic
         for t in (r.In, r.Out, r.chunk, r.error_format.schema)
         if t is not None and not isinstance(t, str)
     }
-    ordered = sorted(types, key=lambda t: t.__name__)
+    ordered = sorted(types, key=_name)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=REF)
     schema = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -114,4 +115,9 @@ td,th{{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #8884
 
 
 def _name(what: Any) -> str:
+    """Return the name of a struct or media type; of a union, its parts."""
+    if isinstance(what, UnionType):
+        return " | ".join(_name(part) for part in get_args(what))
+    if get_origin(what) is list:
+        return f"list[{', '.join(_name(part) for part in get_args(what))}]"
     return "" if what is None else what if isinstance(what, str) else what.__name__

@@ -10,8 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...errors import ArtifactError, InferError, InputError, NotReadyError
+from ...llm.text.tokenizer import TextOrPair
 from ..fork_server.client import Child, ChildDiedError, ForkServer
-from ..fork_server.messages import DecodeTokens, EncodeChat, EncodeTexts, ForkServerConfig, FromText
+from ..fork_server.messages import (
+    DecodeTokens,
+    EncodeChat,
+    EncodeTexts,
+    ForkServerConfig,
+    FromText,
+    TokenRows,
+)
 from ..workers.messages import ErrorMessage, decode_error
 from ..workers.remote_engine import RemoteEngine
 
@@ -99,12 +107,21 @@ class ForkedTokenizer:
             return
 
     async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
-        size = sum(map(len, texts))
-        answer = await self._process_for(size).request(
-            EncodeTexts(list(texts), special, cpu_seconds_for(size)), size, where
-        )
-        rows: list[list[int]] = answer.rows
-        return rows
+        return (await self._rows(list(texts), special, where)).rows
+
+    async def encode_typed(
+        self, texts: Sequence[TextOrPair], where: str
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids and the token types of each text or pair of an encoder; no types without pairs."""
+        given = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
+        answer = await self._rows(given, True, where)
+        return answer.rows, answer.types
+
+    async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
+        size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+        asked = EncodeTexts(list(texts), special, cpu_seconds_for(size))
+        answer: TokenRows = await self._process_for(size).request(asked, size, where)
+        return answer
 
     async def encode_chat(
         self,

@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { field, h } from "./dom.js";
 import { ImageInput, imageLayout } from "./image.js";
-import { cosines, shown, summary, timing } from "./result.js";
+import { cosines, ranked, shown, summary, timing } from "./result.js";
 import { flatten, infer, nest, product } from "./tensors.js";
 
 const MOST_TYPED = 4096; // numbers that still make sense in a text box
@@ -14,7 +14,7 @@ const SENTENCES = "How do I read a file line by line?\nOpening a file and loopin
 export function tensorForm(model) {
   const result = h("div", { class: "result", role: "region", "aria-live": "polite", "aria-label": "Answer" });
   const button = h("button", { class: "primary", type: "submit" }, "Run");
-  const form = model.tokenizes ? new TextForm(model) : new TensorForm(model);
+  const form = formOf(model);
   const element = h("form", { class: "try", onsubmit: (event) => { event.preventDefault(); run(); } },
     ...form.elements, h("div", { class: "row" }, button, ...form.buttons), result);
 
@@ -34,6 +34,60 @@ export function tensorForm(model) {
   return element;
 }
 
+function formOf(model) {
+  if (!model.tokenizes) return new TensorForm(model);
+  if (model.task !== "classification") return new TextForm(model);
+  return model.outputs[0].shape.at(-1) === 1 ? new RankForm(model) : new LabelForm(model);
+}
+
+// Documents in the order in which a cross-encoder finds them relevant to a query.
+class RankForm {
+  constructor(model) {
+    this.model = model;
+    this.query = h("input", { type: "text", value: SENTENCES.split("\n")[0] });
+    this.box = h("textarea", { rows: 4, spellcheck: "false", value: SENTENCES.split("\n").slice(1).join("\n") });
+    this.elements = [field("Query", this.query), field("Documents, one a line", this.box)];
+    this.buttons = [];
+  }
+
+  async run() {
+    const documents = lines(this.box.value), began = performance.now();
+    const body = { model: this.model.name, query: this.query.value, documents };
+    const answer = await (await post("v1/rerank", body)).json();
+    const rows = answer.results.map((each) => [documents[each.index], each.relevance_score]);
+    return [spent(began, answer.usage), ranked("Documents, the most relevant first", rows)];
+  }
+}
+
+// The label of each text, and its probability.
+class LabelForm {
+  constructor(model) {
+    this.model = model;
+    this.box = h("textarea", { rows: 4, spellcheck: "false", value: SENTENCES });
+    this.elements = [field("Texts, one a line", this.box)];
+    this.buttons = [];
+  }
+
+  async run() {
+    const input = lines(this.box.value), began = performance.now();
+    const answer = await (await post("classify", { model: this.model.name, input })).json();
+    const rows = answer.data.map((each) => [`${each.label}: ${input[each.index]}`, Math.max(...each.probs)]);
+    return [spent(began, answer.usage), ranked("Label of each text", rows)];
+  }
+}
+
+function lines(text) {
+  const found = text.split("\n").filter((line) => line.trim());
+  if (!found.length) throw new Error("Enter at least one line");
+  return found;
+}
+
+function spent(began, usage) {
+  const time = timing({ seconds: (performance.now() - began) / 1000 });
+  time.textContent += ` · ${usage.prompt_tokens} tokens`;
+  return time;
+}
+
 class TextForm {
   constructor(model) {
     this.model = model;
@@ -43,8 +97,7 @@ class TextForm {
   }
 
   async run() {
-    const texts = this.box.value.split("\n").filter((line) => line.trim());
-    if (!texts.length) throw new Error("Enter at least one line");
+    const texts = lines(this.box.value);
     if (this.model.task !== "embedding") {
       const input = { name: "text", datatype: "BYTES", shape: [texts.length], data: texts };
       return shown(this.model, await infer(this.model, [input]));
@@ -52,8 +105,8 @@ class TextForm {
     const began = performance.now();
     const answer = await (await post("v1/embeddings", { model: this.model.name, input: texts })).json();
     const vectors = answer.data.map((each) => each.embedding.map(Number));
-    const time = timing({ seconds: (performance.now() - began) / 1000 });
-    time.textContent += ` · ${answer.usage.prompt_tokens} tokens · ${vectors[0].length} dimensions`;
+    const time = spent(began, answer.usage);
+    time.textContent += ` · ${vectors[0].length} dimensions`;
     return [time, texts.length > 1 ? cosines(texts, vectors) : summary(vectors[0])];
   }
 }

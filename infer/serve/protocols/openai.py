@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from ...errors import InputError
-from ..api.kserve_response import check_finite
+from ..api import text_request
 from ..api.kserve_tensors import to_json
 from ..api.openai_errors import ERROR_FORMAT, find_model, require_json
 from ..batching import text_inputs
@@ -47,6 +46,7 @@ class ModelList(msgspec.Struct):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """Body of /v1/embeddings; `input`: a text, texts, token ids, or lists of token ids.
 
+    `prompt_name`: a prompt of the model, such as "query", put before each text (token ids get none).
     Unknown fields are accepted and ignored.
     """
 
@@ -55,6 +55,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     user: str | None = None
+    prompt_name: str | None = None
 
 
 class Embedding(msgspec.Struct):
@@ -121,24 +122,19 @@ async def embeddings(call: RequestContext) -> Embeddings:
         )
     tenant = queue_tenant_of(call.service, call.headers)
     engine.check_admission(timeout=call.timeout(), tenant=tenant)
-    spec = engine.predictor.outputs[0]
-    width = spec.shape[-1]
+    width = text_request.labels_of(engine)
     if request.dimensions not in (None, width):
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
-    arrays = await _tokens(call, engine, request.input)
-    answer = await text_inputs.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
-    call.measure = answer.timings
-    vectors = answer.outputs[spec.name].astype(np.float32, copy=False)
-    check_finite(engine, replace(spec, dtype="float32"), vectors)
-    engine.metrics.prompt_tokens.inc(used := text_inputs.count_tokens(arrays))
+    vectors, used = await text_request.run_rows(call, engine, await _tokens(call, engine, request))
     encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
     return Embeddings(data, request.model, EmbeddingsUsage(used, used))
 
 
 async def _tokens(
-    call: RequestContext, engine: TensorEngine, given: str | list[Any]
+    call: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
 ) -> dict[str, np.ndarray]:
+    given = request.input
     rows: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not rows:
         raise InputError("expected at least one text", where="input")
@@ -153,7 +149,7 @@ async def _tokens(
         return text_inputs.from_ids(engine, rows, "input")
     if "" in rows:
         raise InputError("an empty text has no embedding", where=f"input[{rows.index('')}]")
-    return await text_inputs.tokenize(call.service, engine, rows)
+    return await text_inputs.tokenize(call.service, engine, rows, prompt_name=request.prompt_name)
 
 
 def _base64(vector: np.ndarray) -> str:

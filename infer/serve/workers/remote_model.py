@@ -13,7 +13,7 @@ from ...artifact.manifest import read_report
 from ...errors import NotUsableError, UsageError
 from ...llm.text.chat_template import ChatTemplate
 from ...llm.text.generation_config import GenerationConfig
-from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
+from ...llm.text.tokenizer import LLMTokenizer, TextOrPair, Tokenizer
 from .messages import ModelInfo
 from .remote_engine import RemoteEngine
 from .replica import Replica
@@ -65,14 +65,14 @@ class RemotePredictor(RemoteModel):
         meta = self.manifest.meta or {}
         return min(int(meta.get("max_length", 10**9)), self.sizes.get("seq", (1, 512))[1])
 
-    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
+    def tokenize(self, texts: Sequence[TextOrPair]) -> dict[str, np.ndarray]:
         """Return the model inputs for `texts`, like `Predictor.tokenize`."""
-        return self.pad(self.tokenizer.encode(texts))
+        return self.pad(*self.tokenizer.encode_typed(texts))
 
-    def pad(self, rows: list[list[int]]) -> dict[str, np.ndarray]:
-        """Return the model inputs for texts of these token ids, padded to one length."""
+    def pad(self, rows: list[list[int]], types: list[list[int]] | None = None) -> dict[str, np.ndarray]:
+        """Return the model inputs for texts of these token ids and types, padded to one length."""
         wanted = {spec.name for spec in self.inputs}
-        return {name: value for name, value in self.tokenizer.pad(rows).items() if name in wanted}
+        return {name: value for name, value in self.tokenizer.pad(rows, types).items() if name in wanted}
 
     def close(self) -> None:
         for executor in self.executors:

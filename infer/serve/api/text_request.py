@@ -1,0 +1,98 @@
+"""Requests of texts for tensor models: which model answers, and its output for texts or pairs of texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from ...errors import InputError, NotFoundError
+from ...llm.text.tokenizer import TextOrPair
+from ..batching import text_inputs
+from ..batching.collate import Arrays
+from ..batching.tensor_engine import TensorEngine
+from ..http.request_context import RequestContext, queue_tenant_of
+from .kserve_response import check_finite
+from .openai_errors import find_model
+
+MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
+
+
+def find_text_model(
+    call: RequestContext, name: str | None, tasks: Sequence[str], purpose: str
+) -> TensorEngine:
+    """Return the engine of a model of one of these tasks; without a name, the only one that is served.
+
+    Raises `NotFoundError`, and `InputError` for a model of another task or for a choice that the request leaves open.
+    """
+    if name is None:
+        names = [n for n, engine in call.service.engines.items() if engine.predictor.task in tasks]
+        if not names:
+            raise NotFoundError(f"no model that can {purpose} is served")
+        if len(names) > 1:
+            raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
+        name = names[0]
+    engine = find_model(call, name)
+    if not isinstance(engine, TensorEngine) or engine.predictor.task not in tasks:
+        raise InputError(f"{name} is a {engine.predictor.task} model and can't {purpose}", where="model")
+    return engine
+
+
+def labels_of(engine: TensorEngine) -> int:
+    """Return the number of labels of a classifier, or of dimensions of an embedding."""
+    return int(engine.predictor.outputs[0].shape[-1])
+
+
+def new_id(kind: str) -> str:
+    """Return a new id of a response, such as `rerank-` and 24 hexadecimal digits."""
+    return f"{kind}-{os.urandom(12).hex()}"
+
+
+def refuse_uncut(truncate: bool) -> None:
+    """Raise `InputError` for a request that wants long texts refused, which is not offered."""
+    if not truncate:
+        raise InputError(
+            "texts longer than the model reads are always cut", where="truncate", hint="Leave truncate out"
+        )
+
+
+async def run_texts(
+    call: RequestContext,
+    engine: TensorEngine,
+    texts: Sequence[TextOrPair],
+    *,
+    where: str,
+    prompted: bool = False,
+) -> tuple[np.ndarray, int]:
+    """Tokenize and run texts or pairs: float32 [len(texts), width], and the number of tokens.
+
+    `where`: the field of the request, for errors; `prompted`: the texts hold the model's prompt already.
+    """
+    _check_texts(call, texts, where)
+    tenant = queue_tenant_of(call.service, call.headers)
+    engine.check_admission(timeout=call.timeout(), tenant=tenant)
+    arrays = await text_inputs.tokenize(call.service, engine, texts, prompted=prompted)
+    return await run_rows(call, engine, arrays)
+
+
+async def run_rows(call: RequestContext, engine: TensorEngine, arrays: Arrays) -> tuple[np.ndarray, int]:
+    """Run rows of token ids: the first output as float32 [rows, width], and the number of tokens."""
+    spec = engine.predictor.outputs[0]
+    tenant = queue_tenant_of(call.service, call.headers)
+    answer = await text_inputs.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
+    call.measure = answer.timings
+    values = answer.outputs[spec.name].astype(np.float32, copy=False)
+    check_finite(engine, replace(spec, dtype="float32"), values)
+    engine.metrics.prompt_tokens.inc(used := text_inputs.count_tokens(arrays))
+    return values, used
+
+
+def _check_texts(call: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
+    most = min(MAX_TEXTS, call.service.limits.max_queue_rows)
+    if not 1 <= len(texts) <= most:
+        raise InputError(f"expected 1 to {most} texts, got {len(texts)}", where=where)
+    for index, text in enumerate(texts):
+        if "" in ((text,) if isinstance(text, str) else text):
+            raise InputError("expected a text that is not empty", where=f"{where}[{index}]")

@@ -1,0 +1,150 @@
+"""Classification of texts and pairs: /classify as vLLM has it, and /predict of TEI."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...errors import InferError, InputError, OverloadedError
+from ...llm.text.tokenizer import TextOrPair
+from ...predict.label_scores import activation_of, scores_of
+from ..api import text_request
+from ..api.openai_errors import ERROR_FORMAT, require_json
+from ..api.text_types import (
+    Classification,
+    Classified,
+    ClassifyRequest,
+    LabelScore,
+    Predictions,
+    PredictRequest,
+    TextUsage,
+)
+from ..batching.tensor_engine import TensorEngine
+from ..http.request_context import RequestContext
+from ..http.routing import ErrorFormat, NonfiniteError, Route, error_text
+from ..service import Service
+
+
+class TeiError(msgspec.Struct):
+    """An error as TEI has it; `error_type`: Validation, Overloaded, Unhealthy or Backend."""
+
+    error: str
+    error_type: str
+
+
+def _tei_status(error: InferError) -> int:
+    return 429 if isinstance(error, OverloadedError) else error.status
+
+
+def _tei_body(error: InferError) -> TeiError:
+    status = _tei_status(error)
+    kind = {429: "Overloaded", 503: "Unhealthy"}.get(status, "Validation" if status < 500 else "Backend")
+    return TeiError(error_text(error), kind)
+
+
+TEI_ERRORS = ErrorFormat("tei", _tei_status, _tei_body, TeiError)
+
+
+def routes(service: Service) -> list[Route]:
+    both = Classified | Predictions
+    given: dict[str, Any] = {"errors": (429,), "work": True}
+    return [
+        Route("POST", "/classify", ClassifyRequest, both, classify, "Labels of texts", ERROR_FORMAT, **given),
+        Route(
+            "POST",
+            "/predict",
+            PredictRequest,
+            Predictions,
+            predict,
+            "Labels of texts or pairs",
+            TEI_ERRORS,
+            **given,
+        ),
+    ]
+
+
+async def classify(call: RequestContext) -> Classified | Predictions:
+    require_json(call)
+    request = call.json(ClassifyRequest)
+    if (request.input is None) == (request.inputs is None):
+        raise InputError("expected either input (vLLM) or inputs (TEI)", where="input")
+    if request.inputs is not None:
+        asked = PredictRequest(
+            inputs=request.inputs,
+            model=request.model,
+            raw_scores=request.raw_scores,
+            truncate=request.truncate,
+        )
+        return await _predictions(call, asked)
+    texts: list[TextOrPair] = [request.input] if isinstance(request.input, str) else list(request.input or [])
+    engine = _engine(call, request.model)
+    values, used = await _values(call, engine, texts, "input", raw=not request.use_activation)
+    labels = _labels(engine)
+    data = [
+        Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
+        for index, row in enumerate(values)
+    ]
+    usage = TextUsage(used, used)
+    return Classified(text_request.new_id("classify"), int(time.time()), engine.predictor.name, data, usage)
+
+
+async def predict(call: RequestContext) -> Predictions:
+    require_json(call)
+    return await _predictions(call, call.json(PredictRequest))
+
+
+async def _predictions(call: RequestContext, request: PredictRequest) -> Predictions:
+    text_request.refuse_uncut(request.truncate)
+    texts, many = _read(request.inputs)
+    engine = _engine(call, request.model)
+    values, _ = await _values(call, engine, texts, "inputs", raw=request.raw_scores)
+    labels = _labels(engine)
+    found = [
+        [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()]
+        for row in values
+    ]
+    return [*found] if many else [*found[0]]
+
+
+def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
+    """Return texts and pairs, and True for a batch: a text, [text, text], or [[text], [text, text], …]."""
+    if isinstance(inputs, str):
+        return [inputs], False
+    if inputs and all(isinstance(one, str) for one in inputs):
+        if len(inputs) > 2:
+            raise InputError(
+                f"expected a text or a pair of texts, got {len(inputs)}",
+                where="inputs",
+                hint="A batch is a list of lists: [[text], [text, text]]",
+            )
+        return [inputs[0] if len(inputs) == 1 else tuple(inputs)], False
+    found: list[TextOrPair] = []
+    for index, one in enumerate(inputs):
+        if isinstance(one, str) or not 1 <= len(one) <= 2:
+            raise InputError("expected [text] or [text, text]", where=f"inputs[{index}]")
+        found.append(one[0] if len(one) == 1 else tuple(one))
+    return found, True
+
+
+def _engine(call: RequestContext, name: str | None) -> TensorEngine:
+    return text_request.find_text_model(call, name, ("classification",), "classify texts")
+
+
+async def _values(
+    call: RequestContext, engine: TensorEngine, texts: list[TextOrPair], where: str, *, raw: bool
+) -> tuple[np.ndarray, int]:
+    """Return scores or logits [len(texts), labels], and the number of tokens."""
+    logits, used = await text_request.run_texts(call, engine, texts, where=where)
+    if wrong := int((~np.isfinite(logits)).sum()):
+        raise NonfiniteError(engine.predictor.outputs[0].name, wrong)
+    meta = engine.predictor.manifest.meta or {}
+    return logits if raw else scores_of(logits, activation_of(meta, logits.shape[1])), used
+
+
+def _labels(engine: TensorEngine) -> list[str]:
+    count = text_request.labels_of(engine)
+    named = (engine.predictor.manifest.meta or {}).get("labels") or []
+    return named if len(named) == count else [f"LABEL_{index}" for index in range(count)]
