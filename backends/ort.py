@@ -75,8 +75,10 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return f"ONNX Runtime does not run on {plan.device} here"
     if graph.onnx is None:
         return None
-    if plan.quant not in ("none", "int8"):
-        return f"an ONNX source takes --quant int8 or none, not {plan.quant}: its layers are already lowered"
+    if plan.quant not in ("none", "int8", "int8:static"):
+        return f"an ONNX source takes --quant int8, int8:static or none, not {plan.quant}: its layers are lowered"
+    if plan.quant != "none" and (nodes := onnx_source.already_quantized(graph.onnx)):
+        return f"the model is quantized already ({nodes}): --quant none keeps it as it is"
     if plan.dtype not in ("float32", "auto"):
         return f"an ONNX source keeps its own dtype; --dtype {plan.dtype} needs the PyTorch model"
     return None
@@ -104,8 +106,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     chosen, quantized = list[Finding](), ""
     if graph.onnx is None:
         done, chosen = _exported(graph, plan, path, target)
-    elif plan.quant == "int8":
-        done, coverage = onnx_source.quantize(graph.onnx, path, target)
+    elif plan.quant_name == "int8":
+        rows = graph.calibration if plan.quant_option == "static" else None
+        done, coverage = onnx_source.quantize(graph.onnx, path, target, rows=rows)
         enforce(coverage, plan)
         chosen, quantized = coverage.findings(), coverage.verdict()
     else:

@@ -21,7 +21,7 @@ KV_DTYPES = ("float32", "float16", "bfloat16", "int8")  # of a KV cache; kernels
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
 ALIASES |= {"fp64": "float64", "f64": "float64", "i64": "int64", "i32": "int32", "u8": "uint8", "i8": "int8"}
 
-_INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
+_INPUT = re.compile(r"^(?P<name>[A-Za-z_][\w.:/-]*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\]$")
 _DIM = re.compile(r"^[A-Za-z_]\w*$")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG]?I?)B?\s*", re.IGNORECASE)

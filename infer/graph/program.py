@@ -42,6 +42,9 @@ class Graph:
     onnx: Path | None = None
     module: nn.Module | None = None
     task: str = "tensors"
+    calibration: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # rows of an ONNX source that judge nothing
 
     @property
     def exported(self) -> ExportedProgram:

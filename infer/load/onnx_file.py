@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
+import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,13 +15,19 @@ from typing import Any
 from ..errors import NotUsableError, SourceError, UnsafeSourceError, UsageError
 from ..plan import Plan
 from ..spec import DTYPES, Finding, TensorSpec
+from . import onnx_outputs
 from .loaded_model import LoadedModel
 
 MAX_DEPTH = 16
+_UNNAMED = re.compile(r"unk__\d+")  # what tf2onnx calls a size without a name
+Specs = tuple[TensorSpec, ...]
 
 
 def load_onnx(plan: Plan) -> LoadedModel:
-    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs."""
+    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
+
+    Where outputs are no tensors, `onnx` is a changed copy that lives as long as the loaded model.
+    """
     if find_spec("onnx") is None:
         raise NotUsableError("an ONNX source needs the package onnx", hint="pip install 'infer[ort]'")
     import onnx
@@ -33,22 +42,36 @@ def load_onnx(plan: Plan) -> LoadedModel:
         onnx.checker.check_model(path)
     except onnx.checker.ValidationError as error:
         raise SourceError(f"the ONNX model is not valid: {_line(error)}", where=str(path)) from error
+    said = onnx_outputs.keep_tensors(model, str(path))
+    changed = onnx_outputs.write(model, path) if said else None
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     why = f"{len(model.graph.node)} nodes, {len(weights)} weights, {num_external} in external files"
-    return LoadedModel(
+    findings = [Finding("load", "opset", opset, why=why)]
+    findings += [Finding("load", "outputs", "tensors only", why=text) for text in said]
+    if nodes := onnx_outputs.quantized_nodes(model):
+        named = ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
+        findings.append(
+            Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
+        )
+    outputs = tuple(_spec(value, path) for value in model.graph.output)
+    inputs, outputs = _with_batch(inputs, outputs)
+    loaded = LoadedModel(
         kind="onnx",
         module=None,
         reader=None,
         inputs=_overridden(plan, inputs),
         samples={},
         samples_from="",
-        outputs=tuple(value.name for value in model.graph.output),
-        onnx=path,
-        meta={"outputs": tuple(_spec(value, path) for value in model.graph.output), "opset": opset},
-        findings=[Finding("load", "opset", opset, why=why)],
+        outputs=tuple(spec.name for spec in outputs),
+        onnx=changed or path,
+        meta={"outputs": outputs, "opset": opset},
+        findings=findings,
     )
+    if changed is not None:
+        weakref.finalize(loaded, shutil.rmtree, changed.parent, ignore_errors=True)
+    return loaded
 
 
 def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
@@ -136,20 +159,40 @@ def _spec(value: Any, path: Path) -> TensorSpec:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         raise NotUsableError(
-            f"expected tensors as inputs and outputs, {value.name!r} is a sequence, a map or an optional",
+            f"expected tensors as inputs, {value.name!r} is a sequence, a map or an optional",
             where=str(path),
             hint="Export the model again with tensors only",
         )
     dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if dtype not in DTYPES:
         raise NotUsableError(
-            f"{value.name!r} is of dtype {dtype}", where=str(path), hint=f"Known: {', '.join(DTYPES)}"
+            f"{value.name!r} is of dtype {'string' if dtype == 'object' else dtype}",
+            where=str(path),
+            hint=f"Known: {', '.join(DTYPES)}",
         )
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
         fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
-        shape.append(fixed or dim.dim_param or ("batch" if axis == 0 else f"{value.name}_{axis}"))
+        named = "" if _UNNAMED.fullmatch(dim.dim_param) else dim.dim_param
+        shape.append(fixed or named or ("batch" if axis == 0 else f"{value.name}_{axis}"))
     return TensorSpec(value.name, dtype, tuple(shape))
+
+
+def _with_batch(inputs: Specs, outputs: Specs) -> tuple[Specs, Specs]:
+    """Call the one symbolic first size that all inputs share "batch", whatever its name in the file is."""
+    firsts = {spec.shape[0] for spec in inputs if spec.shape}
+    first = firsts.pop() if len(firsts) == 1 else None
+    known = {size for spec in (*inputs, *outputs) for size in spec.shape}
+    if not isinstance(first, str) or "batch" in known:
+        return inputs, outputs
+
+    def renamed(specs: Specs) -> Specs:
+        return tuple(
+            TensorSpec(s.name, s.dtype, tuple("batch" if size == first else size for size in s.shape))
+            for s in specs
+        )
+
+    return renamed(inputs), renamed(outputs)
 
 
 def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

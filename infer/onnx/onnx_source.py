@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from ..compress import Coverage
 from ..errors import NotUsableError, SourceError
-from . import source_weights
+from ..load.onnx_outputs import quantized_nodes
+from . import source_weights, static_source
 from .decompositions import DOMAIN
 from .export import IR_VERSION_CAP, save
 from .graph_builder import GraphBuilder, drop_unused
@@ -60,12 +63,28 @@ def opset(source: Path) -> int:
     return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
+def already_quantized(source: Path) -> str:
+    """Name the operators of a model that was quantized before, `12 QuantizeLinear, 8 QLinearConv`; else ""."""
+    import onnx
+
+    nodes = quantized_nodes(onnx.load(str(source), load_external_data=False))
+    return ", ".join(f"{count} {name}" for name, count in nodes.most_common(4))
+
+
 def quantize(
-    source: Path, path: Path, target: Target, form: Form = "token"
+    source: Path,
+    path: Path,
+    target: Target,
+    form: Form = "token",
+    rows: Mapping[str, Tensor] | None = None,
 ) -> tuple[RewriteResult, Coverage]:
-    """Write the model with int8 weights for products and embeddings; other large weights are stored as int8."""
+    """Write the model with int8 weights for products and embeddings; other large weights are stored as int8.
+
+    With calibration `rows` the products, and 2-D convolutions too, get stored scales of their inputs (`int8:static`).
+    """
     import onnx_ir as ir
 
+    ranges = {} if rows is None else static_source.input_ranges(source, rows, copy)
     model = ir.load(str(source))
     if (opset := model.opset_imports.get("", 0)) < OLDEST_OPSET:
         raise NotUsableError(
@@ -76,15 +95,19 @@ def quantize(
     graph = model.graph
     weights = source_weights.find(model)
     written = set(graph.initializers)
-    embeddings = 0
+    embeddings, read = 0, dict[str, str]()
     for node in list(graph):
+        if ranges and static_source.mark_conv(graph, node, ranges):
+            continue
         if (weight := _weight(node)) is not None:
-            _mark(graph, node, weight)
+            name = "" if node.inputs[0] is None else str(node.inputs[0].name)
+            read[_mark(graph, node, weight)] = name
         elif (table := _table(node)) is not None:
             emit = GraphBuilder(graph, node)
             emit.replace(source_weights.gather(emit, table))
             embeddings += 1
     model.opset_imports[DOMAIN] = 1
+    static_source.make_static(graph, ranges, read)
     done = rewrite(model, target, form)
     written = set(graph.initializers) - written
     done.forms += Counter({"int8 embedding": embeddings} if embeddings else {})
@@ -149,8 +172,8 @@ def _table(node: ir.Node) -> np.ndarray | None:
     return array if large and np.isfinite(array).all() else None  # type: ignore[arg-type]
 
 
-def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
-    """Insert an `infer::linear_int8` node in place of a product; per output channel, absmax / 127."""
+def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> str:
+    """Insert an `infer::linear_int8` node in place of a product; per output channel, absmax / 127. Return its name."""
     import onnx_ir as ir
 
     codes, scale = source_weights.quantized(np.ascontiguousarray(weight.T), 0)
@@ -172,6 +195,7 @@ def _mark(graph: ir.Graph, node: ir.Node, weight: np.ndarray) -> None:
         ir.node("linear_int8", layer, domain=DOMAIN, outputs=[output], name=f"{emit.prefix}/linear")
     )
     emit.replace(output if bias is None else emit("Add", output, bias))
+    return f"{emit.prefix}/linear"
 
 
 def _bias(emit: GraphBuilder, node: ir.Node) -> Any:

@@ -64,7 +64,15 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
     """Capture the float model; sizes that had to be fixed are then fixed in `loaded` too, and a finding says so."""
     if loaded.onnx is not None:
         outputs = tuple(loaded.meta.get("outputs", ()))
-        return Graph(loaded.inputs, outputs, loaded.samples, loaded.sizes, onnx=loaded.onnx, task=loaded.task)
+        return Graph(
+            loaded.inputs,
+            outputs,
+            loaded.samples,
+            loaded.sizes,
+            onnx=loaded.onnx,
+            task=loaded.task,
+            calibration=loaded.calibration,
+        )
     if loaded.load == "offload":
         module = module_of(loaded).eval()
         return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
