@@ -9,17 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels.ops.bitpack import FINE, GROUP, decode, pack, tables_of_rows
 from ..plan import Plan
 from . import Stats
 from .calibration.gptq import fit_with_feedback
 from .calibration.group_scales import fit
+from .refusals import refuses_table_format
 
 BITS = 4
 OPTIONS = ("", str(FINE))
 PARTS = ("codes", "table", "scale", "row_scale")
+PRECISION_CLASS = "4bit"
+WEIGHT_ONLY = frozenset(OPTIONS)
+NEEDS_STATS: frozenset[str] = frozenset()
+ROWS = 1
+SHARED = frozenset({"table"})
+
+
+def missing() -> str | None:
+    return None
+
+
+def refuses(layer: nn.Module, plan: Plan) -> str | None:
+    return refuses_table_format(layer, plan.quant, GROUP)
 
 
 def quantize_with(

@@ -6,10 +6,7 @@ As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from torch import Tensor
 from infer import attention
 from infer.attention import AttentionArgs, reference
 from infer.attention import triton as plugin
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import assembly, run_in_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 from infer.attention import _triton_attend, _triton_merge, _triton_write  # noqa: E402
@@ -222,14 +219,7 @@ def test_many_sequences_find_their_tiles() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
 def test_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    run_in_interpreter(__file__)
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ process (`test_in_the_interpreter`). In this one the kernels are compiled for tw
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from torch import Tensor
 from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.linear_packed import lut4_twin
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import assembly, run_in_interpreter
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -237,14 +234,7 @@ def test_estimated_crossovers_rise_with_the_bandwidth() -> None:
 
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
 def test_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    run_in_interpreter(__file__)
 
 
 @pytest.fixture

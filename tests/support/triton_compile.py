@@ -1,14 +1,30 @@
-"""Triton kernels compiled ahead of time for a GPU that needn't be here."""
+"""Triton kernels without a GPU: compiled ahead of time for one, or run in the interpreter."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
+
+
+def run_in_interpreter(file: str) -> None:
+    """Run the tests of a file in a process whose Triton kernels are interpreted on the CPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 def assembly(captured: list[tuple], capability: int) -> list[str]:

@@ -7,29 +7,28 @@ over 6 and in ascending order, so that code 7 is -0 and code 8 is +0. 4.125 bits
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...kernels.ops.bitpack import GROUP
 from ...plan import Plan
 from .. import Stats
-from ..refusals import refuses_table_format
-from ..table_format import OPTIONS, dequantize, embedding, experts, linear, quantize_with
+from ..table_format import (
+    NEEDS_STATS,
+    OPTIONS,
+    PRECISION_CLASS,
+    ROWS,
+    SHARED,
+    WEIGHT_ONLY,
+    dequantize,
+    embedding,
+    experts,
+    linear,
+    missing,
+    quantize_with,
+    refuses,
+)
 
-PRECISION_CLASS = "4bit"
-WEIGHT_ONLY = frozenset(OPTIONS)
-NEEDS_STATS: frozenset[str] = frozenset()
-ROWS = 1
-SHARED = frozenset({"table"})
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TABLE = tuple(value / 6 for value in (*(-m for m in reversed(MAGNITUDES)), *MAGNITUDES))
-
-
-def missing() -> str | None:
-    return None
-
-
-def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    return refuses_table_format(layer, plan.quant, GROUP)
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
@@ -38,8 +37,13 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
 
 
 __all__ = [
+    "NEEDS_STATS",
     "OPTIONS",
+    "PRECISION_CLASS",
+    "ROWS",
+    "SHARED",
     "TABLE",
+    "WEIGHT_ONLY",
     "dequantize",
     "embedding",
     "experts",

@@ -6,28 +6,27 @@ Code c stands for `(c - 8) / 8 * scale`. A negative scale gives the longer side 
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...kernels.ops.bitpack import GROUP
 from ...plan import Plan
 from .. import Stats
-from ..refusals import refuses_table_format
-from ..table_format import OPTIONS, dequantize, embedding, experts, linear, quantize_with
+from ..table_format import (
+    NEEDS_STATS,
+    OPTIONS,
+    PRECISION_CLASS,
+    ROWS,
+    SHARED,
+    WEIGHT_ONLY,
+    dequantize,
+    embedding,
+    experts,
+    linear,
+    missing,
+    quantize_with,
+    refuses,
+)
 
-PRECISION_CLASS = "4bit"
-WEIGHT_ONLY = frozenset(OPTIONS)
-NEEDS_STATS: frozenset[str] = frozenset()
-ROWS = 1
-SHARED = frozenset({"table"})
 TABLE = tuple(k / 8 for k in range(-8, 8))
-
-
-def missing() -> str | None:
-    return None
-
-
-def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    return refuses_table_format(layer, plan.quant, GROUP)
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
@@ -36,8 +35,13 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
 
 
 __all__ = [
+    "NEEDS_STATS",
     "OPTIONS",
+    "PRECISION_CLASS",
+    "ROWS",
+    "SHARED",
     "TABLE",
+    "WEIGHT_ONLY",
     "dequantize",
     "embedding",
     "experts",

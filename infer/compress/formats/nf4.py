@@ -7,19 +7,26 @@ instead of taken from the absolute maximum, and stored as int8 times one float32
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...kernels.ops.bitpack import GROUP
 from ...plan import Plan
 from .. import Stats
-from ..refusals import refuses_table_format
-from ..table_format import OPTIONS, dequantize, embedding, experts, linear, quantize_with
+from ..table_format import (
+    NEEDS_STATS,
+    OPTIONS,
+    PRECISION_CLASS,
+    ROWS,
+    SHARED,
+    WEIGHT_ONLY,
+    dequantize,
+    embedding,
+    experts,
+    linear,
+    missing,
+    quantize_with,
+    refuses,
+)
 
-PRECISION_CLASS = "4bit"
-WEIGHT_ONLY = frozenset(OPTIONS)
-NEEDS_STATS: frozenset[str] = frozenset()
-ROWS = 1
-SHARED = frozenset({"table"})
 TABLE = (
     -1.0,
     -0.6961928009986877,
@@ -40,22 +47,19 @@ TABLE = (
 )
 
 
-def missing() -> str | None:
-    return None
-
-
-def refuses(layer: nn.Module, plan: Plan) -> str | None:
-    return refuses_table_format(layer, plan.quant, GROUP)
-
-
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
     """Quantize float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
     return quantize_with(weight, TABLE, stats, plan)
 
 
 __all__ = [
+    "NEEDS_STATS",
     "OPTIONS",
+    "PRECISION_CLASS",
+    "ROWS",
+    "SHARED",
     "TABLE",
+    "WEIGHT_ONLY",
     "dequantize",
     "embedding",
     "experts",
