@@ -10,29 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from ..workers.process import ClosedError
 from ..workers.restart_policy import WorkerLostError, WorkerSilentError
 from .collate import Arrays
-from .executor import EngineHandle, Executor
+from .executor import EngineHandle, PollingExecutor
 from .executor_thread import POLL_SECONDS, TOO_LATE, ExecutorThread, FirstRun, raise_error
 from .queue_items import BatchResult, QueueItem
 
 SMALL_BATCH = 256 << 10  # bytes of inputs that are copied on the event loop
-
-
-@runtime_checkable
-class PollingExecutor(Executor, Protocol):
-    """Executor with calls that do not block; see `workers.replica.Replica`."""
-
-    def begin(self, inputs: Arrays) -> None: ...
-
-    def finish(self) -> tuple[Arrays, float]: ...
-
-    def poll(self) -> tuple[Arrays, float] | None: ...
 
 
 class EventLoopExecutor(ExecutorThread):

@@ -1,14 +1,15 @@
-"""Executors: run the batches of one model, here or in another process; what their threads need of the engine."""
+"""Executors, which run the batches of one model, here or in another process; the engine as their threads see it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,6 +41,17 @@ class Executor(Protocol):
     def blame_request(self) -> None: ...
 
     def restart(self, stopping: Callable[[], bool]) -> None: ...
+
+
+@runtime_checkable
+class PollingExecutor(Executor, Protocol):
+    """Executor with calls that do not block; see `workers.replica.Replica`."""
+
+    def begin(self, inputs: Arrays) -> None: ...
+
+    def finish(self) -> tuple[Arrays, float]: ...
+
+    def poll(self) -> tuple[Arrays, float] | None: ...
 
 
 class LocalExecutor:
@@ -144,3 +156,21 @@ class Wakeup:
             self._closed = True
             os.close(self._read)
             os.close(self._write)
+
+
+def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
+    """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
+    metrics.dispatched(batch.reason)
+    metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
+    if ragged:
+        tokens = [math.prod([item.sizes[size] for size in ragged]) * item.rows for item in batch.items]
+        metrics.batch_tokens.observe(sum(tokens))
+    good, waits = 0, list[tuple[float, int]]()
+    for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+        queued = batch.started - item.arrived
+        if isinstance(outcome, Exception):
+            metrics.failed(queued + batch.compute)
+        else:
+            good += item.rows
+            waits.append((queued, item.requests))
+    metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)

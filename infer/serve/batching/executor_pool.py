@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .event_loop_executor import EventLoopExecutor, PollingExecutor
-from .executor import EngineHandle, Executor
+from .event_loop_executor import EventLoopExecutor
+from .executor import EngineHandle, Executor, PollingExecutor
 from .executor_thread import ExecutorThread
 
 

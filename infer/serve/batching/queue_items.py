@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ...errors import InferError, ResourceError
-from ..observability.metrics import ModelMetrics
 from .collate import Arrays
 
 LOWEST_PRIORITY = 255
@@ -121,24 +119,6 @@ class BatchResult:
             return None
         back = now - self.began - self.compute
         return WorkerTransfer(self.worker, max(self.began - self.started, 0.0), max(back, 0.0))
-
-
-def count_batch(batch: BatchResult, metrics: ModelMetrics, ragged: Iterable[str]) -> None:
-    """Record a batch in the metrics. `ragged`: names of the sizes that vary within a batch (sequence lengths)."""
-    metrics.dispatched(batch.reason)
-    metrics.executed(batch.rows, batch.assemble, batch.compute, batch.cut, batch.padding)
-    if ragged:
-        tokens = [math.prod([item.sizes[size] for size in ragged]) * item.rows for item in batch.items]
-        metrics.batch_tokens.observe(sum(tokens))
-    good, waits = 0, list[tuple[float, int]]()
-    for item, outcome in zip(batch.items, batch.outcomes, strict=True):
-        queued = batch.started - item.arrived
-        if isinstance(outcome, Exception):
-            metrics.failed(queued + batch.compute)
-        else:
-            good += item.rows
-            waits.append((queued, item.requests))
-    metrics.answered(good, waits, batch.assemble, batch.compute, batch.cut)
 
 
 @dataclass(frozen=True, slots=True)
