@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from . import option_values as values
-from .options import Option
+from .options import Option, values
 
 MODEL, TARGET, QUANT = "Source", "Target", "Quantization"
 LLM, CHECKS = "Language models", "Data and checks"

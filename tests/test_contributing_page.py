@@ -20,7 +20,7 @@ from infer.artifact.manifest import target_of
 from infer.attention import reference
 from infer.compress.assign.format_order import larger_formats
 from infer.errors import NotUsableError, UsageError
-from infer.thresholds import precision_class
+from infer.fidelity.thresholds import precision_class
 from tests.support.attention_cases import Case
 from tests.support.fake_predictors import double, live
 from tests.support.page_blocks import ROOT, blocks

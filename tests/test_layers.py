@@ -13,10 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "old_formats", "options", "option_values",
-    "plan", "workload", "paths", "regular_files", "library_errors",
-    "plugins", "thresholds", "device", "latency", "kernels", "preprocess", "load", "attention", "graph", "fidelity",
-    "compress",
+    "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "paths", "regular_files",
+    "library_errors", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention", "graph",
+    "fidelity", "compress",
     "onnx", "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 26  # files that import each other one after another, from the entry point down

@@ -14,12 +14,12 @@ import msgspec
 
 from .. import paths
 from ..errors import ArtifactError, NotUsableError
-from ..old_formats import upgrade_manifest, upgrade_report
 from ..plan import Plan
 from ..regular_files import read_regular
 from ..results import ScoresOnly
 from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, LayerChoice, TensorSpec
+from .old_formats import upgrade_manifest, upgrade_report
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -15,6 +15,7 @@ from .. import fidelity, load
 from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import GateError, UsageError
+from ..fidelity.thresholds import LIMITS, precision_class
 from ..latency import Latency, Paired, measure, paired
 from ..pipeline import stages
 from ..plan import Plan
@@ -22,7 +23,6 @@ from ..predict import Predictor
 from ..report import memory
 from ..report import profile as profiler
 from ..spec import Finding
-from ..thresholds import LIMITS, precision_class
 
 Call = Callable[[], object]
 

@@ -13,7 +13,7 @@ from ..artifact import store
 from ..bench import llm
 from ..errors import UsageError
 from ..latency import Paired
-from ..option_values import parse_batches
+from ..options.values import parse_batches
 from ..predict import generation_shape
 from ..report import formatting
 from ..spec import Finding

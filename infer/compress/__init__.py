@@ -79,7 +79,7 @@ class Quantizer(Protocol):
     OPTIONS: tuple[str, ...]  # what may follow the colon; "" is the default
     PRECISION_CLASS: (
         str | Mapping[str, str]
-    )  # row of `infer.thresholds.LIMITS` that judges it, or one for each option
+    )  # row of `infer.fidelity.thresholds.LIMITS` that judges it, or one for each option
     WEIGHT_ONLY: frozenset[
         str
     ]  # the options whose point is memory: their layers need not be faster one by one

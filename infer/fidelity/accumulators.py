@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..thresholds import TOP1_TASKS
+from .thresholds import TOP1_TASKS
 
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
 MASKED = -1e4  # what float16 code writes for -inf

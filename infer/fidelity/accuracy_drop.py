@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ..results import Metric
-from ..thresholds import TOP1_TASKS, Limits
 from .gate import ALWAYS, limit
+from .thresholds import TOP1_TASKS, Limits
 
 # Metrics that go with the error itself; the others go with its square, as effects do.
 FIRST_ORDER = ("relative_error", "worst_token", "top1", "exact")

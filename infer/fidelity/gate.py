@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..results import Metric
-from ..thresholds import LIMITS, Limits
+from .thresholds import LIMITS, Limits
 
 # Metric → (field of Limits, True when larger is worse). What is not here is shown, not judged.
 JUDGED: dict[str, tuple[str, bool]] = {

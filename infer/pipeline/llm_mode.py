@@ -8,7 +8,7 @@ from .. import llm, load, plugins
 from ..errors import NotUsableError, UsageError
 from ..llm.step.paged_step import StepShape
 from ..load.heads.text import Decoder
-from ..option_values import parse_adapters
+from ..options.values import parse_adapters
 from ..plan import Plan
 from ..reporter import Reporter
 from ..results import ScoresOnly

@@ -8,12 +8,12 @@ from .. import compress, plugins
 from .. import device as hardware
 from ..compress import assign
 from ..errors import NotUsableError, UsageError, unknown
-from ..option_values import TASKS
+from ..fidelity.thresholds import default_kv_dtype
 from ..options import checked
+from ..options.values import TASKS
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Choice
-from ..thresholds import default_kv_dtype
 
 _WHY_KV = {
     "float32": "as exact as the float weights; float16 is half the traffic, 2e-4 to 2e-3 off",

@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import fidelity, latency, library_errors, plugins
 from ..errors import GateError, NotUsableError, ResourceError
+from ..fidelity.thresholds import coarser_cache
 from ..graph import storage
 from ..graph.program import Graph
 from ..llm.step.paged_step import StepShape
@@ -19,7 +20,6 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Choice, Finding, LayerChoice
-from ..thresholds import coarser_cache
 from .float_reference import EAGER, FloatForms
 from .trial import Trial, run_trial
 from .trial_timing import time_trials

@@ -15,9 +15,10 @@ from torch import Tensor
 from .. import fidelity, latency, library_errors, plugins
 from ..artifact import golden
 from ..fidelity import batch_sizes
+from ..fidelity.thresholds import limits, precision
 from ..graph import storage
 from ..graph.program import Graph
-from ..latency import Paired
+from ..latency import WORKLOAD, Paired
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.step.paged_step import StepShape
 from ..llm.step.schedule_consistency import compare_schedules, judged_windows, spared_tokens
@@ -26,8 +27,6 @@ from ..report import formatting, roofline
 from ..report.step_breakdown import StepBreakdown
 from ..results import Metric, ScoresOnly
 from ..spec import Finding
-from ..thresholds import limits, precision
-from ..workload import WORKLOAD
 from .float_reference import FloatForms, opened
 
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time

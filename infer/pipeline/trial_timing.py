@@ -13,12 +13,12 @@ from typing import Any
 
 from .. import latency, plugins
 from ..graph.program import Graph
+from ..latency import WORKLOAD
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..plan import Plan
 from ..predict.tensors import ExclusiveCalls
 from ..report import formatting, step_breakdown
 from ..spec import Finding
-from ..workload import WORKLOAD
 from .float_reference import FloatForms
 from .trial import Timing, Trial, batches_of
 

@@ -14,11 +14,11 @@ from .. import fidelity
 from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
+from ..fidelity.thresholds import LIMITS, precision
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..spec import Finding
-from ..thresholds import LIMITS, precision
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .tensors import Array
 from .text_generation import Options, TextGeneration

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import device as hardware
+from ..artifact.old_formats import REPORT_FORMAT, upgrade_report
 from ..artifact.store import Manifest
 from ..fidelity.gate import judge, limit
+from ..fidelity.thresholds import Limits, limits, precision
 from ..latency import Latency, Paired
-from ..old_formats import REPORT_FORMAT, upgrade_report
 from ..plan import Plan
 from ..results import BackendResult, Metric
 from ..sanitize import sanitize_values
 from ..spec import Choice, Finding, LayerChoice, TensorSpec
-from ..thresholds import Limits, limits, precision
 from . import formatting
 from .memory import Memory
 from .roofline import Ceiling

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..fidelity.thresholds import default_kv_dtype
 from ..options import command_line
 from ..plan import Plan
 from ..results import Metric
-from ..thresholds import default_kv_dtype
 
 if TYPE_CHECKING:
     from ..latency import Paired  # which imports torch

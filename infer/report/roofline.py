@@ -16,12 +16,12 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import device as hardware
+from ..fidelity.thresholds import precision_class
 from ..graph.program import Graph
 from ..llm.step.full_sequence import CONTEXT
 from ..llm.step.paged_step import StepShape
 from ..plan import Plan
 from ..spec import Finding
-from ..thresholds import precision_class
 
 IN_CACHE = 1.5  # times the memory's bandwidth: then what is read stays in a cache
 Bound = Literal["memory", "compute"]

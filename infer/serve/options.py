@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .. import option_values as values
 from ..errors import UsageError
-from ..options import Option
+from ..options import Option, values
 from ..spec import parse_size
 from . import limits as serve_limits
 from .limits import ServeLimits

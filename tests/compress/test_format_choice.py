@@ -16,11 +16,11 @@ from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.fidelity import Comparison, drop, excess
+from infer.fidelity.thresholds import LIMITS, Limits
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.results import Metric
 from infer.spec import Finding, TensorSpec
-from infer.thresholds import LIMITS, Limits
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from backends import eager, ort
 from infer import Plan, Predictor, fidelity, optimize
 from infer.errors import GateError
 from infer.fidelity.batch_sizes import compare_size
+from infer.fidelity.thresholds import LIMITS
 from infer.pipeline.stages import Outcome
 from infer.results import Metric
-from infer.thresholds import LIMITS
 
 pytestmark = pytest.mark.filterwarnings("ignore:(var|std)")
 RECIPE = """

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from infer import device, fidelity
 from infer.fidelity import accumulators
 from infer.fidelity.gate import limit
+from infer.fidelity.thresholds import LIMITS, Limits
 from infer.results import Metric
-from infer.thresholds import LIMITS, Limits
 
 
 def values(metrics: list[Metric]) -> dict[str, object]:

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from infer import Plan, Predictor, library_errors
 from infer.errors import InferError
+from infer.fidelity.thresholds import limits
 from infer.graph.program import flatten
 from infer.pipeline import stages
 from infer.silence_logs import quiet
-from infer.thresholds import limits
 from tests.support import generated_modules as generated
 
 FORMS = ("pickle", "pickle", "pickle", "factory", "state", "exported", "onnx")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from infer.errors import GateError
+from infer.fidelity.thresholds import coarser_cache, precision
 from infer.llm.step.paged_step import StepShape
 from infer.pipeline.run import Resolved, resolve, resolve_cache
 from infer.pipeline.select import enforce
 from infer.pipeline.trial import Trial
 from infer.plan import Plan
 from infer.results import Metric
-from infer.thresholds import coarser_cache, precision
 
 SHAPE = StepShape(layers=1, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64)
 

@@ -19,7 +19,7 @@ from infer.errors import BusyError, InferError, SourceError, UsageError
 from infer.llm import Engine, EngineLimits, FullSequenceRunner, Request, Sampling, StepShape
 from infer.llm.lora.adapters import Adapters
 from infer.llm.step.full_sequence import attention_inputs
-from infer.option_values import parse_adapters as parse
+from infer.options.values import parse_adapters as parse
 from infer.plan import Plan
 from tests.support.tiny_decoders import VOCABULARY, build
 

@@ -16,6 +16,7 @@ from infer import llm
 from infer.cli import main
 from infer.errors import GateError
 from infer.fidelity import excess, judge
+from infer.fidelity.thresholds import LIMITS, Limits, limits
 from infer.fidelity.token_errors import token_errors
 from infer.llm.step.full_sequence import FullSequenceRunner
 from infer.llm.step.paged_step import Step, StepShape, use_paged_attention
@@ -23,7 +24,6 @@ from infer.llm.step.schedule_consistency import compare_schedules, judged_window
 from infer.llm.step.schedules import SCHEDULES
 from infer.plan import Plan
 from infer.results import Metric
-from infer.thresholds import LIMITS, Limits, limits
 from tests.support.tiny_decoders import VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give

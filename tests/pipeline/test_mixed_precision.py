@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from infer import Plan
-from infer import option_values as values
 from infer.artifact.store import Manifest
 from infer.cli import main, optimize
 from infer.errors import GateError, UsageError
+from infer.fidelity.thresholds import limits, precision
+from infer.options import values
 from infer.pipeline import stages
 from infer.report import document, html, layers
 from infer.reporter import Reporter
 from infer.spec import Finding, LayerChoice
-from infer.thresholds import limits, precision
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 DIGITS = Plan(

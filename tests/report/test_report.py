@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from infer.artifact.old_formats import REPORT_FORMAT
 from infer.artifact.store import Manifest
 from infer.latency import Latency, Paired, summarize
-from infer.old_formats import REPORT_FORMAT
 from infer.plan import Plan
 from infer.report import document, formatting, html, screen, terminal
 from infer.report.memory import Memory

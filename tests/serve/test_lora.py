@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from infer import Predictor
 from infer.cli import main
 from infer.errors import SourceError, UsageError
-from infer.option_values import parse_folders
+from infer.options.values import parse_folders
 from infer.serve.service import Service
 from tests.llm.test_lora import peft
 from tests.support.fake_predictors import Live, live

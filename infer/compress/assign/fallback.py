@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from ... import compress
 from ...fidelity import excess
+from ...fidelity.thresholds import limits
 from ...results import Metric
 from ...spec import Finding
-from ...thresholds import limits
 from . import budget
 from .assignment import FLOAT, STAGE, Assignment
 from .format_order import fallback_formats

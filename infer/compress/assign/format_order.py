@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...fidelity.thresholds import precision_class
 from ...plan import Plan
-from ...thresholds import precision_class
 
 # Nominal bits. Of formats with equal bits only the one with the least error is a rung.
 NOMINAL_BITS = {"cluster:2": 2.3, "cluster:3": 3.3, "nf4": 4.25, "nf4:16": 4.6, "cluster:6": 6.3, "int8": 8.0}

@@ -1,6 +1,6 @@
 """Calls of each Linear layer by number of rows: the shapes that layers are timed for.
 
-Of a language model that runs as a step these are the rows of the declared workload (`infer.workload.WORKLOAD`): single
+Of a language model that runs as a step these are the rows of the declared workload (`infer.latency.WORKLOAD`): single
 tokens while it answers, pieces of prompts, and at the head only tokens whose logits are wanted. Of any other model they
 are the rows of one call at each batch size of the plan.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import library_errors
-from ...workload import WORKLOAD
+from ...latency import WORKLOAD
 from ..layer_kinds import is_linear
 
 Shape = tuple[int, int]  # rows, in_features

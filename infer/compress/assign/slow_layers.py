@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import GateError
+from ...latency import WORKLOAD
 from ...spec import Finding
-from ...workload import WORKLOAD
 from .. import Weight, is_weight_only
 from ..layer_kinds import is_linear
 from . import layer_timing

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ...errors import GateError
 from ...fidelity import judge
+from ...fidelity.thresholds import Limits
 from ...fidelity.token_errors import token_errors
 from ...graph.program import Graph
 from ...results import Metric
 from ...spec import Finding
-from ...thresholds import Limits
 from .full_sequence import FullSequenceRunner
 from .paged_step import Step, StepShape, use_paged_attention
 from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill

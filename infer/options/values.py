@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from .errors import UsageError, unknown
-from .spec import ALIASES, KV_DTYPES
+from ..errors import UsageError, unknown
+from ..spec import ALIASES, KV_DTYPES
 
 COMPUTE_DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 
 import msgspec
 
-from .errors import UsageError, unknown
+from ..errors import UsageError, unknown
 
 S = TypeVar("S", bound=msgspec.Struct)
 

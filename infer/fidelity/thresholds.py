@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from . import plugins
-from .errors import UsageError
-from .plan import Plan
+from .. import plugins
+from ..errors import UsageError
+from ..plan import Plan
 
 FORMATS = "infer.compress.formats"
 
