@@ -122,8 +122,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, vocab_size: int, *, served: bool = False) -> None:
         """Raise `InputError` naming the first parameter that is out of its range; `served`: of a request over HTTP."""
-        for name in self.__struct_fields__:
-            check_range(name, getattr(self, name), served=served)
+        for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if (value := getattr(self, name)) != default:
+                check_range(name, value, served=served)
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise InputError(

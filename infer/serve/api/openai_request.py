@@ -35,7 +35,8 @@ def read_request(call: RequestContext, to: type[T]) -> tuple[T, int]:
     value = call.value()
     request = json_parse.convert(value, to)
     for field, option in _options(to).items():
-        check_range(option, getattr(request, field), served=True, where=field)
+        if (given := getattr(request, field)) is not None:
+            check_range(option, given, served=True, where=field)
     return request, len(value.keys() - _fields(to))
 
 
