@@ -55,7 +55,8 @@ def answer_file(predictor: Predictor, source: str) -> Any:
         return run_file(predictor, source)
     rows = _rows(predictor, source)
     found = predictor.answer(rows)
-    return found if len(rows) > 1 or _is_text_file(source) else found[0]
+    is_list = predictor.preprocessor is None and _is_text_file(source)
+    return found if is_list else found[0]
 
 
 def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:

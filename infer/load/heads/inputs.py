@@ -50,7 +50,7 @@ def wrap(
         return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
-        setattr(model, "pooler", None)  # noqa: B010
+        setattr(model, "pooler", nn.Identity())  # noqa: B010 - some models call it without a look
     return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
 
 
@@ -66,7 +66,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             specs.append(TensorSpec(name, dtype, ("batch", *channels, *size)))
         elif isinstance(wrapped, AudioHead | MaskedAudioHead):
             dtype = "float32" if name == SOUND else "int64"
-            specs.append(TensorSpec(name, dtype, ("batch", "samples")))
+            specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
         else:
             specs.append(TensorSpec(name, "int64", ("batch", "seq")))
     return tuple(specs)
@@ -104,6 +104,13 @@ def _image_size(config: Any, preprocessor: Preprocessor | None) -> tuple[int | s
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
     return "height", "width"
+
+
+def _sound_size(config: Any) -> tuple[int | str, ...]:
+    """Return the sizes of a sound: its samples, or frames and bands of a spectrogram."""
+    if isinstance(bands := getattr(config, "num_mel_bins", None), int):
+        return int(config.max_length), bands
+    return ("samples",)
 
 
 def _takes(model: nn.Module, name: str) -> bool:
