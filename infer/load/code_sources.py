@@ -16,6 +16,7 @@ from ..errors import NotUsableError, SourceError, UsageError
 from ..plan import Plan
 from ..silence_logs import quiet
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from . import data
 from .copies import copy_structure, own_parameters
 from .input_specs import resolve_inputs
 from .layer_recovery import restore_layers
@@ -134,6 +135,8 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     script = _read_script(plan.source)
     names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
     known = user_module.inputs if user_module else ()
+    from_data = () if known or plan.inputs else data.specs_of(plan.data, names)
+    known = known or from_data
     if not known and not plan.inputs:
         sizes = ", ".join(
             f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
@@ -141,7 +144,8 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         raise UsageError(
             f"TorchScript does not tell its inputs' sizes; its forward takes {', '.join(names)}",
             where="--input",
-            hint=f"First weights: {sizes}. Example: --input {(*names, 'x')[0]}=float32[batch,3,224,224]",
+            hint=f"First weights: {sizes}. Give --data with an array of each input, or name it: "
+            f"--input {(*names, 'x')[0]}=float32[batch,3,224,224]",
         )
     inputs, _ = resolve_inputs(plan, known, None)
     by_name = {spec.name: spec for spec in inputs}
@@ -159,6 +163,9 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         user_module,
     )
     loaded.inputs = order
+    for spec in from_data:
+        why = f"from the array in {plan.data}; --input overrides it"
+        loaded.findings.append(Finding("load", "input proposed", spec.format(), why=why))
     why = "TorchScript is deprecated: read and converted, never written"
     loaded.findings.append(Finding("load", "converted", "torch.export", why=why))
     return loaded

@@ -31,6 +31,18 @@ DIFFUSERS: ForeignKind = (
     "a diffusers pipeline of several models",
     "Optimize one of them: --model file.py:build that makes it, with its .safetensors as the source",
 )
+ORBAX: ForeignKind = (
+    "a JAX checkpoint (Orbax)",
+    "Convert its weights to PyTorch and save them as safetensors, or export the model to ONNX",
+)
+FLAX: ForeignKind = (
+    "Flax weights (.msgpack)",
+    "Save them from transformers with from_flax=True as safetensors",
+)
+AOTI: ForeignKind = (
+    "an AOTInductor package (.pt2), which is compiled for one kind of machine",
+    "Give the model it was compiled from, or its program saved with torch.export.save",
+)
 TENSORRT: ForeignKind = (
     "a TensorRT engine",
     "An engine holds no weights to read: give the model it was built from",
@@ -43,13 +55,11 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
         "a git-LFS pointer, not the file it points to",
         "Run 'git lfs pull' in its repository",
     ),
-    (0, b"\x1f\x8b", "a gzip file", UNPACK),
     (0, b"BZh", "a bzip2 file", UNPACK),
     (0, b"\xfd7zXZ\x00", "an xz file", UNPACK),
     (0, b"(\xb5/\xfd", "a zstd file", UNPACK),
     (0, b"7z\xbc\xaf'\x1c", "a 7z archive", UNPACK),
     (0, b"Rar!", "a RAR archive", UNPACK),
-    (257, b"ustar", "a tar archive", UNPACK),
     (0, b"\x93NUMPY", "one NumPy array (.npy), which is data, not a model", DATA),
     (0, b"PAR1", "a Parquet file, which is data, not a model", DATA),
     (0, b"ARROW1", "an Arrow file, which is data, not a model", DATA),
@@ -69,6 +79,12 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"ftrt", *TENSORRT),
     (0, b"ptrt", *TENSORRT),
     (0, b"\x12\x01\0\0\0\0\0\0", "MXNet parameters (.params)", "Export the model to ONNX from MXNet"),
+    (
+        0,
+        b"{L\0\0\0\0\0\0\0\x07learner",
+        "an XGBoost model (UBJSON)",
+        "infer takes neural networks: PyTorch or ONNX",
+    ),
     (0, b"CBM1", "a CatBoost model", "infer takes neural networks: PyTorch or ONNX"),
     (0, b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
     (0, b"MZ", "a Windows program or library", "Give the model it was compiled from"),
@@ -84,7 +100,7 @@ SUFFIXES: dict[str, ForeignKind] = {
     ".trt": TENSORRT,
     ".pdmodel": ("a Paddle model (.pdmodel)", "Convert it to ONNX with paddle2onnx"),
     ".pdiparams": ("Paddle parameters (.pdiparams)", "Convert the model to ONNX with paddle2onnx"),
-    ".msgpack": ("Flax weights (.msgpack)", "Save them from transformers with from_flax=True as safetensors"),
+    ".msgpack": FLAX,
     ".ckpt": ("a checkpoint of TensorFlow, by its suffix", "Convert the model to ONNX with tf2onnx"),
     ".index": (
         "the index of a TensorFlow checkpoint, by its suffix",
@@ -128,6 +144,11 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "Give the model it was converted from",
     ),
     (r"[{\[]\s*(\"|\{|\[|\}|\]|-?\d)", "a JSON file", "Is it the right file?"),
+    (
+        r"model_checkpoint_path\s*:",
+        "the state of a TensorFlow checkpoint",
+        "Convert the model to ONNX with tf2onnx",
+    ),
     (r"tree\s+version=", "a LightGBM model", "infer takes neural networks: PyTorch or ONNX"),
     (r"7767517\s", "an ncnn model (.param)", ORIGINAL),
     (
@@ -152,6 +173,14 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("Data/com.apple.CoreML", "a Core ML package (.mlpackage)", "Give the PyTorch model it was converted from"),
     ("coremldata.bin", "a compiled Core ML model (.mlmodelc)", "Give the PyTorch model it was converted from"),
     ("openvino_model.xml", "an OpenVINO model (IR XML)", "Give the original model it was converted from"),
+    ("*.distcp", "a distributed checkpoint (torch.distributed.checkpoint)",
+     "Make one file of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"),
+    ("*_optim_states.pt", "a DeepSpeed checkpoint", "Make one file of it with the zero_to_fp32.py that lies beside it"),
+    ("_CHECKPOINT_METADATA", *ORBAX),
+    ("manifest.ocdbt", *ORBAX),
+    ("*.data-00000-of-*", "a TensorFlow checkpoint", "Convert the model to ONNX with tf2onnx"),
+    ("*.engine", "a folder with a TensorRT engine", "Give the model it was built from"),
+    ("*.pdmodel", "a Paddle model", "Convert it to ONNX with paddle2onnx"),
     ("MLmodel", "an MLflow model", "Give the model file in its data folder"),
     ("*.onnx", "a folder with an ONNX file", "Give the .onnx file itself"),
     ("*.gguf", "a folder with a GGUF file", "Give the Hugging Face folder it was made from"),
@@ -183,6 +212,11 @@ def _without_prolog(text: str) -> str:
 def foreign_zip(names: Iterable[str]) -> ForeignKind | None:
     """Recognise a zip archive by its member names."""
     held = set(names)
+    inside = [name.partition("/")[2] for name in held]
+    if any(n.startswith("data/aotinductor/") for n in inside) and not any(
+        n.startswith("models/") for n in inside
+    ):
+        return AOTI
     return next(((what, hint) for name, what, hint in ZIPS if name in held), None)
 
 
@@ -218,4 +252,14 @@ def foreign_by_name(path: Path) -> ForeignKind | None:
     """Recognise files whose bytes are ambiguous: other protobufs, OpenVINO weights, known suffixes."""
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         return OPENVINO_WEIGHTS
-    return foreign_protobuf(path) or SUFFIXES.get(path.suffix.lower())
+    return foreign_protobuf(path) or SUFFIXES.get(path.suffix.lower()) or _msgpack(path)
+
+
+def _msgpack(path: Path) -> ForeignKind | None:
+    """Recognise a msgpack map whose first key is a short text, as Flax writes its parameters."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    found = re.match(rb"[\x81-\x8f](?P<length>[\xa1-\xbf])(?P<key>[A-Za-z_][\w.]*)", head)
+    whole = found is not None and len(found["key"]) >= found["length"][0] - 0xA0
+    binary = any(byte > 126 for byte in head[1:])
+    return FLAX if whole and binary else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SourceError, UsageError
+from .foreign_archives import foreign_archive
 from .foreign_formats import (
     ForeignKind,
     foreign_binary,
@@ -115,7 +116,7 @@ def _file(path: Path, head: bytes) -> Identified:
         )
     if head[:4] == b"PK\x03\x04" or head[:4] == b"PK\x05\x06":
         return _zip(path)
-    if foreign := foreign_binary(head):
+    if foreign := foreign_archive(path, head) or foreign_binary(head):
         raise _wrong(path, foreign)
     if head[:1] == b"\x80":
         return _pickle(path, head)

@@ -366,6 +366,15 @@ def test_hostile_pickles_stay_refused_and_never_run(tmp_path: Path, case: str, l
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_newer_pickle_protocols_are_named(tmp_path: Path, protocol: int) -> None:
+    torch.save({"state_dict": {"a": torch.ones(2)}, "n": b"xy"}, tmp_path / "a.pt", pickle_protocol=protocol)
+    with pytest.raises(
+        SourceError, match="expected pickle protocol 2, got a newer one.*without pickle_protocol"
+    ):
+        TorchReader(tmp_path / "a.pt")
+
+
 def test_stand_ins_keep_nothing_and_are_gone_afterwards() -> None:
     made = InertObject(1, run=os.system)
     made.__setstate__({"lr": 1})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import pickle
+import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -211,6 +213,49 @@ WRONG |= {
         "a LoRA adapter",
     ),
     "diffusers": (folder("model_index.json"), "a diffusers pipeline of several models.*Optimize one of them"),
+}  # fmt: skip
+
+
+def tarred(*names: str, compressed: bool = False, cut: int | None = None) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as file:
+            for name in names:
+                info = tarfile.TarInfo(name)
+                info.size = 700
+                file.addfile(info, io.BytesIO(b"x" * 700))
+        data = gzip.compress(buffer.getvalue()) if compressed else buffer.getvalue()
+        path.write_bytes(data[:cut])
+
+    return make
+
+
+NEMO = ("./model_config.yaml", "./model_weights.ckpt")
+AOTI = ("m/archive_format", "m/data/aotinductor/model/x.so")
+WRONG |= {
+    "nemo": (tarred(*NEMO), r"a NeMo model \(.nemo\).*model_weights.ckpt is a state dict"),
+    "nemo packed": (tarred(*NEMO, compressed=True), r"a NeMo model \(.nemo\)"),
+    "tar with names": (tarred("a/b.txt"), "a tar archive that holds a/b.txt.*Unpack it first"),
+    "tar.gz": (tarred("b.txt", compressed=True), "a gzip-compressed tar archive that holds b.txt"),
+    "tar.gz cut": (tarred("b.txt", compressed=True, cut=60), "a gzip"),
+    "old torch": (tarred("sys_info", "pickle", "tensors", "storages"), "a tar file of torch before 0.1.10"),
+    "damaged gzip": (text(b"\x1f\x8b" + b"\xff" * 50), "a damaged gzip file"),
+    "joblib gzip": (
+        text(gzip.compress(b"\x80\x04\x95\0csklearn.svm._classes\nSVC\n")),
+        "a compressed pickle of a sklearn model.*skl2onnx",
+    ),
+    "joblib": (text(b"\x80\x04\x95\0cjoblib.numpy_pickle\nNumpyArrayWrapper\n\xff"), "a pickle written by joblib"),
+    "aoti": (packed(*AOTI), r"an AOTInductor package \(.pt2\).*torch.export.save"),
+    "flax": (text(b"\x81\xa6params\x81\xa7Dense_0\x81\xa6kernel\xc7\x10\x01" + b"\xff" * 40), "Flax weights"),
+    "xgboost binary": (text(b"{L\0\0\0\0\0\0\0\x07learner{"), r"an XGBoost model \(UBJSON\)"),
+    "tensorflow state": (text(b'model_checkpoint_path: "ckpt-1"\n'), "the state of a TensorFlow checkpoint.*tf2onnx"),
+    "tensorflow folder": (folder("ckpt-1.index", "ckpt-1.data-00000-of-00001"), "a TensorFlow checkpoint"),
+    "orbax": (folder("_CHECKPOINT_METADATA", "manifest.ocdbt"), r"a JAX checkpoint \(Orbax\).*safetensors"),
+    "dcp": (folder(".metadata", "__0_0.distcp"), "a distributed checkpoint.*dcp_to_torch"),
+    "deepspeed": (folder("zero_pp_rank_0_mp_rank_00_optim_states.pt"), "a DeepSpeed checkpoint.*zero_to_fp32.py"),
+    "ggml": (text(b"lmgg" + b"\0" * 20), "a GGML file.*Give the Hugging Face folder"),
+    "engine folder": (folder("rank0.engine", "config.json"), "a folder with a TensorRT engine"),
+    "mlpackage": (folder("coremldata.bin"), "a compiled Core ML model"),
 }  # fmt: skip
 NAMED: dict[str, tuple[str, str]] = {
     "model.plan": ("a TensorRT engine", "the model it was built from"),

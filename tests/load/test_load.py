@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -257,6 +258,28 @@ class TwoIn(nn.Module):
         return self.fc(x) + y
 
 
+def test_arrays_of_the_data_tell_the_inputs_of_torchscript(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Branching().eval()).save(str(tmp_path / "one.pt"))
+        torch.jit.script(TwoIn().eval()).save(str(tmp_path / "two.pt"))
+    x, y = np.ones((5, 3)), np.ones((5, 4), np.float32)  # NumPy's own default is float64
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "both.npz", x=x, y=y)
+    torch.save({"x": torch.tensor(x), "y": torch.tensor(y)}, tmp_path / "both.pt")
+    for source, data, expected in (
+        ("one.pt", "x.npy", ["x=float32[batch,3]"]),
+        ("two.pt", "both.npz", ["x=float32[batch,3]", "y=float32[batch,4]"]),
+        ("two.pt", "both.pt", ["x=float32[batch,3]", "y=float32[batch,4]"]),
+    ):
+        plan = Plan(source=str(tmp_path / source), trust_code=True, data=str(tmp_path / data))
+        loaded = load(plan)
+        assert [spec.format() for spec in loaded.inputs] == expected
+        assert "from the array in" in said(loaded, "input proposed")
+    with pytest.raises(UsageError, match="its forward takes x, y.*Give --data with an array of each input"):
+        load(Plan(source=str(tmp_path / "two.pt"), trust_code=True, data=str(tmp_path / "x.npy")))
+
+
 def test_inputs_and_sizes_come_from_the_exported_program(tmp_path: Path) -> None:
     model, batch = TwoIn().eval(), torch.export.Dim("rows", min=1, max=9)
     program = torch.export.export(
@@ -324,13 +347,13 @@ def save_onnx(path: Path, location: str = "", size: int = 24) -> None:
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
 
 
-def test_onnx_inputs_and_outputs_keep_symbolic_sizes(tmp_path: Path) -> None:
+def test_the_rows_of_onnx_inputs_and_outputs_are_the_batch(tmp_path: Path) -> None:
     save_onnx(tmp_path / "m.onnx")
     loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random"))
     assert (loaded.kind, loaded.module, loaded.onnx) == ("onnx", None, tmp_path / "m.onnx")
-    assert loaded.inputs[0].format() == "x=float32[rows,3]"
-    assert loaded.meta["outputs"][0].format() == "y=float32[rows,2]"
-    assert loaded.sizes == {"rows": (1, 64)}
+    assert loaded.inputs[0].format() == "x=float32[batch,3]"
+    assert loaded.meta["outputs"][0].format() == "y=float32[batch,2]"
+    assert loaded.sizes == {"batch": (1, 64)}
 
 
 def test_onnx_external_data_beside_the_model_is_fine(tmp_path: Path) -> None:

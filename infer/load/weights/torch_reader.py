@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,16 @@ class TorchReader:
 def load_safely(path: Path, where: str = "") -> Any:
     """Call `torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
     try:
-        with inert_types_allowed():
+        with inert_types_allowed(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if "Unsupported operand" in str(error):
+            raise SourceError(
+                "expected pickle protocol 2, got a newer one, which torch's weights-only loader does not read",
+                where=where or str(path),
+                hint="Save it again with torch.save, without pickle_protocol",
+            ) from error
         raise UnsafeSourceError(
             f"torch's weights-only loader refuses it: {_first_line(error)}", where=where or str(path)
         ) from error
