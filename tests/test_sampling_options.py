@@ -83,7 +83,7 @@ class LanguageStub:
 def in_python(**options: Any) -> Request:
     """Return what `Predictor.generate` asks of the engine."""
     predictor = TextGeneration.__new__(TextGeneration)
-    predictor._language = LanguageStub()  # type: ignore[assignment]
+    predictor._language_model = LanguageStub()  # type: ignore[assignment]
     made = predictor._request([1], options)  # type: ignore[arg-type]
     made.sampling.check(VOCABULARY)
     return made
@@ -98,7 +98,7 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
     call = SimpleNamespace(value=lambda: body, headers={"content-type": "application/json"})
     call.header = lambda name, default=None: call.headers.get(name, default)
     request, _ = openai_request.read_request(call, kind)  # type: ignore[arg-type]
-    model: Any = SimpleNamespace(language=LanguageStub(), vocab_size=VOCABULARY)
+    model: Any = SimpleNamespace(language_model=LanguageStub(), vocab_size=VOCABULARY)
     limit = 256 if request.max_tokens is None else request.max_tokens
     echoed = request.logprobs if kind is CompletionRequest and request.echo else None
     sampling = openai_request.sampling(request, model, limit, request.logprobs, echoed)
