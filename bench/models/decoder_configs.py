@@ -40,6 +40,14 @@ SPARSE: Sizes = {
     "moe_intermediate_size": 32,
     "num_experts_per_tok": 2,
 }
+DELTA: Sizes = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+    **{"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+}
+SSM: Sizes = {
+    **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1},
+    "mamba_chunk_size": 8,
+}
 CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     # Attention through transformers' interface.
     **{
@@ -123,4 +131,54 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     "deepseek_v2": ("deepseek_v2", {**LATENT, **SPARSE, "first_k_dense_replace": 2}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, **SPARSE, "first_k_dense_replace": 2}),
     "minicpm3": ("minicpm3", LATENT),
+    # Layers with state of their own.
+    "lfm2": ("lfm2", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**GROUPED, **EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
+    "qwen3_next": ("qwen3_next", {**WIDE, **DELTA, **EXPERTS}),
+    "qwen3_5_text": ("qwen3_5_text", {**WIDE, **DELTA}),
+    "olmo_hybrid": ("olmo_hybrid", {**WIDE, **DELTA}),
+    "falcon_h1": ("falcon_h1", {**GROUPED, **SSM, "mamba_d_ssm": 128}),
+    "bamba": ("bamba", {**GROUPED, **SSM, "attn_layer_indices": [0]}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**GROUPED, **SSM, "num_local_experts": 0, "shared_intermediate_size": 96}
+        | {"layer_types": ["mamba", "attention"]},
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            **{**COMMON, "layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "mamba_d_state": 8},
+            **{"n_mamba_heads": 2, "mamba_headdim": 64, "mamba_ngroups": 1, "chunk_size": 8},
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **{**WIDE, "layers_block_type": ["attention", "mamba"], "mamba_num_heads": 4, "n_groups": 1},
+            **{"mamba_head_dim": 32, "ssm_state_size": 8, "chunk_size": 8},
+        },
+    ),
+    "jamba": (
+        "jamba",
+        {
+            **{**GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 0},
+            **{"mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+        },
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {**WIDE, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "lru_width": 64},
+    ),
+    "mamba": ("mamba", {**TOKENS, "hidden_size": 64, "num_hidden_layers": 2}),
+    "falcon_mamba": ("falcon_mamba", {**TOKENS, "hidden_size": 64, "num_hidden_layers": 2}),
+    "mamba2": (
+        "mamba2",
+        {
+            **{**TOKENS, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
+            **{"state_size": 16, "n_groups": 1, "chunk_size": 8},
+        },
+    ),
 }

@@ -134,14 +134,16 @@ def probe(
     """Compute the ceiling of an artifact that reads `weight_bytes` a call, with the floor at each batch size.
 
     `graph` is the float original: its operations are what has to be computed, however they are packed. With `shape`
-    what counts is a decode step: the operations of one token of each sequence, and its cache read besides.
+    what counts is a decode step: the operations of one token of each sequence, and its cache and state read besides.
     """
     memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
     once = _one_call(graph)
     if shape is not None and once is not None:
         once //= next(iter(graph.samples.values())).shape[1]
-    kv_bytes = 0 if shape is None else CONTEXT * shape.layers * shape.page_bytes // shape.page
+    kv_bytes = 0
+    if shape is not None:
+        kv_bytes = CONTEXT * shape.layers * shape.page_bytes // shape.page + shape.state_bytes
     floors = []
     for batch in batches or plan.batches:
         flops = None if once is None else once * (batch if _batched(graph) else 1)

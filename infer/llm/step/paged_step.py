@@ -76,11 +76,15 @@ class StepShape(msgspec.Struct, frozen=True):
         return 4 * self.state_floats
 
     def findings(self) -> list[Finding]:
-        pages = f"{self.kv_dtype}, pages of {self.page} tokens"
-        found = [Finding("capture", "KV cache", self.bytes_per_token, "bytes/token", pages)]
+        found = []
+        if self.layers:
+            pages = f"{self.kv_dtype}, pages of {self.page} tokens"
+            found.append(Finding("capture", "KV cache", self.bytes_per_token, "bytes/token", pages))
         if self.state_floats:
-            why = f"float32, of {self.state_layers} layers"
+            why = f"float32, of {self.state_layers} layers; two rows for each running sequence"
             found.append(Finding("capture", "state", self.state_bytes, "bytes/sequence", why))
+            undo = "a state can't take back tokens that were drafted and rejected"
+            found.append(Finding("capture", "drafts", value=False, why=undo))
         return found
 
     def new_cache(self, pages: int, device: str = "cpu") -> Tensor:

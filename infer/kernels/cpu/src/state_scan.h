@@ -68,6 +68,21 @@ inline void keep(const Floats* state, float* to, int64_t rows, int64_t stride, i
 inline const float* moved(const float* from, int64_t by) { return from ? from + by : nullptr; }
 inline float* moved(float* from, int64_t by) { return from ? from + by : nullptr; }
 
+// term(0) + … + term(count - 1), in four sums that do not wait for each other.
+template <class Term>
+inline __attribute__((always_inline)) Floats sum_of(int64_t count, Term term) {
+  Floats sums[4] = {};
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) {
+    sums[0] += term(k);
+    sums[1] += term(k + 1);
+    sums[2] += term(k + 2);
+    sums[3] += term(k + 3);
+  }
+  for (; k < count; ++k) sums[0] += term(k);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 void conv_block(const ConvArgs& args, int64_t block) {
   const int64_t first = block * BLOCK, count = width_of(block, args.channels), taps = args.taps;
   Floats weight[MAX_TAPS], window[MAX_TAPS];
@@ -102,17 +117,10 @@ void delta_block(const DeltaArgs& args, int64_t head, int64_t block) {
       const float* query = args.query + (t * args.key_heads + key_head) * rows;
       const int64_t at = (t * args.heads + head) * args.width + first;
       const float decay = std::exp(args.decay[t * args.heads + head]);
-      Floats seen[2] = {}, out[2] = {};
-      for (int64_t k = 0; k < rows; ++k) {
-        state[k] *= decay;
-        seen[k & 1] += state[k] * key[k];
-      }
-      const Floats delta = (load(args.value + at, count) - (seen[0] + seen[1])) * args.beta[t * args.heads + head];
-      for (int64_t k = 0; k < rows; ++k) {
-        state[k] += delta * key[k];
-        out[k & 1] += state[k] * query[k];
-      }
-      store(args.out + at, out[0] + out[1], count);
+      const Floats seen = sum_of(rows, [&](int64_t k) { return (state[k] *= decay) * key[k]; });
+      const Floats delta = (load(args.value + at, count) - seen) * args.beta[t * args.heads + head];
+      const Floats out = sum_of(rows, [&](int64_t k) { return (state[k] += delta * key[k]) * query[k]; });
+      store(args.out + at, out, count);
     }
     keep(state, moved(args.state.written(s), place), rows, args.width, count);
   }
@@ -129,12 +137,8 @@ void ssd_block(const ScanArgs& args, int64_t head, int64_t block) {
       const int64_t at = (t * args.heads + head) * args.width + first;
       const float step = args.step[t * args.heads + head], decay = std::exp(step * args.a[head]);
       const Floats x = load(args.x + at, count) * step;
-      Floats out[2] = {};
-      for (int64_t n = 0; n < rows; ++n) {
-        state[n] = state[n] * decay + x * b[n];
-        out[n & 1] += state[n] * c[n];
-      }
-      store(args.out + at, out[0] + out[1], count);
+      const Floats out = sum_of(rows, [&](int64_t n) { return (state[n] = state[n] * decay + x * b[n]) * c[n]; });
+      store(args.out + at, out, count);
     }
     keep(state, moved(args.state.written(s), place), rows, args.width, count);
   }
