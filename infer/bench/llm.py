@@ -19,6 +19,7 @@ from ..artifact.golden import read_inputs
 from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
 from ..llm import Engine, EngineLimits, Request, Sampling
+from ..llm.engine.cache_rooms import STATE_SHARE
 from ..predict import Predictor
 from ..report import memory, step_breakdown
 from ..spec import Finding
@@ -105,7 +106,7 @@ def run(
         rows = []
         for context in _fitting(contexts, tokens, shape.max_positions):
             for batch in batches:
-                kv = int(batch * (context + tokens / 2) * per_token)
+                kv = int(batch * ((context + tokens / 2) * per_token + shape.state_bytes))
                 row = _row(ours, other, batch, context, tokens, seconds)
                 row.kv_bytes = kv
                 row.floor = (weights + kv) / hardware.bandwidth_for(weights + kv, manifest.device)
@@ -202,8 +203,10 @@ def _engine(predictor: Predictor, batch: int, length: int) -> Engine:
     """With a cache that has room for them all."""
     shape = predictor.language_model.shape
     pages = batch * (-(-length // shape.page) + 1) + 2
-    limits = EngineLimits(prefix_cache=False, max_running=max(batch, EngineLimits().max_running))
-    size = pages * shape.layers * shape.page_bytes
+    running = batch if shape.state_floats else max(batch, EngineLimits().max_running)
+    limits = EngineLimits(prefix_cache=False, max_running=running)
+    states = 2 * running * shape.state_bytes
+    size = max(pages * shape.layers * shape.page_bytes + states, STATE_SHARE * states)
     return predictor.language_model.new_engine(kv_bytes=size, limits=limits, speculation=False)
 
 

@@ -94,6 +94,18 @@ def test_greedy_output_equals_that_of_transformers(hybrid: Eager) -> None:
     assert run(engine(hybrid), prompts) == [expected(hybrid.model, prompt) for prompt in prompts]
 
 
+@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "mamba2", "jamba"])
+def test_every_kind_of_layer_generates_what_transformers_does(name: str) -> None:
+    step = Eager(build(name, sizes=STATEFUL[name]))
+    prompts = prompts_of(9, 21)
+    running = engine(step)
+    wanted = [expected(step.model, prompt, 8) for prompt in prompts]
+    short = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    assert run(running, prompts, short) == wanted
+    assert run(running, prompts[1:], short) == wanted[1:]
+    assert running.stats().prefix_hits == 20  # pages of 4, without attention layers too
+
+
 @pytest.mark.parametrize(
     "limits",
     [
