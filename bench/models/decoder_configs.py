@@ -58,7 +58,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
         name: (name, GROUPED)
         for name in ("ministral3", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "stablelm")
     },
-    **{name: (name, GROUPED) for name in ("bitnet", "helium", "internlm3", "phi3", "starcoder2", "doge")},
+    **{name: (name, GROUPED) for name in ("bitnet", "internlm3", "phi3", "starcoder2", "doge")},
     **{
         name: (name, WIDE)
         for name in ("apertus", "exaone4", "gemma", "glm", "glm4", "hunyuan_v1_dense", "nemotron")
@@ -68,6 +68,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     "gemma2": ("gemma2", {**WIDE, **LOCAL, "query_pre_attn_scalar": 16}),
     "gemma3_text": ("gemma3_text", {**WIDE, **LOCAL}),
     "gpt2": ("gpt2", GPT),
+    "helium": ("helium", {**GROUPED, "head_dim": 16}),
     "gpt_bigcode": ("gpt_bigcode", {**GPT, "multi_query": True}),
     "llama (linear rope)": ("llama", {**GROUPED, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "llama (yarn rope)": (

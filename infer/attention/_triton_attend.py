@@ -42,12 +42,18 @@ def _logits(scores: tl.tensor, scale: tl.tensor, cap: tl.tensor, SOFTCAP: tl.con
 
 
 @triton.jit
+def _to_bfloat(x: tl.tensor) -> tl.tensor:
+    """Return the nearest bfloat16, halves to even, of finite float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _alibi(slope: tl.tensor, j: tl.tensor, position: tl.tensor, ROUNDED: tl.constexpr) -> tl.tensor:
     """Return the bias [R, KEYS] of keys j, 0 at a row's own position."""
     if ROUNDED:
-        near, own = (j.to(tl.bfloat16).to(tl.float32), position.to(tl.bfloat16).to(tl.float32))
-        at = (slope[:, None] * near[None]).to(tl.bfloat16).to(tl.float32)
-        return at - (slope * own).to(tl.bfloat16).to(tl.float32)[:, None]
+        at = _to_bfloat(slope[:, None] * _to_bfloat(j.to(tl.float32))[None])
+        return at - _to_bfloat(slope * _to_bfloat(position.to(tl.float32)))[:, None]
     return slope[:, None] * (j[None] - position[:, None]).to(tl.float32)
 
 
@@ -118,7 +124,7 @@ def _attend(
     if CHUNKS:
         low = tl.maximum(low, (past + begin) // chunk * chunk)
     if ALIBI:
-        slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
+        slope = tl.load(slope_ptr + head, mask=real, other=0.0)
     each = tl.cdiv(tl.cdiv(stop - low, splits), KEYS) * KEYS
     low += split * tl.maximum(each, LEAST)
     stop = tl.minimum(stop, low + tl.maximum(each, LEAST))
@@ -202,7 +208,7 @@ def attend_tiles(args: AttentionArgs, tile: Tiling, splits: int, least: int) -> 
         args.query_start,
         args.seq_lens,
         args.seq_lens if args.sinks is None else args.sinks,
-        args.seq_lens if args.slopes is None else args.slopes,
+        args.seq_lens if args.slopes is None else args.slopes.float(),
         pieces,
         most,
         total,

@@ -87,7 +87,7 @@ def symbol(*args: Any) -> Tensor:
     named: dict[str, Any] = dict(zip(_PARAMETERS, args, strict=False))
     if named.pop("slopes", None) is not None or named.pop("chunk", 0):
         raise NotUsableError(
-            "attention with ALiBi or in chunks has no ONNX form here; use --backend eager or inductor"
+            "attention with ALiBi or in chunks has no ONNX form here", hint="Use --backend eager or inductor"
         )
     tensors = [v for v in named.values() if isinstance(v, Tensor)]
     query, key = named["query"], named["key"]
@@ -148,6 +148,15 @@ def attend(emit: GraphBuilder) -> ir.Value:
 def finish(model: ir.Model, nodes: list[ir.Node]) -> None:
     """Remove the inputs of the paged form after all layers, and store how the new ones are built."""
     at = {name: nodes[0].attributes[name].value for name in nodes[0].attributes}
+    if any(
+        node.attributes[name].value != at[name]
+        for node in nodes
+        for name in ("kv_heads", "head_dim", "group")
+    ):
+        raise NotUsableError(
+            "layers with keys of different shapes have no ONNX form here",
+            hint="Use --backend eager or inductor",
+        )
     form = StepForm(
         layers=len(nodes),
         page=at["page"],

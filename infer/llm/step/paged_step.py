@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...attention import KV_DTYPES, PageLayout
 from ...errors import NotUsableError
@@ -55,6 +56,7 @@ class StepShape(msgspec.Struct, frozen=True):
     adapters: AdapterShape | None = None
     state_layers: int = 0  # layers with state of their own, such as convolutions
     state_floats: int = 0  # of the state of one sequence, all layers together
+    layer_shapes: tuple[tuple[int, int], ...] = ()  # KV heads and width of each layer, where layers differ
 
     @property
     def layout(self) -> PageLayout:
@@ -62,8 +64,9 @@ class StepShape(msgspec.Struct, frozen=True):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page in one layer."""
-        return self.layout.num_bytes
+        """Bytes of one page in one layer, of the layer that needs most."""
+        sizes = (PageLayout(*sizes, self.page, self.kv_dtype).num_bytes for sizes in self.layer_shapes)
+        return max((self.layout.num_bytes, *sizes))
 
     @property
     def bytes_per_token(self) -> float:
@@ -110,8 +113,8 @@ class AttentionCall(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Query heads, key heads, width."""
-        return self.query.shape[1], self.key.shape[1], self.query.shape[3]
+        """Query heads, key heads, width of keys or values, the larger one."""
+        return self.query.shape[1], self.key.shape[1], max(self.key.shape[3], self.value.shape[3])
 
     def each_token_alone(self) -> Tensor:
         """Stand in for attention without mixing tokens: [1, tokens, query heads, width of values].
@@ -168,16 +171,27 @@ def _attention(
         seen = AttentionCall(query, key, value, attention_mask, window, chunk, bool(causal), refusal)
         call.seen.append(seen)
         return call.seen[-1].each_token_alone(), None
-    named = call.tensors
+    named, width = call.tensors, value.shape[-1]
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    query, key, value = _of_one_width(query, key, value)
     out = torch.ops.infer.attend_paged(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
         *(named[n] for n in ("kv_cache", "slot_mapping", "block_table", "query_start", "seq_lens")),
         *(s_aux, layer, call.page, call.dtype),
-        float(scaling if scaling is not None else query.shape[-1] ** -0.5),
-        *(int(sliding_window or 0), float(softcap or 0.0)),
+        *(scale, int(sliding_window or 0), float(softcap or 0.0)),
         *((slopes, chunk) if chunk else () if slopes is None else (slopes,)),
     )
-    return out[None], None
+    return out[None, ..., :width], None
+
+
+def _of_one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad keys or values with zeros to the wider of the two, and queries as keys: a page has room for one width."""
+    widest = max(key.shape[-1], value.shape[-1])
+    padded = (
+        x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in (query, key, value)
+    )
+    query, key, value = padded
+    return query, key, value
 
 
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
@@ -198,8 +212,8 @@ def _refusal(query: Tensor, key: Tensor, value: Tensor, others: Mapping[str, Any
     unknown = {k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS}
     if unknown or others.get("dropout"):
         return f"attention of this model wants {', '.join(sorted(unknown)) or 'dropout'}"
-    if query.shape[-1] != key.shape[-1] or key.shape != value.shape:
-        return "keys and values of this model differ in shape"
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        return "queries, keys and values of this model do not fit together"
     return None
 
 

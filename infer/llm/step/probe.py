@@ -63,9 +63,9 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
         for index, call in enumerate(seen):
             if reason := _wrong_attention(index, call, longest):
                 raise NotUsableError(reason)
-    if len({call.shape for call in seen}) > 1:
-        raise NotUsableError("the attention of its layers differs in shape")
-    query_heads, kv_heads, head_dim = seen[0].shape if seen else (0, 0, 0)
+    shapes = [call.shape for call in seen]
+    query_heads, kv_heads, head_dim = max(shapes, key=lambda shape: shape[1] * shape[2], default=(0, 0, 0))
+    differ = len({shape[1:] for shape in shapes}) > 1
     return StepShape(
         layers=len(seen),
         query_heads=query_heads,
@@ -77,6 +77,7 @@ def _probe_attention(model: nn.Module, page: int, kv_dtype: str, *, values: bool
         kv_dtype=kv_dtype,
         state_layers=len(state_layers(model)) if floats else 0,
         state_floats=floats,
+        layer_shapes=tuple(shape[1:] for shape in shapes) if differ else (),
     )
 
 
