@@ -48,6 +48,17 @@ SSM: Sizes = {
     **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1},
     "mamba_chunk_size": 8,
 }
+IMAGES = "AutoModelForImageTextToText"
+
+
+def tower(text: Sizes, sight: Sizes | None = None) -> Sizes:
+    """Return the sizes of a model of images and text."""
+    seen = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seen |= {"image_size": 28, "patch_size": 14}
+    own = {**GROUPED, "head_dim": 16, **text}
+    return {"text_config": own, "vision_config": {**seen, **(sight or {})}}
+
+
 CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     # Attention through transformers' interface.
     **{
@@ -182,4 +193,37 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
             **{"state_size": 16, "n_groups": 1, "chunk_size": 8},
         },
     ),
+    # Layers of other shapes, attention in chunks, sinks.
+    "gemma4_text": (
+        "gemma4_text",
+        {
+            **{**GROUPED, **LOCAL, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 8},
+            **{
+                "vocab_size_per_layer_input": VOCABULARY,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        },
+    ),
+    "gpt_oss": ("gpt_oss", {**WIDE, **LOCAL, **EXPERTS, "rope_scaling": None}),
+    "llama4_text (dense)": (
+        "llama4_text",
+        {
+            **{
+                **GROUPED,
+                "head_dim": 16,
+                "attention_chunk_size": 8,
+                "moe_layers": [],
+                "intermediate_size_mlp": 96,
+            },
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
+    ),
+    # Language towers of checkpoints of several modalities.
+    "gemma3 (tower)": ("gemma3", tower({"sliding_window": 8}), IMAGES),
+    "gemma4 (tower)": ("gemma4", tower({"sliding_window": 8, "global_head_dim": 32}), IMAGES),
+    "llama4 (tower)": ("llama4", tower({"moe_layers": [], "attention_chunk_size": 8}), IMAGES),
+    "llava (tower)": ("llava", tower({"model_type": "llama"}, {"model_type": "clip_vision_model"}), IMAGES),
+    "mistral3 (tower)": ("mistral3", tower({"model_type": "mistral"}, {"model_type": "pixtral"}), IMAGES),
+    "qwen2_5_vl (tower)": ("qwen2_5_vl", tower({}), IMAGES),
+    "qwen3_5 (tower)": ("qwen3_5", tower({"layer_types": ["full_attention"] * 2}), IMAGES),
 }

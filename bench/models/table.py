@@ -2,10 +2,10 @@
 
     python -m bench.models.table [--only 'decoders,llama*;heads,*'] [--resume | --render]
 
-Models are tiny and random, made by transformers' own configurations; nothing is downloaded. Each row is computed in a
-process of its own by plain torch (backend eager). Cells are merged one by one into bench/results/models.json, of which
-docs/models.md is made after each row. `--resume`: only rows that the file lacks; `--render`: compute nothing. Exits 1
-when a cell that was computed is broken: neither works nor is refused with a reason.
+Models are tiny and random, made by transformers' own configurations; nothing is downloaded. Rows are computed in a
+process of their own by plain torch (backend eager). Cells are merged row by row into bench/results/models.json, of
+which docs/models.md is made. `--resume`: only rows that the file lacks; `--render`: compute nothing. Exits 1 when a
+cell that was computed is broken: neither works nor is refused with a reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import logging
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.models.checks import BROKEN, NONE, REFUSED, WORKS, Cell, without_memory_probe
+from bench.models.checks import BROKEN, NONE, WORKS, Cell, without_memory_probe
 from bench.shared.repository import RESULTS, ROOT, child_environment, module_command
 
 KINDS = ("decoders", "heads", "checkpoints")
@@ -44,41 +46,71 @@ def kind_of(name: str) -> Any:
     return import_module(f"bench.models.{name}")
 
 
-def compute(kind: str, row: str) -> dict[str, Cell]:
-    """Compute one row in a process of its own; what it has found before it dies is kept."""
-    cells = {column: Cell(NONE) for column in kind_of(kind).COLUMNS}
-    command = module_command("bench.models.table", "--row", kind, row)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
-        try:
-            code = subprocess.run(
-                command, stdout=out, stderr=said, env=child_environment(), timeout=SECONDS, check=False
-            ).returncode
-            ended = "" if code == 0 else f"the process ended with code {code}"
-        except subprocess.TimeoutExpired:
-            ended = f"no end after {SECONDS} s"
-        out.seek(0)
-        said.seek(0)
-        for line in out.read().decode().splitlines():
-            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-                column, cell = msgspec.json.decode(line, type=tuple[str, Cell])
-                cells[column] = cell
-        if ended:
-            last = (said.read().decode(errors="replace").strip().splitlines() or [""])[-1]
-            missing = next((c for c, cell in cells.items() if cell.outcome == NONE), None)
-            if missing is not None:
-                cells[missing] = Cell(BROKEN, f"{ended}: {last[:200]}")
-    return cells
+def compute(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Compute rows in a process that is started again where it dies or takes too long; what it has found is kept."""
+    left = list(rows)
+    while left:
+        command = module_command("bench.models.table", "--rows", kind, *left)
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=said, env=child_environment()
+            ) as process,
+        ):
+            cells = empty(kind)
+            timer = watchdog(process)
+            for line in process.stdout or ():
+                with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+                    column, cell = msgspec.json.decode(line, type=tuple[str, Cell])
+                    if column:
+                        cells[column] = cell
+                        continue
+                    timer.cancel()
+                    yield left.pop(0), cells
+                    cells, timer = empty(kind), watchdog(process)
+            timer.cancel()
+            code = process.wait()
+            if left:
+                said.seek(0)
+                last = (said.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+                missing = next(
+                    (c for c, cell in cells.items() if cell.outcome == NONE), kind_of(kind).COLUMNS[-1]
+                )
+                cells[missing] = Cell(BROKEN, f"the process ended with code {code}: {last[:200]}")
+                yield left.pop(0), cells
 
 
-def run_row(kind: str, row: str) -> None:
-    """Compute one row in this process and print a JSON line for each cell."""
+def empty(kind: str) -> dict[str, Cell]:
+    """Return a row of which nothing is known."""
+    return {column: Cell(NONE) for column in kind_of(kind).COLUMNS}
+
+
+def watchdog(process: subprocess.Popen[bytes]) -> threading.Timer:
+    """End a process that takes too long over one row."""
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def run_rows(kind: str, rows: Sequence[str]) -> None:
+    """Compute rows in this process and print a JSON line for each cell, and one without a column after each row."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     without_memory_probe()
     out = sys.stdout
-    with tempfile.TemporaryDirectory(prefix="row-") as folder, contextlib.redirect_stdout(sys.stderr):
-        for column, cell in kind_of(kind).run(row, Path(folder)):
-            print(msgspec.json.encode((column, cell)).decode(), file=out, flush=True)
+
+    def say(column: str, cell: Cell) -> None:
+        print(msgspec.json.encode((column, cell)).decode(), file=out, flush=True)
+
+    for row in rows:
+        with tempfile.TemporaryDirectory(prefix="row-") as folder, contextlib.redirect_stdout(sys.stderr):
+            try:
+                for column, cell in kind_of(kind).run(row, Path(folder)):
+                    say(column, cell)
+            except Exception as error:  # noqa: BLE001 - a row that can't be set up is broken, the others go on
+                say(kind_of(kind).COLUMNS[0], Cell(BROKEN, f"{type(error).__name__}: {str(error)[:200]}"))
+            say("", Cell(WORKS))
 
 
 def read() -> Rows:
@@ -126,10 +158,10 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="KIND,ROW with wildcards, several joined by ;")
     parser.add_argument("--resume", action="store_true", help="only rows that the result file lacks")
     parser.add_argument("--render", action="store_true", help="compute nothing, write the page again")
-    parser.add_argument("--row", nargs=2, metavar=("KIND", "ROW"), help=argparse.SUPPRESS)
+    parser.add_argument("--rows", nargs="+", metavar=("KIND", "ROW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.row:
-        run_row(*arguments.row)
+    if arguments.rows:
+        run_rows(arguments.rows[0], arguments.rows[1:])
         return 0
     every = [(kind, row) for kind in KINDS for row in kind_of(kind).ENTRIES]
     rows = read()
@@ -138,18 +170,15 @@ def main() -> int:
     if not wanted and not arguments.render:
         parser.error(f"no row is left of {arguments.only!r}")
     broken = False
-    for kind, row in wanted:
-        found = compute(kind, row)
-        rows = {**read()}  # another process may have written other rows
-        rows[kind][row] = found
-        write(rows)
-        broken |= any(
-            cell.outcome == BROKEN or (cell.outcome == REFUSED and not cell.why) for cell in found.values()
-        )
-        print(
-            f"{kind}, {row}: " + "; ".join(f"{column} {shown(cell)}" for column, cell in found.items()),
-            flush=True,
-        )
+    for kind in KINDS:
+        for row, found in compute(kind, [row for k, row in wanted if k == kind]):
+            rows = read()  # another process may have written other rows
+            rows[kind][row] = found
+            write(rows)
+            broken |= any(cell.outcome == BROKEN for cell in found.values())
+            print(
+                f"{kind}, {row}: " + "; ".join(f"{c} {shown(cell)}" for c, cell in found.items()), flush=True
+            )
     if arguments.render:
         write(rows)
     return 1 if broken else 0

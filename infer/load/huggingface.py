@@ -18,6 +18,7 @@ from ..spec import Finding
 from . import heads
 from .converted_names import convert_names
 from .expert_layers import checkpoint_names, split_experts
+from .language_tower import TowerReader, has_tower, tower_config, tower_settings
 from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
@@ -55,7 +56,10 @@ def load_huggingface(plan: Plan) -> LoadedModel:
             "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
         )
     reader, pickled = open_weights(folder)
-    settings, name = _settings(folder), heads.architecture(config)
+    settings, name, tower = _settings(folder), heads.architecture(config), None
+    if possible[0].task == "text-generation" and has_tower(config, name):
+        reader = tower = TowerReader(reader)
+        settings, config = tower_settings(settings, tower, str(folder)), tower_config(config)
     head, model_class = heads.choose(possible, name, settings, folder)
     preprocessor, steps = _preprocessing(folder, head, settings)
 
@@ -78,6 +82,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
     fit.check(str(folder), strict=False)
     findings += [*heads.attention_findings(model), *steps, *_said(reader, fit)]
     findings += [Finding("load", "checkpoint", pickled)] if pickled else []
+    findings += [tower.finding(name)] if tower is not None else []
     inputs = heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     return LoadedModel(

@@ -55,6 +55,16 @@ SIZES: dict[str, dict[str, Any]] = {
         **{**GROUPED, "head_dim": 16, "attention_chunk_size": 8, "moe_layers": []},
         **{"layer_types": ["chunked_attention", "full_attention"], "intermediate_size_mlp": 96},
     },
+    "deepseek_v3": {  # latent attention: keys wider than values
+        **{**COMMON, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16},
+        **{"qk_nope_head_dim": 32, "v_head_dim": 24, "head_dim": 16, "first_k_dense_replace": 2},
+        **{"n_routed_experts": 4, "moe_intermediate_size": 32},
+    },
+    "gemma4_text": {  # layers of other shapes
+        **{**GROUPED, **LOCAL, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 8},
+        **{"vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0},
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     # Attention in the model's own code.
     "bloom": {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4},
     "codegen": {**GPT, "rotary_dim": 8},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from ..language_tower import has_tower
 
 if TYPE_CHECKING:
     from ..sentence_transformers import SentenceFolder
@@ -81,6 +82,8 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
             where=str(folder / "config.json"),
             hint="Give the state dict of the half you need and --model file.py:factory",
         )
+    if has_tower(config, name):
+        return tuple(head for head in HEADS if head.task == "text-generation")[:1]
     found = tuple(head for head in HEADS if name.endswith(head.ending))
     # A sentence-transformers folder often names the class of the pre-training, such as MPNetForMaskedLM.
     if sentence.task == "embedding":

@@ -1,0 +1,102 @@
+"""Language tower of a checkpoint of several modalities, opened as a model of text; its other towers are left out.
+
+Such folders name an architecture that ends in ForConditionalGeneration, and the sizes of the tower are under
+`text_config`. Text alone goes through the tower as it goes through the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import SourceError
+from ..spec import Finding
+from .weights import MappableReader, WeightReader
+from .weights.file_blocks import FileExtent
+
+ENDING = "ForConditionalGeneration"
+# Prefixes of the tower's tensors, the first that fits counts → what they are in the causal model.
+_PREFIXES = {
+    "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+
+
+def has_tower(config: Mapping[str, Any], architecture: str) -> bool:
+    """Tell if a config.json is that of a decoder with towers of other modalities."""
+    text = isinstance(config.get("text_config"), dict) and not config.get("is_encoder_decoder")
+    return text and architecture.endswith(ENDING)
+
+
+def tower_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json as that of the tower alone, architecture and special tokens as the whole has them."""
+    kept = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {
+        **config,
+        **config["text_config"],
+        **{name: config[name] for name in kept if config.get(name) is not None},
+    }
+
+
+def tower_settings(settings: Any, reader: TowerReader, where: str) -> Any:
+    """Return transformers' configuration of the tower; raises `SourceError` where it has no causal model for it."""
+    from transformers import AutoModelForCausalLM
+
+    text: Any = settings.get_text_config(decoder=True)
+    if type(text) not in AutoModelForCausalLM._model_mapping:
+        raise SourceError(
+            f"transformers has no causal language model for the language tower, a {text.model_type}",
+            where=where,
+            hint="Save the language model as a folder of its own",
+        )
+    text.tie_word_embeddings = not any(name.startswith("lm_head.") for name in reader.names())
+    return text
+
+
+class TowerReader:
+    """Tensors of the language tower by the names of a causal model; `left` lists those of the other towers."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
+        self._stored: dict[str, str] = {}
+        self.left: list[str] = []
+        for name in reader.names():
+            prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+            if prefix is None:
+                self.left.append(name)
+            else:
+                self._stored[_PREFIXES[prefix] + name.removeprefix(prefix)] = name
+
+    def finding(self, architecture: str) -> Finding:
+        towers = sorted(
+            {".".join(name.split(".")[:2]).removeprefix("model.").partition(".")[0] for name in self.left}
+        )
+        why = f"of {architecture}; {len(self.left)} tensors of {', '.join(towers) or 'no other tower'} are left out"
+        return Finding("load", "language tower", len(self._stored), "tensors", why)
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._reader.dtype(self._stored[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._reader.shape(self._stored[name])
+
+    def read(self, name: str) -> Tensor:
+        return self._reader.read(self._stored[name])
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._reader.rows(self._stored[name], start, stop)
+
+    def extent(self, name: str) -> FileExtent | None:
+        """Return the file extent of a tensor; None if the reader knows none."""
+        inner = self._reader
+        return inner.extent(self._stored[name]) if isinstance(inner, MappableReader) else None
