@@ -73,10 +73,16 @@ def without_cache(model: nn.Module) -> nn.Module:
 
 
 def _takes_4d_mask(model: nn.Module) -> bool:
-    """Return true if every layer has full causal attention and the model accepts a prepared 4D mask."""
+    """Return true if every layer has full causal attention and the model accepts a prepared 4D mask.
+
+    Attention in a model's own code adds its mask, which is no sum for truth values; positions or ALiBi that are counted
+    from the mask need the one of two dimensions.
+    """
     config = model.config
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     code = sys.modules.get(type(base).__module__)
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return layers == {"full_attention"} and not sliding and hasattr(code, "create_causal_mask")
+    if getattr(config, "_attn_implementation", None) != "sdpa" or not hasattr(code, "create_causal_mask"):
+        return False
+    return layers == {"full_attention"} and not sliding and "cumsum(" not in inspect.getsource(code)
