@@ -83,6 +83,8 @@ def _takes_4d_mask(model: nn.Module) -> bool:
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     code = sys.modules.get(type(base).__module__)
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or not hasattr(code, "create_causal_mask"):
+    if getattr(config, "_attn_implementation", None) != "sdpa":
+        return False
+    if code is None or not hasattr(code, "create_causal_mask"):
         return False
     return layers == {"full_attention"} and not sliding and "cumsum(" not in inspect.getsource(code)
