@@ -43,6 +43,7 @@ _KINDS = {
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
 }
+ATTENTION_REQUIRED, ATTENTION_DEFAULTS = 15, (None, 0)  # arguments without a default, and the defaults of the others
 ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks among the arguments
 
 
@@ -144,6 +145,8 @@ class _Rewriter(ExpertsRewriter):
             if str(node.target) != ATTENTION:
                 continue
             node.target = torch.ops.infer.attend_native.default
+            # In full: compiled graphs call a C function, which has no defaults.
+            node.args = (*node.args, *ATTENTION_DEFAULTS[len(node.args) - ATTENTION_REQUIRED :])
             sinks = node.args[SINKS]
             if isinstance(sinks, fx.Node):
                 with self._graph.inserting_before(node):
