@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer.load.hf_wrappers import Decoder
+from infer.load.heads.text import Decoder
 from tests.support.tiny_decoders import SIZES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
