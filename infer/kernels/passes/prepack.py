@@ -43,7 +43,10 @@ _KINDS = {
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
 }
-ATTENTION_REQUIRED, ATTENTION_DEFAULTS = 15, (None, 0)  # arguments without a default, and the defaults of the others
+ATTENTION_REQUIRED, ATTENTION_DEFAULTS = (
+    15,
+    (None, 0),
+)  # arguments without a default, and the defaults of the others
 ATTENTION, SINKS = "infer.attend_paged.default", 8  # the place of its sinks among the arguments
 
 
