@@ -130,7 +130,8 @@ def write(rows: Rows) -> None:
 def section(kind: str, rows: dict[str, dict[str, Cell]]) -> str:
     """Render one kind of rows: a count, then the table."""
     module = kind_of(kind)
-    good = sum(all(cell.outcome == WORKS for cell in row.values()) for row in rows.values())
+    every = module.COLUMNS
+    good = sum(all(row.get(c, Cell(NONE)).outcome == WORKS for c in every) for row in rows.values())
     about = " ".join(module.__doc__.split("\n\n")[1].split())
     lines = [f"\n## {module.TITLE}\n", f"{about}\n", f"{good} of {len(rows)} work in every column.\n"]
     lines += [f"| | {' | '.join(module.COLUMNS)} |", "|---" * (len(module.COLUMNS) + 1) + "|"]
