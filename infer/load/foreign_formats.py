@@ -37,7 +37,7 @@ ORBAX: ForeignKind = (
 )
 FLAX: ForeignKind = (
     "Flax weights (.msgpack)",
-    "Save them from transformers with from_flax=True as safetensors",
+    "Save them as safetensors with transformers 4: from_pretrained(…, from_flax=True), then save_pretrained",
 )
 AOTI: ForeignKind = (
     "an AOTInductor package (.pt2), which is compiled for one kind of machine",
