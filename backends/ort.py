@@ -31,6 +31,7 @@ from infer.onnx import (
     step_runner,
     table_layers,
 )
+from infer.onnx.decompositions import experts_refused
 from infer.onnx.int8_layers import RewriteResult
 from infer.onnx.int8_operands import Target
 from infer.plan import Plan
@@ -62,6 +63,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return reason
     if any(spec.name == "state_cache" for spec in graph.inputs):
         return "layers with state of their own have no ONNX form here; use --backend inductor or eager"
+    if reason := experts_refused(graph.program):
+        return reason
     if plan.device.startswith("cuda"):
         import onnxruntime
 

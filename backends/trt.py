@@ -19,6 +19,7 @@ from infer.graph import storage
 from infer.graph.program import Graph
 from infer.onnx import calibrate, onnx_source, precision_casts, trt_engine
 from infer.onnx import export as exporter
+from infer.onnx.decompositions import experts_refused
 from infer.onnx.int8_layers import RewriteResult, rewrite
 from infer.plan import Plan
 from infer.results import Lowered
@@ -56,6 +57,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
     )
     if unbounded:
         return f"TensorRT needs a smallest and a largest value of {', '.join(sorted(unbounded))}"
+    if reason := experts_refused(graph.program):
+        return reason
     if graph.onnx is not None and plan.quant != "none":
         return f"an ONNX source takes --quant none here; {plan.quant} needs the PyTorch model"
     return None

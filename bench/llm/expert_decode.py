@@ -1,6 +1,6 @@
 """Decoding through one layer of experts: bandwidth reached of the bytes that the experts asked for hold.
 
-    python -m bench.llm.expert_decode [--sequences 1,8] [--seconds 4]
+    python -m bench.llm.expert_decode [--formats nf4,int8:weight] [--sequences 1,8] [--seconds 4]
 
 A layer of 16 experts with two for each token (hidden 4096, intermediate 6400, as Phi-3.5-MoE): packed gate and up
 projection, SiLU, packed down projection, weighted sum. Every call asks for other experts, so that weights come from
@@ -33,7 +33,10 @@ OPS = torch.ops.infer
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians of one format and number of sequences; bytes are those of the experts asked for."""
+    """One format and number of sequences; bytes are those of the experts asked for.
+
+    Times are the 10th percentile of single calls on either side: on a shared machine the others' turns are in the rest.
+    """
 
     format: str
     sequences: int
@@ -103,10 +106,10 @@ def measure(format: str, sequences: int, seconds: float) -> Measured:
     blocks = blocks or list(torch.ones((4, int(size) // 8), dtype=torch.int64).unbind())
     ours, plain = list[float](), list[float]()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(ours) < 3:
-        ours.append(_mean([lambda e=expert: layer(up, down, x, e) for expert in drawn]))  # type: ignore[misc]
-        plain.append(_mean([block.sum for block in blocks]))
-    took, read = statistics.median(ours), statistics.median(plain)
+    while time.perf_counter() < end or len(ours) < 3 * ROUTINGS:
+        ours += _times([lambda e=expert: layer(up, down, x, e) for expert in drawn])  # type: ignore[misc]
+        plain += _times([block.sum for block in blocks])
+    took, read = (statistics.quantiles(times, n=10)[0] for times in (ours, plain))
     return Measured(
         format,
         sequences,
@@ -120,23 +123,30 @@ def measure(format: str, sequences: int, seconds: float) -> Measured:
     )
 
 
-def _mean(calls: list[Callable[[], object]]) -> float:
+def _times(calls: list[Callable[[], object]]) -> list[float]:
+    """Return the seconds of each call, after one that is not counted; with one thread those that it had a core."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls[0]()
-    begin = time.perf_counter()
+    found = []
     for call in calls:
+        begin = clock()
         call()
-    return (time.perf_counter() - begin) / len(calls)
+        found.append(clock() - begin)
+    return found
 
 
 def main() -> None:
     """Measure both formats, print one line each, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sequences", default="1,8")
+    parser.add_argument("--formats", default="nf4,int8:weight")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--note", default="", help="said in the result file, such as who shares the machine")
     given = parser.parse_args()
-    rows = []
-    for format in ("nf4", "int8:weight"):
+    shape = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "intermediate": INTERMEDIATE}
+    head = machine_header(threads=torch.get_num_threads(), note=given.note, shape=shape, need=NEED)
+    path, rows = result_path("experts"), list[Measured]()
+    for format in given.formats.split(","):
         for sequences in map(int, given.sequences.split(",")):
             row = measure(format, sequences, given.seconds)
             rows.append(row)
@@ -144,12 +154,10 @@ def main() -> None:
             print(
                 f"{format:12} {sequences} sequences: {row.milliseconds:.2f} ms for {row.experts_read:.1f} experts, "
                 f"{row.megabytes:.0f} MB, {row.gigabytes_per_second:.1f} of {row.read_gigabytes_per_second:.1f} GB/s: "
-                f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}"
+                f"{row.share:.0%}, {verdict} {NEED:.0%}; error {row.relative_error:.1e}",
+                flush=True,
             )
-    path = result_path("experts")
-    shape = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "intermediate": INTERMEDIATE}
-    head = machine_header(threads=torch.get_num_threads(), note=given.note, shape=shape, need=NEED)
-    path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+            path.write_text(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     print(path)
 
 

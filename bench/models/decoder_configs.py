@@ -59,6 +59,13 @@ def tower(text: Sizes, sight: Sizes | None = None) -> Sizes:
     return {"text_config": own, "vision_config": {**seen, **(sight or {})}}
 
 
+MIXTURE: Sizes = {
+    **GROUPED,
+    **EXPERTS,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+}
 CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     # Attention through transformers' interface.
     **{
@@ -226,4 +233,15 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     "mistral3 (tower)": ("mistral3", tower({"model_type": "mistral"}, {"model_type": "pixtral"}), IMAGES),
     "qwen2_5_vl (tower)": ("qwen2_5_vl", tower({}), IMAGES),
     "qwen3_5 (tower)": ("qwen3_5", tower({"layer_types": ["full_attention"] * 2}), IMAGES),
+    # Mixtures of experts; projections of 64 columns, which formats of 4 bits take.
+    **{name: (name, MIXTURE) for name in ("mixtral", "qwen2_moe", "olmoe", "phimoe", "granitemoe")},
+    "qwen3_moe": ("qwen3_moe", {**MIXTURE, "head_dim": 16}),
+    "gpt_oss": ("gpt_oss", {**MIXTURE, **LOCAL, "head_dim": 32, "rope_scaling": None}),
+    **{
+        f"{name} (experts)": (
+            name,
+            {**LATENT, **SPARSE, "moe_intermediate_size": 64, "first_k_dense_replace": 1},
+        )
+        for name in ("deepseek_v2", "deepseek_v3")
+    },
 }

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
+from ..kernels.ops.linear_experts import by_expert
+from .expert_layers import ExpertLinear
 from .weights import WeightReader, row_blocks
 
 BLOCK_BYTES = 16 << 20
@@ -67,8 +69,20 @@ class StreamedLayer(nn.Module):
         return f"{self.kind}, {list(self.shape)}, from {self.key!r}"
 
 
+class StreamedExperts(StreamedLayer):
+    """Replacement of an `ExpertLinear`: a call reads the experts that it asks for, one after another."""
+
+    def __init__(self, layer: ExpertLinear, reader: WeightReader, source: str) -> None:
+        super().__init__(layer, reader, source)
+        self.features, self.transposed = layer.out_features, layer.transposed
+
+    def forward(self, x: Tensor, expert: Tensor, top_k: int) -> Tensor:  # type: ignore[override]
+        """Compute the replaced layer's output; the peak is one expert above the output."""
+        return torch.ops.infer.streamed_experts(x, expert, self.key, self.features, top_k, self.transposed)
+
+
 def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str], str]) -> str:
-    """Replace every Linear, Embedding and Conv on meta in place; return a summary of the bytes left on disk."""
+    """Replace every Linear, Embedding, Conv and layer of experts on meta in place; say how many bytes stay on disk."""
     count, size = 0, 0
     for prefix, owner in list(module.named_modules()):
         for attribute, child in list(owner.named_children()):
@@ -76,7 +90,8 @@ def stream_layers(module: nn.Module, reader: WeightReader, source: Callable[[str
             if not _streamable(child) or source(name) not in reader.names():
                 continue
             count, size = count + 1, size + _weight(child).numel() * _weight(child).element_size()
-            setattr(owner, attribute, StreamedLayer(child, reader, source(name)).train(child.training))
+            kind = StreamedExperts if isinstance(child, ExpertLinear) else StreamedLayer
+            setattr(owner, attribute, kind(child, reader, source(name)).train(child.training))  # type: ignore[arg-type]
     return f"{count} layers, {size / 1e6:.1f} MB, stay on disk and are read at each forward"
 
 
@@ -87,7 +102,7 @@ def _weight(layer: nn.Module) -> Tensor:
 def _streamable(layer: nn.Module) -> bool:
     if type(layer) is nn.Embedding:
         return layer.weight.is_meta and layer.max_norm is None
-    if type(layer) is nn.Linear:
+    if type(layer) is nn.Linear or isinstance(layer, ExpertLinear):
         return layer.weight.is_meta
     if isinstance(layer, _ConvNd) and type(layer) in _CONVOLUTIONS:
         return layer.weight.is_meta and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
@@ -121,6 +136,25 @@ def streamed_linear(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tens
 @streamed_linear.register_fake
 def _(x: Tensor, bias: Tensor | None, key: str, rows: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.custom_op("infer::streamed_experts", mutates_args=())
+def streamed_experts(
+    x: Tensor, expert: Tensor, key: str, features: int, top_k: int, transposed: bool
+) -> Tensor:
+    """Compute `infer::linear_experts`, reading the experts asked for: x [R, K] → [R * top_k, features]."""
+    reader, name = _OPEN[key]
+
+    def compute(rows: Tensor, e: int) -> Tensor:
+        weight = reader.rows(name, e, e + 1)[0].to(rows)
+        return F.linear(rows, weight.t() if transposed else weight)
+
+    return by_expert(x, expert, reader.shape(name)[0], features, top_k, compute)
+
+
+@streamed_experts.register_fake
+def _(x: Tensor, expert: Tensor, key: str, features: int, top_k: int, transposed: bool) -> Tensor:
+    return x.new_empty((expert.shape[0], features))
 
 
 @torch.library.custom_op("infer::streamed_embedding", mutates_args=())

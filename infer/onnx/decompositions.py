@@ -17,10 +17,27 @@ from .int8_operands import Target
 from .table_layers import uniform_step
 
 DOMAIN = "infer"
+MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
 
 _INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
 _TABLES = ("linear_lut",)
 _EMBEDDINGS = ("embedding_lut", "embedding_int8")  # written by us for TensorRT, and uniform ones
+
+
+def experts_refused(program: ExportedProgram | None) -> str | None:
+    """Return the reason why the layers of experts of a program can't become ONNX operators, or None."""
+    nodes = [] if program is None else [n for n in program.graph.nodes if n.op == "call_function"]
+    layers = [node for node in nodes if str(node.target).startswith(f"{DOMAIN}.linear_experts")]
+    quantized = [node for node in layers if str(node.target) != f"{DOMAIN}.linear_experts.default"]
+    if quantized:
+        return f"ONNX has no operator for {len(quantized)} layers of quantized experts; use --backend inductor or eager"
+    most = max((node.args[2].meta["val"].shape[0] for node in layers), default=0)  # type: ignore[union-attr]
+    if most > MOST_EXPERTS:
+        return (
+            f"an ONNX graph computes every expert for every token; {most} experts are more than {MOST_EXPERTS}: "
+            "use --backend inductor or eager"
+        )
+    return None
 
 
 def decompose(program: ExportedProgram, target: Target) -> ExportedProgram:

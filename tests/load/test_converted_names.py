@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from infer.errors import SourceError
 from infer.load import fill, load
 from infer.load.converted_names import ConvertedReader, convert_names
+from infer.load.expert_layers import checkpoint_names, split_experts
+from infer.load.offload import StreamedExperts, stream_layers
 from infer.load.weights import read_as, stream
 from infer.load.weights.safetensors_reader import SafetensorsReader
 from infer.plan import Plan
@@ -158,6 +160,25 @@ def test_a_mixture_folder_fills_and_gives_the_same_logits(strategy: str, tmp_pat
     with torch.no_grad():
         got = loaded.module(ids)
         torch.testing.assert_close(got.reshape(-1), model(ids).logits.reshape(-1), rtol=1e-5, atol=1e-5)
+
+
+@maps_names
+def test_streamed_experts_read_only_what_a_call_asks_for(tmp_path: Path) -> None:
+    model = build("mixtral", sizes=DECODERS["mixtral"])
+    saved(model, tmp_path)
+    split = split_experts(build("mixtral", sizes=DECODERS["mixtral"]).to("meta"))
+    reader = CountingReader([tmp_path / "model.safetensors"])
+    names = checkpoint_names(split)
+    said = stream_layers(split, convert_names(reader, model), lambda name: names.get(name, name))
+    assert said.startswith("14 layers")
+    layer = split.get_submodule(GATE_UP)
+    assert isinstance(layer, StreamedExperts)
+    reader.seen.clear()
+    x = torch.randn(3, 64)
+    got = layer(x, torch.tensor([2, 0, 2]), 1)
+    assert {name.split(".")[5] for name in reader.seen} == {"0", "2"}
+    weight = model.state_dict()[GATE_UP]
+    torch.testing.assert_close(got, torch.einsum("sk,snk->sn", x, weight[[2, 0, 2]]), rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_mapping_names_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
