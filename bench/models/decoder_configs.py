@@ -236,7 +236,6 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     # Mixtures of experts; projections of 64 columns, which formats of 4 bits take.
     **{name: (name, MIXTURE) for name in ("mixtral", "qwen2_moe", "olmoe", "phimoe", "granitemoe")},
     "qwen3_moe": ("qwen3_moe", {**MIXTURE, "head_dim": 16}),
-    "gpt_oss": ("gpt_oss", {**MIXTURE, **LOCAL, "head_dim": 32, "rope_scaling": None}),
     **{
         f"{name} (experts)": (
             name,
