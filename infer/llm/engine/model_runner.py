@@ -208,7 +208,7 @@ class ModelRunner:
         output = append_tokens(sequence, sampled_tokens, scores, self._eos_ids, self._context)
         kept = len(output.token_ids)
         self._scheduler.advance(sequence, kept)
-        self._scheduler.release_unused_pages(sequence)
+        self._scheduler.pages.release_unused(sequence)
         sequence.draft_tokens = []
         if sequence.speculator is not None:
             sequence.speculator.observe(drafted, max(kept - 1, 0))

@@ -15,6 +15,7 @@ from .block_manager import BlockManager
 from .fairness import OLDEST_EVERY, FairShares, arrival_order
 from .limits import EngineLimits
 from .sequence import Rank, Sequence
+from .sequence_pages import SequencePages
 from .state_rows import StateRows
 
 
@@ -38,6 +39,7 @@ class Scheduler:
         self, block_manager: BlockManager, limits: EngineLimits, state_rows: StateRows | None = None
     ) -> None:
         self.block_manager, self.limits, self.state_rows = block_manager, limits, state_rows
+        self.pages = SequencePages(block_manager, limits, state_rows)
         self.fair_shares = FairShares()
         self.waiting: list[Sequence] = []  # both in order of rank
         self.running: list[Sequence] = []
@@ -63,12 +65,7 @@ class Scheduler:
         if not self.free_rows:
             self.add(child)
             return
-        child.num_computed_tokens, child.page_hashes = parent.num_computed_tokens, list(parent.page_hashes)
-        child.pages = list(parent.pages)
-        for page in child.pages:
-            self.block_manager.add_reference(page)
-        if self.state_rows is not None:
-            self.state_rows.hold(child, parent.state_row)
+        self.pages.fork(parent, child)
         self._start_running(child)
 
     def schedule(self) -> list[ScheduledSequence]:
@@ -105,10 +102,10 @@ class Scheduler:
                 continue
             draft = len(sequence.draft_tokens)
             if draft and (
-                draft > spare or not self._has_room(sequence, sequence.num_computed_tokens + 1 + draft)
+                draft > spare or not self.pages.has_room(sequence, sequence.num_computed_tokens + 1 + draft)
             ):
                 del sequence.draft_tokens[max(spare, 0) :]
-                if not self._has_room(
+                if not self.pages.has_room(
                     sequence, sequence.num_computed_tokens + 1 + len(sequence.draft_tokens)
                 ):
                     sequence.draft_tokens = []
@@ -128,7 +125,7 @@ class Scheduler:
         if len(waiting) > 1:
             order += sorted(waiting, key=self.fair_shares.prefill_key)
         for i, sequence in enumerate(order):
-            self._use_cached_pages(sequence)
+            self.prefix_hits += self.pages.use_cached(sequence)
             left = len(sequence.tokens) - sequence.num_computed_tokens - counts.get(sequence.table_row, 0)
             limit = budget if i or len(order) == 1 else max(budget // OLDEST_EVERY, 1)
             count = min(left, limit, budget)
@@ -146,7 +143,7 @@ class Scheduler:
             first = self.fair_shares.next_to_admit(self.waiting)
             if len(found) >= self.limits.max_prefills and any(s.tenant == first.tenant for s in found):
                 break
-            if not self._can_admit(first, hits := self._match_prefix(first)):
+            if not self._can_admit(first, hits := self.pages.match_prefix(first)):
                 break
             self._admit(first, hits)
             insort(found, first, key=_rank)
@@ -156,7 +153,7 @@ class Scheduler:
         """Preempt for the first waiting sequence while its share or priority allows it and room is missing."""
         while self.waiting and self.running:
             first = self.fair_shares.next_to_admit(self.waiting)
-            lacking = self._num_missing_pages(first, self._match_prefix(first))
+            lacking = self._num_missing_pages(first, self.pages.match_prefix(first))
             if self.free_rows and lacking <= 0:
                 return
             if (victim := self.fair_shares.victim_for(first, self.running, lacking)) is None:
@@ -168,99 +165,28 @@ class Scheduler:
 
     def _num_missing_pages(self, sequence: Sequence, hits: list[int]) -> int:
         """Count the pages that the sequence needs beyond the available ones, the reserve included."""
-        needed = (
-            -(-len(sequence.tokens) // self.block_manager.page_size)
-            - len(hits)
-            + sum(map(self.block_manager.is_evictable, hits))
-        )
         reserve = self._reserve if self.running else 0
-        return needed + reserve - self.block_manager.num_available
+        return self.pages.num_needed(sequence, hits) + reserve - self.block_manager.num_available
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Give the first waiting sequence a row, and pages for all its tokens."""
-        block_manager, page = self.block_manager, self.block_manager.page_size
-        blocks = -(-len(sequence.tokens) // page)
-        for hit in hits:
-            block_manager.add_reference(hit)
-        sequence.pages = [*hits, *(block_manager.allocate() for _ in range(blocks - len(hits)))]
-        sequence.num_computed_tokens = sequence.num_cached_tokens = len(hits) * page
-        if self.state_rows is not None and hits:
-            self.state_rows.restore(sequence, sequence.page_hash(len(hits) - 1, page))
+        self.pages.admit(sequence, hits)
         self.prefix_queries += len(sequence.tokens)
         self.prefix_hits += sequence.num_cached_tokens
         self.waiting.remove(sequence)
         self.fair_shares.on_admission(sequence)
         self._start_running(sequence)
 
-    def _match_prefix(self, sequence: Sequence) -> list[int]:
-        """Return cached pages of its beginning; at least one token is left to compute."""
-        page, step = self.block_manager.page_size, self.limits.step_tokens
-        if not self.block_manager.prefix_caching or sequence.state.needs_prompt_logprobs:
-            return []
-        full = (len(sequence.tokens) - 1) // page
-        hits = self.block_manager.match_prefix(sequence.page_hash(block, page) for block in range(full))
-        if self.limits.batch_invariant:
-            del hits[len(hits) * page // step * step // page :]
-        if self.state_rows is not None:
-            del hits[self.state_rows.last_snapshot(sequence.page_hashes[: len(hits)]) :]
-        return hits
-
-    def _use_cached_pages(self, sequence: Sequence) -> None:
-        """Replace own pages by those that another sequence with the same beginning has computed meanwhile."""
-        block_manager, page = self.block_manager, self.block_manager.page_size
-        if (
-            not block_manager.prefix_caching
-            or sequence.state.needs_prompt_logprobs
-            or sequence.num_computed_tokens % page
-        ):
-            return
-        first = sequence.num_computed_tokens // page
-        blocks = range(first, (len(sequence.tokens) - 1) // page)
-        known = block_manager.match_prefix(sequence.page_hash(block, page) for block in blocks)
-        if self.state_rows is not None:
-            end = first + len(known)
-            del known[self.state_rows.last_snapshot(sequence.page_hashes[first:end]) :]
-            if known:
-                self.state_rows.restore(sequence, sequence.page_hashes[first + len(known) - 1])
-        for block, shared in enumerate(known, first):
-            if shared != sequence.pages[block]:
-                block_manager.add_reference(shared)
-                block_manager.release(sequence.pages[block])
-                sequence.pages[block] = shared
-                sequence.num_synced_pages = min(sequence.num_synced_pages, block)
-        sequence.num_computed_tokens += len(known) * page
-        sequence.num_cached_tokens += len(known) * page
-        self.prefix_hits += len(known) * page
-
-    def _has_room(self, sequence: Sequence, length: int) -> bool:
-        return self._num_pages_to_allocate(sequence, length) <= self.block_manager.num_available
-
-    def _num_pages_to_allocate(self, sequence: Sequence, length: int) -> int:
-        """Count the pages needed so that `length` tokens fit and the next one is written to an unshared page."""
-        pages, page = sequence.pages, self.block_manager.page_size
-        block = sequence.num_computed_tokens // page
-        shared = block < len(pages) and self.block_manager.ref_counts[pages[block]] > 1
-        return -(-length // page) - len(pages) + shared
-
     def _ensure_room(self, sequence: Sequence, length: int) -> bool:
         """Allocate pages for `length` tokens, preempting others; False when the sequence itself was preempted."""
-        block_manager, page = self.block_manager, self.block_manager.page_size
-        block = sequence.num_computed_tokens // page
-        pages = sequence.pages
-        if block < len(pages) and length <= len(pages) * page and block_manager.ref_counts[pages[block]] == 1:
+        if self.pages.fits(sequence, length):
             return True
-        while self._num_pages_to_allocate(sequence, length) > block_manager.num_available:
+        while not self.pages.has_room(sequence, length):
             last = self.fair_shares.next_to_preempt(self.running)
             self.preempt(last)
             if last is sequence:
                 return False
-        if block < len(pages):
-            owned = block_manager.copy_on_write(pages[block])
-            if owned != pages[block]:
-                pages[block] = owned
-                sequence.num_synced_pages = min(sequence.num_synced_pages, block)
-        while len(pages) * page < length:
-            pages.append(block_manager.allocate())
+        self.pages.grow(sequence, length)
         return True
 
     def preempt(self, sequence: Sequence) -> None:
@@ -273,26 +199,13 @@ class Scheduler:
 
     def advance(self, sequence: Sequence, count: int) -> None:
         """Count `count` more tokens as computed, with their state; add full pages to the prefix cache."""
-        block_manager, page = self.block_manager, self.block_manager.page_size
+        page = self.block_manager.page_size
         before = sequence.num_computed_tokens // page
         sequence.num_computed_tokens += count
-        after = sequence.num_computed_tokens // page
-        if after > before and block_manager.prefix_caching:
-            end = sequence.num_computed_tokens
-            if self.limits.batch_invariant:  # of whole pieces only: other cuts may differ in the last bit
-                step = self.limits.step_tokens
-                end = min(sequence.num_computed_tokens, sequence.state.prompt_length // step * step)
-            for block in range(before, end // page):
-                block_manager.register(sequence.pages[block], sequence.page_hash(block, page))
+        if sequence.num_computed_tokens // page > before and self.block_manager.prefix_caching:
+            self.pages.register(sequence, before)
         if self.state_rows is not None:
             self.state_rows.settle(sequence)
-
-    def release_unused_pages(self, sequence: Sequence) -> None:
-        """Release pages beyond the computed tokens."""
-        keep = -(-sequence.num_computed_tokens // self.block_manager.page_size)
-        while len(sequence.pages) > keep:
-            self.block_manager.release(sequence.pages.pop())
-        sequence.num_synced_pages = min(sequence.num_synced_pages, keep)
 
     def _schedule_batch_invariant(self) -> list[ScheduledSequence]:
         """Schedule every decode and a chunk of one prompt: the shortest, every few steps the oldest.
@@ -328,9 +241,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.free_rows.append(sequence.table_row)
         sequence.table_row = -1
-        self.block_manager.release_all(sequence.pages)
-        if self.state_rows is not None:
-            self.state_rows.stop(sequence)
+        self.pages.release_all(sequence)
 
 
 def _rank(sequence: Sequence) -> Rank:
