@@ -1,32 +1,214 @@
 """Heads of the models table: encoders and other models with the heads that people publish.
 
 Columns: the folder opens with its task; the outputs equal those of transformers; int8:weight and nf4 pass their gate;
-the artifact is served.
+the artifact is served. Models are tiny, random and scaled so that their outputs vary; inputs are random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.models.checks import Cells
+import numpy as np
+import torch
+from torch import nn
+
+from bench.models.checks import NONE, WORKS, Cell, Cells, ask_server, attempt
 
 TITLE = "Heads"
 COLUMNS = ("opens", "equals transformers", "int8:weight", "nf4", "served")
-ENTRIES: dict[str, Callable[[Path], Cells]] = {}
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 96,
+    "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+IMAGE: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+STAGES: dict[str, Any] = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
+SOUND: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 24,
+    "conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 32,
+}  # fmt: skip
+DEBERTA = {
+    **TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "max_relative_positions": -1, "type_vocab_size": 0,
+}  # fmt: skip
+DISTIL = {
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 96,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BERT": ("bert", "Bert", TEXT),
+    "RoBERTa": ("roberta", "Roberta", {**TEXT, "pad_token_id": 1, "type_vocab_size": 1}),
+    "DeBERTa-v3": ("deberta-v2", "DebertaV2", {**DEBERTA, "position_buckets": 16, "share_att_key": True}),
+    "ModernBERT": ("modernbert", "ModernBert", {**TEXT, "local_attention": 8}),
+    "MPNet": ("mpnet", "MPNet", {**TEXT, "pad_token_id": 1}),
+    "DistilBERT": ("distilbert", "DistilBert", DISTIL),
+    "ELECTRA": ("electra", "Electra", {**TEXT, "embedding_size": 64}),
+    "ALBERT": ("albert", "Albert", {**TEXT, "embedding_size": 32}),
+}
+TEXT_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
+
+
+class Headed(NamedTuple):
+    """Configuration of an architecture, and the class of transformers with the head."""
+
+    config: str
+    model: str
+    sizes: dict[str, Any]
+    inputs: tuple[str, ...] = ()  # as --input gives them, where the configuration does not tell
+
+    def build(self) -> nn.Module:
+        """Build the model with random weights."""
+        import transformers
+
+        labels = 2 if self.model.endswith("QuestionAnswering") else 3
+        settings = transformers.AutoConfig.for_model(self.config, **self.sizes, num_labels=labels)
+        made: nn.Module = getattr(transformers, self.model)(settings).eval()
+        for parameter in made.parameters():
+            if parameter.dim() > 1 and len(parameter):
+                nn.init.normal_(parameter, std=1.2 / max(1, parameter[0].numel()) ** 0.5)
+        return made
+
+
+ENTRIES: dict[str, Headed] = {
+    **{
+        f"{name}, {head}": Headed(config, f"{prefix}For{head}", sizes)
+        for name, (config, prefix, sizes) in ENCODERS.items()
+        for head in TEXT_HEADS
+    },
+    "ViT, ImageClassification": Headed("vit", "ViTForImageClassification", IMAGE),
+    "ViT, features": Headed("vit", "ViTModel", IMAGE),
+    "DeiT, ImageClassification": Headed("deit", "DeiTForImageClassification", IMAGE),
+    "BEiT, ImageClassification": Headed("beit", "BeitForImageClassification", IMAGE),
+    "DINOv2, ImageClassification": Headed("dinov2", "Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 2}),
+    "DINOv2, features": Headed("dinov2", "Dinov2Model", {**IMAGE, "mlp_ratio": 2}),
+    "DINOv3, features": Headed("dinov3_vit", "DINOv3ViTModel", IMAGE),
+    "ConvNeXt, ImageClassification": Headed("convnext", "ConvNextForImageClassification", {**STAGES, "image_size": 64}),
+    "Swin, ImageClassification": Headed(
+        "swin", "SwinForImageClassification",
+        {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "image_size": 32, "patch_size": 4},
+    ),
+    "ResNet, ImageClassification": Headed(
+        "resnet", "ResNetForImageClassification", {**STAGES, "embedding_size": 16, "layer_type": "basic"},
+        ("pixel_values=float32[batch,3,64,64]",),
+    ),
+    "SegFormer, SemanticSegmentation": Headed(
+        "segformer", "SegformerForSemanticSegmentation",
+        {**STAGES, "num_attention_heads": [1, 2, 3, 4], "decoder_hidden_size": 32},
+        ("pixel_values=float32[batch,3,64,64]",),
+    ),
+    "YOLOS, ObjectDetection": Headed(
+        "yolos", "YolosForObjectDetection", {**IMAGE, "image_size": [32, 32], "num_detection_tokens": 6}
+    ),
+    "Wav2Vec2, CTC": Headed("wav2vec2", "Wav2Vec2ForCTC", SOUND),
+    "Wav2Vec2, audio classification": Headed("wav2vec2", "Wav2Vec2ForSequenceClassification", SOUND),
+    "HuBERT, CTC": Headed("hubert", "HubertForCTC", SOUND),
+    "HuBERT, audio classification": Headed("hubert", "HubertForSequenceClassification", SOUND),
+    "CLIP, both towers": Headed("clip", "CLIPModel", {}),
+    "T5, ConditionalGeneration": Headed(
+        "t5", "T5ForConditionalGeneration",
+        {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4},
+    ),
+}  # fmt: skip
 
 
 def run(name: str, folder: Path) -> Cells:
-    """Compute the cells of one row."""
-    yield from ENTRIES[name](folder)
+    """Compute the cells of one row, cheapest first."""
+    torch.manual_seed(0)
+    model = _tiny(ENTRIES[name])
+    model.save_pretrained(folder / "model")
+    artifact = folder / "float.infer"
+    task = list[str]()
+    made = attempt(lambda: task.append(_optimize(ENTRIES[name], folder, artifact, "none")))  # type: ignore[func-returns-value]
+    yield "opens", Cell(made.outcome, task[0] if task else made.why)
+    if made.outcome != WORKS:
+        for column in COLUMNS[1:]:
+            yield column, Cell(NONE, "not opened")
+        return
+    yield "equals transformers", attempt(lambda: _equals(model, artifact))
+    for quant in ("int8:weight", "nf4"):
+        small = folder / f"{quant[:3]}.infer"
+        yield quant, attempt(lambda q=quant, s=small: _compressed(ENTRIES[name], folder, s, q))  # type: ignore[misc]
+    yield "served", attempt(lambda: _served(artifact))
 
 
-def entry(name: str) -> Callable[[Any], Any]:
-    """Register a function of the row's folder that yields its cells."""
+def _tiny(entry: Headed) -> Any:
+    if entry.config != "clip":
+        return entry.build()
+    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**tiny, "image_size": 32, "patch_size": 16}
+    return entry._replace(sizes={"text_config": {**tiny, "vocab_size": 64}, "vision_config": vision}).build()
 
-    def register(function: Callable[[Path], Cells]) -> Callable[[Path], Cells]:
-        ENTRIES[name] = function
-        return function
 
-    return register
+def _optimize(entry: Headed, folder: Path, artifact: Path, quant: str) -> str:
+    from infer import Plan, optimize
+
+    given = {"backend": "eager", "quant": quant, "batches": (), "allow_slower": True, "max_length": 32}
+    plan = Plan(source=str(folder / "model"), data="random", inputs=entry.inputs, **given)  # type: ignore[arg-type]
+    optimize(plan, artifact)
+    from infer.artifact import store
+
+    return store.read_manifest(artifact).task
+
+
+def _compressed(entry: Headed, folder: Path, artifact: Path, quant: str) -> str | None:
+    _optimize(entry, folder, artifact, quant)
+    return None
+
+
+def _inputs(specs: Any) -> dict[str, np.ndarray]:
+    """Draw two rows for the inputs of an artifact: tokens, pixels or samples; the second is padded where masked."""
+    generator = np.random.default_rng(0)
+    sizes = {"batch": 2, "seq": 12, "samples": 4000}
+    found = {}
+    for spec in specs:
+        shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+        if spec.dtype == "float32":
+            found[spec.name] = generator.standard_normal(shape).astype(np.float32)
+        elif "mask" in spec.name:
+            found[spec.name] = np.ones(shape, np.int64)
+            found[spec.name][1, shape[1] // 2 :] = 0
+        else:
+            found[spec.name] = (
+                generator.integers(3, 64, shape) if spec.name == "input_ids" else np.zeros(shape, int)
+            )
+    return found
+
+
+def _equals(model: Any, artifact: Path) -> None:
+    from infer import Predictor
+
+    with Predictor.load(artifact) as predictor, torch.no_grad():
+        inputs = _inputs(predictor.inputs)
+        got = predictor.predict(inputs)
+        expected = model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        for name, value in got.items():
+            theirs = expected.pooler_output.flatten(1) if name == "embedding" else expected[name]
+            np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def _served(artifact: Path) -> None:
+    from infer import Predictor
+
+    with Predictor.load(artifact) as predictor:
+        inputs, specs = _inputs(predictor.inputs), predictor.inputs
+        expected = predictor.predict(inputs)
+    tensors = [
+        {
+            "name": spec.name,
+            "datatype": {"float32": "FP32", "int64": "INT64"}[spec.dtype],
+            "shape": list(inputs[spec.name].shape),
+            "data": inputs[spec.name].reshape(-1).tolist(),
+        }
+        for spec in specs
+    ]
+    answer = ask_server(artifact, f"/v2/models/{artifact.stem}/infer", {"inputs": tensors})
+    for output in answer["outputs"]:
+        value = np.array(output["data"], np.float32).reshape(output["shape"])
+        np.testing.assert_allclose(value, expected[output["name"]], rtol=1e-4, atol=1e-4)
