@@ -15,6 +15,7 @@ from PIL import Image
 from infer import Plan, Predictor, optimize
 from infer.cli import main
 from infer.errors import UsageError
+from infer.load import fill, load
 from infer.predict import answers
 
 transformers = pytest.importorskip("transformers")
@@ -164,6 +165,33 @@ def test_speech_becomes_the_text_of_the_tokenizer(
     assert found["text"]
     assert main(["predict", str(folder.with_suffix(".infer")), str(sounds / "1.wav")]) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize("tower", ["Text", "Vision"])
+def test_each_tower_of_clip_gives_its_embedding(tmp_path: Path, tower: str) -> None:
+    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+        "eos_token_id": 63,
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    vision = {"image_size": 32, "patch_size": 16}
+    config = getattr(transformers, f"CLIP{tower}Config")(**tiny, **(sizes if tower == "Text" else vision))
+    model = save(getattr(transformers, f"CLIP{tower}ModelWithProjection")(config), tmp_path / "m")
+    loaded = load(Plan(source=str(tmp_path / "m"), data="random"))
+    fill(loaded)
+    assert (loaded.task, loaded.outputs) == (
+        {"Text": "embedding", "Vision": "image-embedding"}[tower],
+        ("embedding",),
+    )
+    ids = torch.tensor([[1, 5, 6, 63, 0, 0], [1, 7, 8, 9, 10, 63]])
+    texts = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    given = texts if tower == "Text" else {"pixel_values": torch.randn(2, 3, 32, 32)}
+    with torch.no_grad():
+        want = model(**given)["text_embeds" if tower == "Text" else "image_embeds"]
+        torch.testing.assert_close(loaded.module(**given), want)
 
 
 def test_repeats_and_blanks_are_dropped_from_ctc() -> None:

@@ -34,7 +34,21 @@ def choose(heads: Sequence[Head], name: str, settings: Any, folder: Path) -> tup
             where=str(folder / "config.json"),
             hint="Check `architectures` and `model_type`, or install a newer transformers",
         )
-    takes = [n for n in inspect.signature(found.forward).parameters if n in OTHER_MODALITIES]
+    parameters = inspect.signature(found.forward).parameters
+    takes = [n for n in parameters if n in OTHER_MODALITIES]
+    if {"input_ids", "pixel_values"} <= set(parameters) and name.endswith("Model"):
+        import transformers
+
+        stem = name.removesuffix("Model")
+        towers = [f"{stem}{part}ModelWithProjection" for part in ("Text", "Vision")]
+        if not all(hasattr(transformers, tower) for tower in towers):
+            towers = [f"{stem}VisionModel"]
+        raise SourceError(
+            f"{name} has a tower for texts and one for images; an artifact holds one of them",
+            where=str(folder / "config.json"),
+            hint=f"Save a tower as a folder: transformers.{' or '.join(towers)}.from_pretrained(FOLDER)"
+            ".save_pretrained(OTHER), with its tokenizer or image processor",
+        )
     raise SourceError(
         f"expected a model of text, but {name} takes {', '.join(takes or [found.main_input_name])}",
         where=str(folder / "config.json"),

@@ -46,6 +46,8 @@ def wrap(
         return (MaskedAudioHead if masked else AudioHead)(model, head.outputs).eval()
     if head.task == "text-generation":
         return Decoder(model).eval()
+    if head.ending == "TextModelWithProjection":
+        return TextHead(model, ("text_embeds",)).eval()
     if head.task != "embedding":
         return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
     # The pooler's output is not the embedding, and many checkpoints lack its weights.

@@ -46,6 +46,9 @@ HEADS = (
     Head("ForObjectDetection", "object-detection", "AutoModelForObjectDetection", BOXES, PIXELS),
     Head("ForSequenceClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
     Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
+    # Towers of CLIP and its kin.
+    Head("TextModelWithProjection", "embedding", "AutoModel", ("embedding",)),
+    Head("VisionModelWithProjection", "image-embedding", "AutoModel", ("embedding",), PIXELS),
     Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=SOUND),
 )
 SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))

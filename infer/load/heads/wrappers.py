@@ -56,7 +56,7 @@ class MaskedImageHead(Headed):
 
 
 class ImageEncoder(nn.Module):
-    """An image model whose pooled features, or the class token where it has no pooler, are the embedding."""
+    """An image model whose projected or pooled features, or else the class token, are the embedding."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,6 +65,8 @@ class ImageEncoder(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Compute embeddings: float [batch, C, H, W] → float [batch, dim]."""
         found = self.model(pixel_values=pixel_values)
+        if (projected := getattr(found, "image_embeds", None)) is not None:
+            return projected
         pooled = getattr(found, "pooler_output", None)
         return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
