@@ -123,10 +123,13 @@ def test_a_matcher_that_met_a_limit_raises_instead_of_refusing_a_token(pattern: 
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("llguidance")
     from infer.llm.text.grammar import GrammarCache
+    from infer.llm.text.grammar_request import GrammarLimits
 
     path = Path(__file__).resolve().parents[2] / "models/pydoc_lm/tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    matcher, letter = GrammarCache(tokenizer, 4096, [0]).open({"regex": pattern}), tokenizer.token_to_id("a")
+    limits = GrammarLimits(compile_seconds=120)  # a busy machine decides nothing here
+    cache, letter = GrammarCache(tokenizer, 4096, [0], limits), tokenizer.token_to_id("a")
+    matcher = cache.open({"regex": pattern})
 
     def go_on() -> None:
         for _ in range(10_000):
