@@ -4,14 +4,16 @@
 
 Models are tiny and random, made by transformers' own configurations; nothing is downloaded. Rows are computed in a
 process of their own by plain torch (backend eager). Cells are merged row by row into bench/results/models.json, of
-which docs/models.md is made. `--resume`: only rows that the file lacks; `--render`: compute nothing. Exits 1 when a
-cell that was computed is broken: neither works nor is refused with a reason.
+which docs/models.md is made; several processes may fill it, each with its own `--only`. `--resume`: only rows that the
+file lacks; `--render`: compute nothing. Exits 1 when a cell that was computed is broken: neither works nor is refused
+with a reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import fnmatch
 import json
 import logging
@@ -120,6 +122,15 @@ def read() -> Rows:
     return {kind: {} for kind in KINDS} | msgspec.json.decode(RESULT.read_bytes(), type=Rows)
 
 
+def keep(kind: str, row: str, cells: dict[str, Cell]) -> None:
+    """Put a row into the result file, which another process may be filling too."""
+    with (Path(tempfile.gettempdir()) / "infer-models-table.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = read()
+        rows[kind][row] = cells
+        write(rows)
+
+
 def write(rows: Rows) -> None:
     """Write the result file, rows in the order of their entries, and the page."""
     ordered = {k: {row: rows[k][row] for row in kind_of(k).ENTRIES if row in rows[k]} for k in KINDS}
@@ -173,9 +184,7 @@ def main() -> int:
     broken = False
     for kind in KINDS:
         for row, found in compute(kind, [row for k, row in wanted if k == kind]):
-            rows = read()  # another process may have written other rows
-            rows[kind][row] = found
-            write(rows)
+            keep(kind, row, found)
             broken |= any(cell.outcome == BROKEN for cell in found.values())
             print(
                 f"{kind}, {row}: " + "; ".join(f"{c} {shown(cell)}" for c, cell in found.items()), flush=True
