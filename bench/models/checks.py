@@ -79,9 +79,11 @@ def _peak(model: Any, generator: torch.Generator) -> None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is None:
         return
-    embedding.weight.copy_(torch.randn(embedding.weight.shape, generator=generator) * 0.2)
     weight = getattr(head, "weight", None)
-    if weight is not None and weight is not embedding.weight and weight.shape == embedding.weight.shape:
+    tied = weight is embedding.weight
+    noise = torch.randn(embedding.weight.shape, generator=generator)
+    embedding.weight.copy_(noise * (0.1 if tied else 0.2))
+    if weight is not None and not tied and weight.shape == embedding.weight.shape:
         order = torch.randperm(len(weight), generator=generator)
         weight.copy_(embedding.weight[order] * 0.5)
 

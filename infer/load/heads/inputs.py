@@ -84,7 +84,7 @@ def size_bounds(
     plan: Plan, config: Mapping[str, Any], model: nn.Module, specs: tuple[TensorSpec, ...]
 ) -> dict[str, tuple[int, int]]:
     """Return (smallest, largest) of the symbolic sizes of the inputs."""
-    positions = position_limit(model) or config.get("max_position_embeddings")
+    positions = position_limit(model) or config.get("max_position_embeddings") or config.get("max_seq_len")
     longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
     known = {
         "batch": (1, plan.max_batch),
