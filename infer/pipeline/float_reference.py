@@ -24,7 +24,8 @@ EAGER = "torch eager"
 
 class FloatForms:
     """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
-    module, called as the user calls it.
+    module, called as the user calls it. `keeps_state`: it is a language model with state layers, whose captured graph is
+    cut into chunks for one length: outputs are compared with those of the module itself.
     """
 
     def __init__(
@@ -33,7 +34,10 @@ class FloatForms:
         work: Path,
         step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
+        *,
+        keeps_state: bool = False,
     ) -> None:
+        self._keeps_state = keeps_state
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
@@ -41,7 +45,11 @@ class FloatForms:
 
     def reference(self, plan: Plan) -> Any:
         """Return the form that outputs are compared with."""
-        return self.runner(plan) if self._original.onnx is not None else Eager(self._original)
+        if self._original.onnx is not None:
+            return self.runner(plan)
+        if self._keeps_state and self._module is not None:
+            return Own(self._module, self._original)
+        return Eager(self._original)
 
     def forms(
         self,

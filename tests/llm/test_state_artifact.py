@@ -48,6 +48,13 @@ def test_projections_of_a_state_layer_are_quantized(tmp_path: Path, quant: str) 
     assert len(generate(path, PROMPT)) == 12
 
 
+def test_a_model_without_attention_is_published_and_generates(tmp_path: Path) -> None:
+    path = tiny(
+        tmp_path, name="mamba2", sizes=STATEFUL["mamba2"], quant="int8:weight", max_error=0.5, task="generate"
+    )
+    assert len(generate(path, PROMPT)) == 12
+
+
 def test_onnx_runtime_refuses_state_layers(tmp_path: Path) -> None:
     with pytest.raises(NotUsableError, match="layers with state of their own have no ONNX form here"):
         tiny(tmp_path, name="lfm2", sizes=STATEFUL["lfm2"], backend="ort", task="generate")
