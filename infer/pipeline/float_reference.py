@@ -24,8 +24,8 @@ EAGER = "torch eager"
 
 class FloatForms:
     """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
-    module, called as the user calls it. `keeps_state`: it is a language model with state layers, whose captured graph is
-    cut into chunks for one length: outputs are compared with those of the module itself.
+    module, called as the user calls it. `keeps_state`: a language model with state layers: outputs are
+    compared with those of the module, whose captured graph is cut into chunks for one length.
     """
 
     def __init__(
