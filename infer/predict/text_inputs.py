@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
 from .label_scores import activation_of, scores_of
 from .tensors import TensorInputs
-from .text_prompts import with_prompt
+from .text_prompts import in_lower_case, with_prompt
 
 
 class TextInputs(TensorInputs):
@@ -45,6 +45,8 @@ class TextInputs(TensorInputs):
         `UsageError` for an artifact without a tokenizer.
         """
         wanted = {spec.name for spec in self.inputs}
+        if self.manifest.meta.get("lower_case"):
+            texts = [in_lower_case(text) for text in texts]
         return {name: value for name, value in self.tokenizer.batch(texts).items() if name in wanted}
 
     def embed(self, texts: list[str], *, prompt_name: str | None = None) -> np.ndarray:

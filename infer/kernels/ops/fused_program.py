@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .library import declare, define
 
-HEADER = 11  # numbers before the program proper; cpu/src/torch_fused_program.cpp says which
+HEADER = 12  # numbers before the program proper; cpu/src/torch_fused_program.cpp says which
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, offset: float, eps: float) -> Tensor:

@@ -170,7 +170,8 @@ void attend_all_in_team(const AttendAllArgs& args, std::atomic<int64_t>& next) {
   const int64_t tiles = (args.tokens + ALL_ROWS - 1) / ALL_ROWS, pieces = args.batches * args.query_heads * tiles;
   for (int64_t piece = next.fetch_add(1); piece < pieces; piece = next.fetch_add(1)) {
     const int64_t tile = piece % tiles, head = piece / tiles % args.query_heads, batch = piece / tiles / args.query_heads;
-    isa.all(args, batch, head, args.tokens * tile / tiles, args.tokens * (tile + 1) / tiles);
+    const int64_t tokens = args.length(batch), own = (tokens + ALL_ROWS - 1) / ALL_ROWS;
+    if (tile < own) isa.all(args, batch, head, tokens * tile / own, tokens * (tile + 1) / own);
   }
 }
 

@@ -20,6 +20,12 @@ struct AttendAllArgs {
   float scale;
   bool causal = false;
   Mask mask;
+  // Where the sequences are packed without padding: sequence `b` is the rows starts[b] to starts[b + 1], `tokens` is the
+  // longest, and there is no mask.
+  const int64_t* starts = nullptr;
+
+  int64_t first(int64_t batch) const { return starts == nullptr ? batch * tokens : starts[batch]; }
+  int64_t length(int64_t batch) const { return starts == nullptr ? tokens : starts[batch + 1] - starts[batch]; }
 };
 
 // What one thread of a team does; `next`, 0 at the start, counts the pieces that were taken. The result is complete after

@@ -11,14 +11,14 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 struct AllTiler {
   const AttendAllArgs& args;
-  const int64_t first, head, begin, rows, parts, dim, panels, width;
+  const int64_t first, tokens, head, begin, rows, parts, dim, panels, width;
   const char* mask;  // of the sequence
   // keys [BLOCK / PANEL][dim][PANEL], values [panels][BLOCK][PANEL], q by parts [dim][height], logits [TILE_ROWS][BLOCK],
   // sums [rows][width], total [rows][LANES], most [rows]
   float *keys, *values, *q, *logits, *sums, *most, *total;
 
   AllTiler(const AttendAllArgs& given, int64_t batch, int64_t query_head, int64_t from, int64_t to)
-      : args(given), first(batch * given.tokens), head(query_head), begin(from), rows(to - from),
+      : args(given), first(given.first(batch)), tokens(given.length(batch)), head(query_head), begin(from), rows(to - from),
         parts((rows + Lane::TILE_ROWS - 1) / Lane::TILE_ROWS), dim(given.head_dim), panels((dim + PANEL - 1) / PANEL),
         width(panels * PANEL) {
     const int64_t floats = BLOCK * (dim + width + Lane::TILE_ROWS) + rows * (width + dim + LANES + 1);
@@ -135,7 +135,7 @@ struct AllTiler {
 
   void run() const {
     read_queries();
-    const int64_t end = args.causal ? begin + rows : args.tokens;
+    const int64_t end = args.causal ? begin + rows : tokens;
     for (int64_t origin = 0; origin < end; origin += BLOCK) {
       const int64_t count = end - origin < BLOCK ? end - origin : BLOCK;
       stage(origin, count);

@@ -134,6 +134,9 @@ struct ProgramCall {
   AttendArgs attention{};  // what all layers share; the pages are those of layer 0
   int64_t layer_bytes = 0;
   int64_t tokens = 0;  // of each sequence, where the rows are those of several
+  // Where those sequences are packed: sequence `b` is the rows starts[b] to starts[b + 1], and `tokens` the longest.
+  const int64_t* starts = nullptr;
+  int64_t sequences = 0;
 };
 
 // Length of an operation in a program, its code included; 0 for an unknown code.

@@ -161,10 +161,11 @@ class Worker {
   void attend_all(const AttendAllOp& op) {
     if (!layout_.alone) meet();
     AttendAllArgs args{heads(op.query), heads(op.key), heads(op.value), heads({op.y, op.head_dim})};
-    args.tokens = call_.tokens, args.batches = call_.rows[0] / call_.tokens;
+    args.tokens = call_.tokens, args.starts = call_.starts;
+    args.batches = call_.starts == nullptr ? call_.rows[0] / call_.tokens : call_.sequences;
     args.query_heads = op.query_heads, args.kv_heads = op.kv_heads, args.head_dim = op.head_dim;
     args.scale = number(op.scale), args.causal = op.causal != 0;
-    if (op.mask >= 0) {
+    if (op.mask >= 0 && call_.starts == nullptr) {
       const int64_t row = call_.strides[op.mask] ? call_.strides[op.mask] : args.tokens;
       args.mask = {call_.operands[op.mask], op.mask_is_float != 0,
                    op.mask_has_batches ? (op.mask_has_rows ? row * args.tokens : row) : 0, op.mask_has_rows ? row : 0};

@@ -3,15 +3,17 @@
 
 #include "attend_check.h"
 #include "fused_program.h"
+#include "packed_rows.h"
 
 using namespace infer_native;
 
 namespace {
 
 // The numbers before the program proper: places among the operands of the tokens, the picked rows and what attention
-// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache; how many
-// sizes of the tokens count the rows, or 0 where the result has one size for them.
-enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, LEAD, HEADER };
+// reads, or -1; how wide the tokens are; how many operands are no weights; the page and the dtype of the cache; what tells
+// real tokens from padding, whose rows nobody reads, or -1; how many sizes of the tokens count the rows, or 0 where the result has one size
+// for them.
+enum Header { TOKENS, WIDTH, PICKED, INPUTS, SLOTS, TABLE, STARTS, LENGTHS, PAGE, CACHE_DTYPE, PADDING, LEAD, HEADER };
 
 template <class T>
 const T* numbers_of(const View& view, int64_t count, int32_t dtype, const char* name) {
@@ -63,6 +65,47 @@ int64_t wider_stride(const View& view) {
   return strides[last - 1];
 }
 
+// The operand that masks attention over whole sequences, -1 without one.
+int64_t mask_of(const int64_t* program) {
+  for (const int64_t* op = program + 3 + 3 * program[2]; *op != END; op += op_length(*op))
+    if (*op == ATTEND_ALL) return fields<AttendAllOp>(op).mask;
+  return -1;
+}
+
+// Runs the program on the rows of real tokens alone; false where that does not pay, or where attention sees anything but
+// all real tokens. Operands and strides are copies.
+bool run_packed(ProgramCall call, const std::vector<View>& inputs, const int64_t* header, std::vector<void*> operands,
+                std::vector<int64_t> strides) {
+  const View& real = inputs[header[PADDING]];
+  if (call.rows[0] == 0 || real.numel != call.rows[0] || real.dtype != aoti_torch_dtype_int64() || !real.contiguous()) return false;
+  const int64_t batches = call.rows[0] / call.tokens, width = header[HEADER + 1], masked = mask_of(call.program);
+  const PackedRows packed(real.as<int64_t>(), batches, call.tokens);
+  if (!packed.pays() || masked < 0) return false;
+  const View& mask = inputs[masked];
+  const int64_t mask_rows = mask.numel / call.rows[0];
+  if (mask.dtype != aoti_torch_dtype_bool() || !mask.contiguous() || mask.numel != call.rows[0] * mask_rows) return false;
+  if ((mask_rows != 1 && mask_rows != call.tokens) || !packed.agrees(mask.as<bool>(), mask_rows)) return false;
+  int64_t columns = width;
+  for (int64_t i = 0; i < header[INPUTS]; ++i)
+    if (i != header[PADDING] && i != masked) columns += inputs[i].numel / call.rows[0];
+  thread_local std::vector<float> memory;
+  memory.resize(static_cast<size_t>(packed.rows() * columns));
+  float* at = memory.data() + packed.rows() * width;
+  for (int64_t i = 0; i < header[INPUTS]; ++i) {
+    if (i == header[PADDING] || i == masked) continue;
+    const int64_t own = inputs[i].numel / call.rows[0];
+    packed.pack(inputs[i].as<float>(), strides[i] > 0 ? strides[i] : own, own, at);
+    operands[i] = at, strides[i] = 0;
+    at += packed.rows() * own;
+  }
+  float* const result = call.result;
+  call.operands = operands.data(), call.strides = strides.data(), call.result = memory.data();
+  call.rows[0] = packed.rows(), call.tokens = packed.longest(), call.starts = packed.starts(), call.sequences = batches;
+  run_program(call);
+  packed.unpack(memory.data(), width, result);
+  return true;
+}
+
 AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const int64_t* program, const double* numbers,
                        AtenTensorHandle cache) {
   thread_local std::vector<void*> pointers;
@@ -98,6 +141,7 @@ AtenTensorHandle chain(const AtenTensorHandle* operands, int64_t count, const in
     call.layer_bytes = pages.sizes[1] * pages.sizes[2];
     check_attention(call, pages);
   }
+  if (program[PADDING] >= 0 && run_packed(call, inputs, program, pointers, strides)) return result;
   run_program(call);
   return result;
 }

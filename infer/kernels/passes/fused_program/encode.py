@@ -46,10 +46,13 @@ class Operation:
 
 
 def encode(
-    operations: Sequence[Operation], given: Sequence[Value]
+    operations: Sequence[Operation], given: Sequence[Value], padding: fx.Node | None = None
 ) -> tuple[list[fx.Node], list[int], list[float]]:
-    """Return operands, program and numbers of `infer::chain`. `given`: the values that make the result."""
-    return _Encoder(operations, given).encoded()
+    """Return operands, program and numbers of `infer::chain`.
+
+    `given`: the values that make the result; `padding`: int64 [batch, tokens], 0 where nobody reads the result's row.
+    """
+    return _Encoder(operations, given, padding).encoded()
 
 
 def inputs_of(operations: Sequence[Operation]) -> list[fx.Node]:
@@ -110,13 +113,18 @@ class _Slots:
 
 
 class _Encoder:
-    def __init__(self, operations: Sequence[Operation], given: Sequence[Value]) -> None:
+    def __init__(
+        self, operations: Sequence[Operation], given: Sequence[Value], padding: fx.Node | None
+    ) -> None:
         self._operations, self._given = operations, given
         domains = dict.fromkeys(o.result.value.domain for o in operations)
         gathers = [o for o in operations if o.name == "gather"]
         first = gathers[0].inputs[0].value.domain if gathers else next(iter(domains))
         self._domains = {first: 0} | {name: 1 for name in domains if name != first}
         self._inputs = inputs_of(operations)
+        if padding is not None and padding not in self._inputs:
+            self._inputs.append(padding)
+        self._padding = -1 if padding is None else self._inputs.index(padding)
         self._operands = list(self._inputs)
         self._numbers: list[float] = []
         self._direct = [value for value in given if self._is_direct(value)]
@@ -144,7 +152,7 @@ class _Encoder:
             start += value.width
         code = [number for operation in self._operations for number in self._operation(operation)]
         code += copies
-        inputs = [*self._tokens(), len(self._inputs), *self._attention(), self._given[0].lead]
+        inputs = [*self._tokens(), len(self._inputs), *self._attention(), self._padding, self._given[0].lead]
         flat = [number for slot in self._slots.slots for number in slot]
         header = [*inputs, domain, width, len(self._slots.slots)]
         return self._operands, [*header, *flat, *code, 0], self._numbers

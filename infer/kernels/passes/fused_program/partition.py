@@ -16,6 +16,7 @@ from ..graph_pass import Rewriter
 from .encode import MAX_INPUTS, Operation, encode, inputs_of
 from .lower import Reader
 from .match import matched
+from .padding import padding_of
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
@@ -121,7 +122,8 @@ class _Builder(Rewriter):
             self._emit(_Group(operations[:middle]))
             self._emit(_Group(operations[middle:]))
             return
-        operands, program, numbers = encode(operations, given)
+        padding = None if self._flat else padding_of(operations, [v.node for v in given], self._looks)
+        operands, program, numbers = encode(operations, given, padding)
         last = operations[-1].result.value.node
         with self._graph.inserting_after(last):
             call = self._call(operations, operands, program, numbers)
@@ -136,6 +138,10 @@ class _Builder(Rewriter):
             start += value.width
         for node in reversed(members):
             self._erase(node)
+
+    def _looks(self, node: fx.Node) -> bool:
+        """Tell if a node only looks at the rows of a value, such as a view of them."""
+        return node in self._known and node not in self._absorbed
 
     def _call(
         self,
