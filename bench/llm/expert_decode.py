@@ -107,8 +107,9 @@ def measure(format: str, sequences: int, seconds: float) -> Measured:
     ours, plain = list[float](), list[float]()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(ours) < 3 * ROUTINGS:
-        ours += _times([lambda e=expert: layer(up, down, x, e) for expert in drawn])  # type: ignore[misc]
-        plain += _times([block.sum for block in blocks])
+        for i, expert in enumerate(drawn):
+            ours.append(_time(lambda e=expert: layer(up, down, x, e)))  # type: ignore[misc]
+            plain.append(_time(blocks[i % len(blocks)].sum))
     took, read = (statistics.quantiles(times, n=10)[0] for times in (ours, plain))
     return Measured(
         format,
@@ -123,16 +124,12 @@ def measure(format: str, sequences: int, seconds: float) -> Measured:
     )
 
 
-def _times(calls: list[Callable[[], object]]) -> list[float]:
-    """Return the seconds of each call, after one that is not counted; with one thread those that it had a core."""
+def _time(call: Callable[[], object]) -> float:
+    """Return the seconds of a call; with one thread those that it had a core."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    calls[0]()
-    found = []
-    for call in calls:
-        begin = clock()
-        call()
-        found.append(clock() - begin)
-    return found
+    begin = clock()
+    call()
+    return clock() - begin
 
 
 def main() -> None:
