@@ -143,7 +143,7 @@ def test_tiles_of_any_height_cover_a_prefill(rows: int) -> None:
         {"chunk": 8},
         {"chunk": 13, "softcap": 2.0},
         {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.01])},
-        {"slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]).bfloat16(), "chunk": 20, "window": 11},
+        {"slopes": torch.tensor([0.7, 0.3, 0.1, 0.03]).bfloat16(), "chunk": 20, "window": 11},
     ],
     ids=str,
 )
@@ -238,7 +238,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def test_decode_compiles_and_waits_for_nothing(captured: list[tuple], capability: int) -> None:
     rows, other = [(100, 1)] * 3, ("float32", torch.float32) if capability == 80 else ("int8", torch.float16)
     for kind, dtype in (("bfloat16", torch.bfloat16), other):
-        changes = {"window": 64, "softcap": 3.0, "sinks": torch.ones(8)} if kind == "int8" else {}
+        changes = {"window": 64, "softcap": 3.0, "sinks": torch.ones(8)}
+        if kind != "int8":
+            changes = {"slopes": torch.ones(8).bfloat16(), "chunk": 64}
         args = arguments(rows, heads=8, width=128, kind=kind, dtype=dtype, **changes)
         plugin.run(args, plugin.tiling(args), 4)
     texts = assembly(captured, capability)
