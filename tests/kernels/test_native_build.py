@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,27 @@ def test_changed_sources_make_another_library(cache: Path, small_sources: Path) 
     before = build.digest()
     (small_sources / "one.cpp").write_text("// changed\n")
     assert build.digest() != before
+
+
+def test_sources_that_change_while_compiled_make_no_stale_library(
+    cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    run, source = build._run, small_sources / "one.cpp"
+    code = 'extern "C" __attribute__((visibility("default"))) int one() { return %d; }'
+    source.write_text(code % 1)
+
+    def change_and_run(command: list[str]) -> None:
+        source.write_text(code % 2)
+        run(command)
+
+    monkeypatch.setattr(build, "_run", change_and_run)
+    before = build.library()
+    assert ctypes.CDLL(str(before)).one() == 1
+    after = build.library()
+    assert after != before
+    assert ctypes.CDLL(str(after)).one() == 2
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(cache: Path, small_sources: Path) -> None:

@@ -53,10 +53,10 @@ def compiler() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def sources(machine: str = platform.machine()) -> dict[Path, tuple[str, ...]]:
+def sources(machine: str = platform.machine(), folder: Path | None = None) -> dict[Path, tuple[str, ...]]:
     """Each file to compile for an architecture (a name of `platform.machine`), with its flags."""
     chosen = {}
-    for path in sorted(SOURCES.glob("*.cpp")):
+    for path in sorted((folder or SOURCES).glob("*.cpp")):
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if path.stem.endswith(s)), None)
         machines, flags = SUFFIXES[suffix] if suffix else ((machine,), ())
         if machine in machines:
@@ -64,9 +64,9 @@ def sources(machine: str = platform.machine()) -> dict[Path, tuple[str, ...]]:
     return chosen
 
 
-def digest() -> str:
+def digest(folder: Path | None = None) -> str:
     """Hash what a built library depends on: sources, flags, torch, architecture and compiler."""
-    return _digest(sorted(SOURCES.iterdir()), repr(SUFFIXES))
+    return _digest(sorted((folder or SOURCES).iterdir()), repr(SUFFIXES))
 
 
 def _digest(paths: Iterable[Path], *flags: str) -> str:
@@ -83,7 +83,7 @@ def _parts(path: Path) -> list[Path]:
     found = [path]
     for part in found:
         names = re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE)
-        found += [SOURCES / name for name in names if SOURCES / name not in found]
+        found += [path.parent / name for name in names if path.parent / name not in found]
     return found
 
 
@@ -107,8 +107,11 @@ def library(progress: Callable[[int, int, str], None] | None = None) -> Path:
         raise NotUsableError("no C++ compiler", hint="Install g++, or name one with CXX")
     with _alone(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as work:
         if not path.exists():  # else another process has built it meanwhile
-            built = _build(found, Path(work), progress or (lambda done, total, what: None))
-            place.mkdir(exist_ok=True)
+            # A copy: sources that change while they are compiled would be kept under the hash of others.
+            copied = Path(shutil.copytree(SOURCES, Path(work) / "src"))
+            path = place.parent / digest(copied) / LIBRARY
+            built = _build(found, Path(work), copied, progress or (lambda done, total, what: None))
+            path.parent.mkdir(exist_ok=True)
             built.replace(path)
     return path
 
@@ -124,9 +127,9 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _build(found: str, work: Path, progress: Callable[[int, int, str], None]) -> Path:
+def _build(found: str, work: Path, folder: Path, progress: Callable[[int, int, str], None]) -> Path:
     include, libraries = Path(torch.__file__).parent / "include", Path(torch.__file__).parent / "lib"
-    files = sources()
+    files = sources(folder=folder)
     done = 0
     kept = cache_folder("kernels") / "objects"
     kept.mkdir(exist_ok=True)
