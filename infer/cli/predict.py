@@ -65,8 +65,7 @@ def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
     Raises `UsageError` when there is no such file, and `InputError` for content that does not fit the model.
     """
     if source.endswith(TENSORS):
-        if not Path(source).is_file():
-            raise UsageError(f"no such file: {source}")
+        _require_file(source)
         return dict(predictor.predict(_read_tensors(predictor, Path(source))))
     rows = _rows(predictor, source)
     if predictor.task == "embedding":
@@ -77,12 +76,12 @@ def run_file(predictor: Predictor, source: str) -> dict[str, np.ndarray]:
 def _rows(predictor: Predictor, source: str) -> list[Any]:
     """Return the path of an image or sound, or texts: the lines of a file or stdin, or the argument itself."""
     if predictor.preprocessor is not None:
-        if not Path(source).is_file():
-            raise UsageError(f"no such file: {source}")
+        _require_file(source)
         return [source]
     if not _is_text_file(source):
         # A sentence has spaces; one word could be a file that was misspelled.
         if " " not in source.strip():
+            _refuse_folder(source)
             raise UsageError(
                 f"no such file: {source}", hint="A text of one word comes from stdin: echo WORD | ... -"
             )
@@ -92,6 +91,17 @@ def _rows(predictor: Predictor, source: str) -> list[Any]:
     if not lines:
         raise InputError("expected at least one line of text, got none", where=source)
     return _pairs(predictor, lines)
+
+
+def _require_file(source: str) -> None:
+    _refuse_folder(source)
+    if not Path(source).is_file():
+        raise UsageError(f"no such file: {source}")
+
+
+def _refuse_folder(source: str) -> None:
+    if Path(source).is_dir():
+        raise UsageError(f"expected a file, got the folder {source}", hint="Give its files one by one")
 
 
 def _is_text_file(source: str) -> bool:

@@ -110,6 +110,13 @@ def test_wrong_inputs_name_the_tensor(artifact: Path, here: Path, capsys: pytest
     assert "got float64 [2, 1, 8, 8]" in wrong(["predict", str(artifact), "wrong.npz"], capsys)[1]
 
 
+def test_predict_refuses_a_folder_as_input(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = wrong(["predict", str(artifact), str(tmp_path)], capsys)
+    assert (code, said.startswith(f"infer: expected a file, got the folder {tmp_path}")) == (2, True)
+
+
 def test_predict_reads_and_writes_files(
     artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
