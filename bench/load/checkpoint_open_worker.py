@@ -170,12 +170,12 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
     import torch
 
     from infer import compress as formats
-    from infer.load.huggingface import _weight_files
+    from infer.load.weight_files import open_weights
     from infer.load.weights.safetensors_reader import SafetensorsReader
     from infer.plan import Plan
 
     packed = SafetensorsReader(folder / PACKED)
-    original = SafetensorsReader(_weight_files(folder / "model"))
+    original, _ = open_weights(folder / "model")
     same = all(torch.equal(packed.rows(n, 0, 64), state[n][:64]) for n in packed.names() if state[n].ndim)
     name = "model.layers.0.self_attn.k_proj"
     prefix = f"model.{name}.packed."

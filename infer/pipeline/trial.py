@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,15 @@ class Trial:
     def failure(self, plan: Plan) -> str | None:
         return self.unfaithful(plan) or (self.verdict if self.slower and not plan.allow_slower else None)
 
-    def verdicts(self, plan: Plan) -> list[str]:
-        """Return the headline findings."""
+    def verdicts(self, plan: Plan, captured: Sequence[str] = ()) -> list[str]:
+        """Return the headline findings; `captured`: limitations that come from the capture of the model."""
         allowed = (
             f"--max-drop {plan.max_drop:g}"
             if plan.max_drop is not None
             else f"the limits of {precision(plan)}"
         )
-        return [*self.limitations(), self.verdict, *self._forms_tried(), f"fidelity within {allowed}"]
+        forms = [self.verdict, *self._forms_tried()]
+        return [*self.limitations(), *captured, *forms, f"fidelity within {allowed}"]
 
     def limitations(self) -> list[str]:
         """List what the artifact can't do, or does worse than the original."""

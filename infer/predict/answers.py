@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .label_scores import scores_of
+from ..artifact.label_scores import scores_of
 
 TOP = 5  # labels, or tokens of a mask, in an answer
 THRESHOLD = 0.5  # smallest score of a detected object

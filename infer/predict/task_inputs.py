@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..artifact.label_scores import activation_of
 from ..errors import ArtifactError, InputError, UsageError
+from ..llm.text.embedding_prompts import with_prompt
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import ImagePreprocessor, open_image
 from ..regular_files import MAX_JSON, read_regular
 from . import answers
 from .answers import Answer
-from .label_scores import activation_of
 from .text_inputs import TextInputs
-from .text_prompts import with_prompt
 
 IMAGE_TASKS = ("image-classification", "image-segmentation", "object-detection", "image-embedding")
 SOUND_TASKS = ("audio-classification", "automatic-speech-recognition")

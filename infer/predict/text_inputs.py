@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..artifact.label_scores import activation_of, scores_of
 from ..errors import UsageError
+from ..llm.text.embedding_prompts import in_lower_case, with_prompt
 from ..llm.text.tokenizer import TextOrPair, Tokenizer
-from .label_scores import activation_of, scores_of
 from .tensors import TensorInputs
-from .text_prompts import in_lower_case, with_prompt
 
 
 class TextInputs(TensorInputs):

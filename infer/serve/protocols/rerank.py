@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InputError
+from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
-from ...predict.label_scores import activation_of, scores_of
-from ...predict.text_prompts import with_prompt
 from ..api import text_request
 from ..api.openai_errors import ERROR_FORMAT, require_json
 from ..api.text_types import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError
-from ..llm.text.tokenizer import TextOrPair
+from ...errors import InputError
+from .tokenizer import TextOrPair
 
 
 def with_prompt(
