@@ -247,6 +247,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
         ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "transformers has no LlamaForMaskedLM"),
         ({"quantization_config": {"quant_method": "gptq"}}, SourceError, r"quantized already \(gptq\)"),
         ({"is_encoder_decoder": True}, SourceError, "is an encoder-decoder model"),
+        ({"architectures": ["CLIPTextModel"]}, SourceError, "CLIPTextModel has no projection"),
         ({"architectures": None}, SourceError, "llama model without architectures"),
         ({"hidden_size": 64}, SourceError, "of another shape: model.model.embed_tokens.weight"),
         ({"num_hidden_layers": 3}, SourceError, "9 missing in the checkpoint: model.model.layers.2"),

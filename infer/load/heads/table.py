@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,10 @@ EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
     Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
 )
+# Text towers trained beside images or sound; pooled by their own last or first token, never by a mean.
+CONTRASTIVE_TEXT = re.compile(
+    "(CLIP|MetaClip2|ChineseCLIP|AltCLIP|CLIPSeg|Siglip2?|OwlViT|Owlv2|GroupViT|Clap|Flava|Align)TextModel"
+)
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -95,6 +100,13 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         return tuple(head for head in HEADS if head.task == "classification")
     if found:
         return found
+    if CONTRASTIVE_TEXT.fullmatch(name):
+        raise SourceError(
+            f"{name} has no projection: its hidden states are not the embedding that images are compared with",
+            where=str(folder / "config.json"),
+            hint=f"Save {name}WithProjection, where transformers has it, or give --model file.py:factory that returns the "
+            "pooled output",
+        )
     if name.endswith("Model"):
         return EMBEDDINGS
     known = ", ".join(dict.fromkeys(head.ending for head in HEADS))
