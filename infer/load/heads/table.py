@@ -104,8 +104,8 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         raise SourceError(
             f"{name} has no projection: its hidden states are not the embedding that images are compared with",
             where=str(folder / "config.json"),
-            hint=f"Save {name}WithProjection, where transformers has it, or give --model file.py:factory that returns the "
-            "pooled output",
+            hint=f"Save {name}WithProjection, where transformers has it, or give --model file.py:factory that "
+            "returns the pooled output",
         )
     if name.endswith("Model"):
         return EMBEDDINGS
