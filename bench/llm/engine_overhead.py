@@ -19,7 +19,7 @@ from infer.llm.engine.model_runner import StepRunner
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling_options import Sampling
 from infer.llm.engine.scheduler import EngineLimits
-from infer.llm.step.paged_step import StepShape
+from infer.llm.step.step_shape import StepShape
 
 OVERHEAD, PREFIX = "engine overhead, 32 sequences", "shared prefix of 1500 tokens, 32 requests"
 SEQUENCES, SHARED, OWN = 32, 1500, 32  # of requests; tokens of their prompts, shared and own

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from .engine.sampling_options import Sampling
     from .engine.stats import EngineStats
     from .step.full_sequence import FullSequenceRunner, full_sequence_outputs, is_step
-    from .step.paged_step import StepShape, capture_step, with_adapters
+    from .step.paged_step import capture_step, with_adapters
     from .step.probe import probe
+    from .step.step_shape import StepShape
 
 __all__ = [
     "Engine",
@@ -42,7 +43,8 @@ _HOMES = {
     "engine.requests": ("Output", "Request", "TokenLogprob"),
     "engine.sampling_options": ("Sampling",),
     "engine.stats": ("EngineStats",),
-    "step.paged_step": ("StepShape", "capture_step", "with_adapters"),
+    "step.paged_step": ("capture_step", "with_adapters"),
+    "step.step_shape": ("StepShape",),
     "step.full_sequence": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

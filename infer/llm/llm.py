@@ -17,7 +17,7 @@ from .engine.sampling_options import Sampling
 from .engine.scheduler import EngineLimits
 from .engine.speculation import PromptLookup
 from .lora.adapters import Adapters
-from .step.paged_step import StepShape
+from .step.step_shape import StepShape
 from .text.chat_template import ChatTemplate, no_template
 from .text.generation_config import GenerationConfig
 from .text.grammar import GrammarCache

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ROWS = 8  # of one call
 READERS = ("MatMul", "Gemm", "Conv")
-MAX_OUTPUT_BYTES = 1 << 30  # of the values that one call returns
 
 
 def input_ranges(source: Path, rows: Mapping[str, Tensor], copy: Any) -> dict[str, float]:

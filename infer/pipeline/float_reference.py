@@ -15,7 +15,7 @@ from ..graph import storage
 from ..graph.program import Graph, plain_call
 from ..llm.step import cuda_graphs
 from ..llm.step.full_sequence import FullSequenceRunner
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding
 

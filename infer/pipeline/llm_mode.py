@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import llm, load, plugins
 from ..errors import NotUsableError, UsageError
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..load.heads.text import Decoder
 from ..options.values import parse_adapters
 from ..plan import Plan

@@ -15,7 +15,7 @@ from .. import device as hardware
 from ..artifact import golden, store
 from ..artifact.manifest import target_of
 from ..graph import storage
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..report import document, html, memory, roofline
 from ..reporter import Reporter
 from ..spec import Finding

@@ -15,7 +15,7 @@ from ..errors import GateError, NotUsableError, ResourceError
 from ..fidelity.thresholds import coarser_cache
 from ..graph import storage
 from ..graph.program import Graph
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly

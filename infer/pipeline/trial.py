@@ -20,8 +20,8 @@ from ..graph import storage
 from ..graph.program import Graph
 from ..latency import WORKLOAD, Paired
 from ..llm.step.full_sequence import FullSequenceRunner
-from ..llm.step.paged_step import StepShape
 from ..llm.step.schedule_consistency import compare_schedules, judged_windows, spared_tokens
+from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report import formatting, roofline
 from ..report.step_breakdown import StepBreakdown

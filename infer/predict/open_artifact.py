@@ -17,7 +17,7 @@ from ..artifact import store
 from ..artifact.manifest import target_of
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
 from ..graph import storage
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..sanitize import sanitize_text
 from ..spec import Finding
 

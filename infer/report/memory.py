@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import device as hardware
 from ..llm.step.full_sequence import FullSequenceRunner
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..spec import Finding
 
 SAMPLE = 5e-3  # seconds between two looks where the kernel's own high-water mark can't be reset

@@ -19,7 +19,7 @@ from .. import device as hardware
 from ..fidelity.thresholds import precision_class
 from ..graph.program import Graph
 from ..llm.step.full_sequence import CONTEXT
-from ..llm.step.paged_step import StepShape
+from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding
 

@@ -14,7 +14,7 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling_options import Sampling
 from infer.llm.engine.speculation import WINDOW, AcceptanceRate, PromptLookup, SequenceLookup, StepCosts
-from infer.llm.step.paged_step import StepShape
+from infer.llm.step.step_shape import StepShape
 
 VOCAB, PAGE = 32, 4
 

@@ -13,7 +13,7 @@ from infer.attention import KV_DTYPES
 from infer.llm.engine import block_manager
 from infer.llm.engine.cache_rooms import CacheRooms
 from infer.llm.engine.limits import EngineLimits
-from infer.llm.step.paged_step import StepShape
+from infer.llm.step.step_shape import StepShape
 from infer.serve.observability.memory import ENOUGH_TOKENS, ITEM_BYTES, STATE_ROWS, cache_bytes
 
 SIZES = {"layers": 3, "query_heads": 6, "kv_heads": 2, "head_dim": 40, "vocab_size": 100}

@@ -17,7 +17,7 @@ import pytest
 from infer.errors import PoisonError
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling_options import Sampling
-from infer.serve.workers import remote_engine as drivers
+from infer.serve.workers import remote_engine
 from infer.serve.workers.crash_retry import FailedOutput, RequestTable, RestartedOutput
 from infer.serve.workers.messages import EngineStatus, ModelSource
 from infer.serve.workers.remote_model import RemoteLLM
@@ -44,6 +44,14 @@ def served(folder: Path, seconds: float = 0.0, **watch: float) -> Iterator[tuple
     predictor = RemoteLLM(worker, worker.wait(), language_model)
     with live(predictor) as server:
         yield server, predictor
+
+
+def take_written(table: RequestTable) -> list[Request]:
+    """Return the requests that the worker may get now, marked as written."""
+    epoch, requests = table.take_pending()
+    for request in requests:
+        table.mark_written(request.id, epoch)
+    return requests
 
 
 def ask(server: Live, prompt: str, **options: Any) -> httpx.Response:
@@ -149,14 +157,14 @@ def test_step_timeout_is_ten_times_the_usual_step(
     monkeypatch: pytest.MonkeyPatch, usual: float, patience: int
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(drivers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(remote_engine, "time", SimpleNamespace(monotonic=lambda: now[0]))
     worker: Any = SupervisedWorker(ModelSource(path="nowhere"), watch=WatchdogLimits(batch=1.0))
     worker.receive = lambda *_: EngineStatus(now[0], {"steps": 1})
     worker.close()  # its threads have nothing to do
-    engine_client = drivers.RemoteEngine(worker, name="fake_llm")
+    engine_client = remote_engine.RemoteEngine(worker, name="fake_llm")
     engine_client._table = RequestTable()
     engine_client._table.add(_request("a"), lambda _: None)
-    assert engine_client._table.take_sent()
+    assert take_written(engine_client._table)
     for _ in range(3):  # it was away for so long, and turned
         turned, now[0] = now[0], now[0] + usual
         engine_client._take(EngineStatus(turned, {}))
@@ -201,7 +209,7 @@ def test_identical_streams_in_one_crash_are_not_quarantined() -> None:
     for death in range(3):
         for name in ("a", "b"):
             table.add(_request(f"{name}{death}"), told.extend)
-        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in table.take_sent()])
+        table.deliver([Output(id=r.id, index=0, token_ids=(1,)) for r in take_written(table)])
         assert _died(table) == 0
     assert len(table.quarantine) == 0
 
@@ -235,20 +243,20 @@ def test_crash_suspects_are_retried_one_at_a_time() -> None:
     table, told = RequestTable(), list[Output]()
     for name in "abc":
         table.add(_request(name, ord(name)), told.extend)
-    assert [request.id for request in table.take_sent()] == ["a", "b", "c"]
+    assert [request.id for request in take_written(table)] == ["a", "b", "c"]
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
     _died(table)
     assert [(o.id, type(o)) for o in told] == [("a", Output), ("a", FailedOutput)]
     table.add(_request("new"), told.extend)
-    assert [request.id for request in table.take_sent()] == ["b"]
-    assert table.take_sent() == []
+    assert [request.id for request in take_written(table)] == ["b"]
+    assert take_written(table) == []
     _died(table)
     assert isinstance(told[-1].error, PoisonError)
     with pytest.raises(PoisonError):
         table.add(_request("again", ord("b")), told.extend)
-    assert [request.id for request in table.take_sent()] == ["c"]
+    assert [request.id for request in take_written(table)] == ["c"]
     assert table.deliver([Output(id="c", index=0, token_ids=(1,), finish="length")])
-    assert [request.id for request in table.take_sent()] == ["new"]
+    assert [request.id for request in take_written(table)] == ["new"]
     assert table.busy
     assert table.remove("new")
     assert not table.busy
@@ -258,19 +266,19 @@ def test_cleared_request_is_not_blamed_for_the_next_crash() -> None:
     table, told = RequestTable(), list[Output]()
     for name in "ab":
         table.add(_request(name, ord(name)), told.extend, replay=True)
-    assert len(table.take_sent()) == 2
+    assert len(take_written(table)) == 2
     assert _died(table) == 0
-    assert [request.id for request in table.take_sent()] == ["a"]
+    assert [request.id for request in take_written(table)] == ["a"]
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
-    assert [request.id for request in table.take_sent()] == ["b"]
+    assert [request.id for request in take_written(table)] == ["b"]
     assert _died(table) == 2
     assert [(o.id, type(o)) for o in told[1:]] == [("a", RestartedOutput), ("b", FailedOutput)]
-    assert [request.id for request in table.take_sent()] == ["a"]
+    assert [request.id for request in take_written(table)] == ["a"]
     table.add(_request("new"), told.extend)
     table.deliver([Output(id="a", index=0, token_ids=(1,))])
-    assert table.take_sent() == []  # until its end, this time
+    assert take_written(table) == []  # until its end, this time
     table.deliver([Output(id="a", index=0, token_ids=(1,), finish="length")])
-    assert [request.id for request in table.take_sent()] == ["new"]
+    assert [request.id for request in take_written(table)] == ["new"]
 
 
 def test_request_that_kills_after_its_first_token_is_identified() -> None:
@@ -278,17 +286,17 @@ def test_request_that_kills_after_its_first_token_is_identified() -> None:
     token = [Output(id="b", index=0, token_ids=(1,))]
     table.add(_request("b", ord("b")), told.extend, replay=True)
     for name in ("c", "d"):
-        assert [request.id for request in table.take_sent()] == ["b"]
+        assert [request.id for request in take_written(table)] == ["b"]
         table.deliver(token)
         if name == "d":
             break
         assert _died(table) == 0
-        assert [request.id for request in table.take_sent()] == ["b"]
+        assert [request.id for request in take_written(table)] == ["b"]
         table.deliver(token)
         table.add(_request(name, ord(name)), told.extend)
-        assert [request.id for request in table.take_sent()] == [name]
+        assert [request.id for request in take_written(table)] == [name]
         assert _died(table) == 0
-    assert table.take_sent() == []
+    assert take_written(table) == []
     assert _died(table) == 3
     assert isinstance(told[-1].error, PoisonError)
-    assert [request.id for request in table.take_sent()] == ["c"]
+    assert [request.id for request in take_written(table)] == ["c"]

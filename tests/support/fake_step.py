@@ -12,7 +12,7 @@ from infer.llm.engine.requests import Request
 from infer.llm.engine.sampler import Sampler, SampleRow
 from infer.llm.engine.sequence import RequestState
 from infer.llm.engine.sequence import Sequence as Completion
-from infer.llm.step.paged_step import StepShape
+from infer.llm.step.step_shape import StepShape
 
 VOCABULARY, EOS = 61, 2
 _ROWS = 509

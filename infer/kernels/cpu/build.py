@@ -79,11 +79,14 @@ def _digest(paths: Iterable[Path], *flags: str) -> str:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return a source file and every one of ours that it includes."""
+    """Return a source file and every one of ours that it includes, beside it or among our sources."""
     found = [path]
     for part in found:
-        names = re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE)
-        found += [path.parent / name for name in names if path.parent / name not in found]
+        for name in re.findall(r'^#include "([^"]+)"', part.read_text(), re.MULTILINE):
+            beside = path.parent / name
+            included = beside if beside.exists() else SOURCES / name
+            if included not in found:
+                found.append(included)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from ...errors import InputError, OverloadedError
-from ..step.paged_step import StepShape
+from ..step.step_shape import StepShape
 from .limits import EngineLimits
 from .quota import is_beyond_share
 from .requests import Request

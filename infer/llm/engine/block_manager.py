@@ -135,10 +135,6 @@ class BlockManager:
             self._page_of_hash[page_hash] = page
             self._hashes[page] = page_hash
 
-    def lookup(self, page_hash: bytes) -> int | None:
-        """Return the page of this hash in the prefix cache, or None."""
-        return self._page_of_hash.get(page_hash)
-
     def match_prefix(self, page_hashes: Iterable[bytes]) -> list[int]:
         """Return the cached pages of the longest run of hashes from the first on; adds no references."""
         pages = []

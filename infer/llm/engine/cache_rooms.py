@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from ...errors import ResourceError
-from ..step.paged_step import StepShape
+from ..step.step_shape import StepShape
 from .block_manager import ENOUGH_TOKENS, default_budget, pages_for
 from .limits import EngineLimits
 

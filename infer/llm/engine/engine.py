@@ -16,7 +16,7 @@ import torch
 
 from ...errors import InferError, InputError
 from ..lora.adapters import Adapters
-from ..step.paged_step import StepShape
+from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
 from .admission import Admission
 from .block_manager import BlockManager, new_cache

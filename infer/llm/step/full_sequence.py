@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...spec import TensorSpec
 from ..lora.layers import INDEX
-from .paged_step import StepShape
+from .step_shape import StepShape
 
 CONTEXT = 128  # tokens before a decode step that is timed
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ...errors import NotUsableError
 from .attention_masks import recorded_masks, wrong_mask
 from .full_sequence import attention_inputs, state_inputs
-from .paged_step import INTERFACE, PAGE, AttentionCall, Step, StepShape, example, use_paged_attention
+from .paged_step import INTERFACE, AttentionCall, Step, example, use_paged_attention
 from .state_layers import state_layers
+from .step_shape import PAGE, StepShape
 from .token_mixing import mixes, mixing_module, sample_tokens
 
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)

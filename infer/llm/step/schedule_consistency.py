@@ -18,8 +18,9 @@ from ...graph.program import Graph
 from ...results import Metric
 from ...spec import Finding
 from .full_sequence import FullSequenceRunner
-from .paged_step import Step, StepShape, use_paged_attention
+from .paged_step import Step, use_paged_attention
 from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill
+from .step_shape import StepShape
 
 ROUTED = 2
 DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged

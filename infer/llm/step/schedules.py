@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .full_sequence import attention_inputs
-from .paged_step import StepShape
+from .step_shape import StepShape
 
 TOKENS = 72  # of the first window, two pages and a quarter
 SHORTER = 45  # of the second

@@ -18,7 +18,6 @@ from .openai_errors import ContextLengthError, require_json
 from .openai_types import OPTION_NAMES, CommonFields, Message, StructuredOutputs, Tool
 
 T = TypeVar("T", bound=msgspec.Struct)
-R = TypeVar("R")
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
 RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
 MAX_PROMPTS, MAX_BIAS = 1024, 1024

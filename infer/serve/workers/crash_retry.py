@@ -81,13 +81,6 @@ class RequestTable:
                 raise InputError(f"a request named {request.id!r} is running", where="id")
             self._waiting[request.id] = _TrackedRequest(request, deliver, replay)
 
-    def take_sent(self) -> list[Request]:
-        """Return the requests that the worker may get now, marked as written."""
-        epoch, requests = self.take_pending()
-        for request in requests:
-            self.mark_written(request.id, epoch)
-        return requests
-
     def take_pending(self) -> tuple[int, list[Request]]:
         """Return the worker's epoch and the requests that it may get now.
 
