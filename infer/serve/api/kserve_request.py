@@ -34,14 +34,14 @@ TEXT = "text"  # a BYTES input of this name is tokenised
 TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], RequestedOutputs, int]
 
 
-async def infer(call: RequestContext, engine: TensorEngine) -> Response:
+async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     """Run one request; raise `InputError` for anything that does not fit the model."""
-    tenant = queue_tenant_of(call.service, call.headers)
-    request, raw = _read(call, engine)
-    timeout, priority = _schedule(call, request)
+    tenant = queue_tenant_of(context.service, context.headers)
+    request, raw = _read(context, engine)
+    timeout, priority = _schedule(context, request)
     wanted = _wanted(request, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
-        arrays = await text_inputs.tokenize(call.service, engine, _texts(request, raw))
+        arrays = await text_inputs.tokenize(context.service, engine, _texts(request, raw))
         engine.metrics.prompt_tokens.inc(text_inputs.count_tokens(arrays))
         answer = await text_inputs.infer_rows(
             engine, arrays, timeout=timeout, priority=priority, tenant=tenant
@@ -49,48 +49,50 @@ async def infer(call: RequestContext, engine: TensorEngine) -> Response:
     else:
         arrays = _arrays(request, raw, engine)
         answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
-    call.measure = answer.timings
+    context.measure = answer.timings
     return encode_response(engine, request.id, answer, wanted)
 
 
-def read_tensors(call: RequestContext, engine: TensorEngine) -> TensorRequest | None:
+def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest | None:
     """Return the decoded request, its inputs, the requested outputs and its priority; None for texts.
 
     Raises as `infer` does.
     """
-    request, raw = _read(call, engine)
+    request, raw = _read(context, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
         return None
-    _, priority = _schedule(call, request)
+    _, priority = _schedule(context, request)
     wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
     specs = {spec.name: spec for spec in engine.predictor.inputs}
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
 def check_admission(
-    call: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
+    context: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
 ) -> None:
     """Raise `OverloadedError` where any request of usual priority would be refused now.
 
     A body that may ask for a higher priority is read first.
     """
-    header = call.headers.get(HEADER_LENGTH, b"")
+    header = context.headers.get(HEADER_LENGTH, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:
-        engine.check_admission(timeout=call.timeout(), tenant=queue_tenant_of(call.service, call.headers))
+        engine.check_admission(
+            timeout=context.timeout(), tenant=queue_tenant_of(context.service, context.headers)
+        )
 
 
-def _read(call: RequestContext, engine: TensorEngine) -> tuple[InferRequest, memoryview]:
-    body, header = memoryview(call.body), call.headers.get(HEADER_LENGTH)
+def _read(context: RequestContext, engine: TensorEngine) -> tuple[InferRequest, memoryview]:
+    body, header = memoryview(context.body), context.headers.get(HEADER_LENGTH)
     if header is None:
-        return call.json(InferRequest, body), body[len(body) :]
+        return context.json(InferRequest, body), body[len(body) :]
     if not header.isdigit() or len(header) > 12 or int(header) > len(body):
         raise InputError(
             f"expected 0 to {len(body)}, the length of the body", where="Inference-Header-Content-Length"
         )
     if int(header) == 0:
         return _raw_request(engine, len(body)), body
-    return call.json(InferRequest, body[: int(header)]), body[int(header) :]
+    return context.json(InferRequest, body[: int(header)]), body[int(header) :]
 
 
 def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
@@ -115,14 +117,14 @@ def _raw_request(engine: TensorEngine, size: int) -> InferRequest:
     return InferRequest(inputs=[given], parameters={"binary_data_output": True})
 
 
-def _schedule(call: RequestContext, request: InferRequest) -> tuple[float, int]:
+def _schedule(context: RequestContext, request: InferRequest) -> tuple[float, int]:
     """Return timeout in seconds and priority; raise `InputError` for unsupported parameters."""
     refused = [key for key in request.parameters if key.startswith(("sequence_", "shared_memory"))]
     if refused:
         raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
     timeout = _number(request.parameters, "timeout")
     priority = _number(request.parameters, "priority")
-    seconds = min(timeout / 1e6, call.timeout()) if timeout else call.timeout()
+    seconds = min(timeout / 1e6, context.timeout()) if timeout else context.timeout()
     return seconds, min(priority, 255) or DEFAULT_PRIORITY
 
 

@@ -50,32 +50,32 @@ def _body(error: InferError) -> OpenAIError:
 ERROR_FORMAT = ErrorFormat("openai", _status, _body, OpenAIError)
 
 
-def require_json(call: RequestContext) -> None:
+def require_json(context: RequestContext) -> None:
     """Raise `UnsupportedMediaError` for a body whose Content-Type is not JSON."""
-    media = call.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    media = context.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if media != b"application/json":
         raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
 
 
-def find_model(call: RequestContext, name: str) -> Any:
+def find_model(context: RequestContext, name: str) -> Any:
     """Return the served model of that name, or the one with an adapter of that name.
 
     Raises `ModelNotFoundError`.
     """
-    model = call.service.models.get(name)
-    if model is None and (owner := call.service.adapters.get(name)) is not None:
-        call.adapter, name = name, owner
-        model = call.service.models.get(owner)
+    model = context.service.models.get(name)
+    if model is None and (owner := context.service.adapters.get(name)) is not None:
+        context.adapter, name = name, owner
+        model = context.service.models.get(owner)
     if model is None:
-        served = ", ".join([*call.service.models, *call.service.adapters])
+        served = ", ".join([*context.service.models, *context.service.adapters])
         raise ModelNotFoundError("no such model is served", hint=f"Served: {served}")
-    call.model = name
+    context.model = name
     return model
 
 
-def find_llm(call: RequestContext, name: str) -> LLMEngine:
+def find_llm(context: RequestContext, name: str) -> LLMEngine:
     """Return the language model of that name; raise `ModelNotFoundError`, or `InputError` for another kind."""
-    model = find_model(call, name)
+    model = find_model(context, name)
     if not isinstance(model, LLMEngine):
         task = model.predictor.task
         raise InputError(f"{name} is a model for {task} and generates no text", where="model")

@@ -28,10 +28,10 @@ _PLAIN = [
 ]
 
 
-def read_request(call: RequestContext, to: type[T]) -> tuple[T, int]:
+def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
     """Return the decoded body and the number of its unknown fields."""
-    require_json(call)
-    value = call.value()
+    require_json(context)
+    value = context.value()
     request = json_parse.convert(value, to)
     for field, option in _options(to).items():
         if (given := getattr(request, field)) is not None:
@@ -52,7 +52,7 @@ def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 async def encode_prompts(
-    call: RequestContext, generator: LLMEngine, given: str | list[Any], special: bool
+    context: RequestContext, generator: LLMEngine, given: str | list[Any], special: bool
 ) -> list[list[int]]:
     """Return the token ids of every prompt of a /v1/completions request, none of them empty."""
     rows: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
@@ -66,14 +66,14 @@ async def encode_prompts(
     ):
         raise InputError("expected a text, texts, token ids, or lists of token ids", where="prompt")
     if kind is str:
-        return await encode(call, generator, rows, special, "prompt")
+        return await encode(context, generator, rows, special, "prompt")
     return [
         check_ids(generator, row, f"prompt[{i}]" if len(rows) > 1 else "prompt") for i, row in enumerate(rows)
     ]
 
 
 async def chat_prompt(
-    call: RequestContext,
+    context: RequestContext,
     generator: LLMEngine,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
@@ -106,7 +106,7 @@ def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
 
 
 async def encode(
-    call: RequestContext, generator: LLMEngine, texts: Sequence[str], special: bool, where: str
+    context: RequestContext, generator: LLMEngine, texts: Sequence[str], special: bool, where: str
 ) -> list[list[int]]:
     _check_size(generator, texts, where)
     rows = await generator.tokenizers.encode(texts, special, where)
@@ -185,9 +185,9 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def timeout(call: RequestContext, request: CommonFields) -> float:
+def timeout(context: RequestContext, request: CommonFields) -> float:
     """Return the timeout in seconds: the field, the header, or the server's limit for generation."""
-    return request.timeout or call.timeout(call.service.limits.generation_seconds)
+    return request.timeout or context.timeout(context.service.limits.generation_seconds)
 
 
 def grammar(request: CommonFields) -> dict[str, Any] | None:
@@ -215,7 +215,7 @@ def _structured(given: StructuredOutputs) -> dict[str, Any]:
 
 
 async def compile_grammar(
-    call: RequestContext, generator: LLMEngine, constraint: dict[str, Any] | None, where: str
+    context: RequestContext, generator: LLMEngine, constraint: dict[str, Any] | None, where: str
 ) -> None:
     """Compile the grammar, first in a trial process, so that the engine finds it in its cache.
 
@@ -226,9 +226,9 @@ async def compile_grammar(
     check = partial(generator.language_model.check_grammar, constraint)
     try:
         if generator.grammar_trials is not None:
-            tried = await generator.grammar_trials.check(tenant_of(call), constraint)
+            tried = await generator.grammar_trials.check(tenant_of(context), constraint)
             check = partial(check, (tried.size, tried.seconds))
-        await asyncio.get_running_loop().run_in_executor(call.service.grammars, check)
+        await asyncio.get_running_loop().run_in_executor(context.service.grammars, check)
     except NotUsableError as error:
         raise InputError(error.message, where=where, hint=error.hint) from error
     except UsageError as error:

@@ -21,20 +21,20 @@ MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
 
 
 def find_text_model(
-    call: RequestContext, name: str | None, tasks: Sequence[str], purpose: str
+    context: RequestContext, name: str | None, tasks: Sequence[str], purpose: str
 ) -> TensorEngine:
     """Return the engine of a model of one of these tasks; without a name, the only one that is served.
 
     Raises `NotFoundError`, and `InputError` for a model of another task or for a choice that the request leaves open.
     """
     if name is None:
-        names = [n for n, engine in call.service.engines.items() if engine.predictor.task in tasks]
+        names = [n for n, engine in context.service.engines.items() if engine.predictor.task in tasks]
         if not names:
             raise NotFoundError(f"no model that can {purpose} is served")
         if len(names) > 1:
             raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
         name = names[0]
-    engine = find_model(call, name)
+    engine = find_model(context, name)
     if not isinstance(engine, TensorEngine) or engine.predictor.task not in tasks:
         raise InputError(f"{name} is a {engine.predictor.task} model and can't {purpose}", where="model")
     return engine
@@ -59,7 +59,7 @@ def refuse_uncut(truncate: bool) -> None:
 
 
 async def run_texts(
-    call: RequestContext,
+    context: RequestContext,
     engine: TensorEngine,
     texts: Sequence[TextOrPair],
     *,
@@ -70,27 +70,27 @@ async def run_texts(
 
     `where`: the field of the request, for errors; `prompted`: the texts hold the model's prompt already.
     """
-    _check_texts(call, texts, where)
-    tenant = queue_tenant_of(call.service, call.headers)
-    engine.check_admission(timeout=call.timeout(), tenant=tenant)
-    arrays = await text_inputs.tokenize(call.service, engine, texts, prompted=prompted)
-    return await run_rows(call, engine, arrays)
+    _check_texts(context, texts, where)
+    tenant = queue_tenant_of(context.service, context.headers)
+    engine.check_admission(timeout=context.timeout(), tenant=tenant)
+    arrays = await text_inputs.tokenize(context.service, engine, texts, prompted=prompted)
+    return await run_rows(context, engine, arrays)
 
 
-async def run_rows(call: RequestContext, engine: TensorEngine, arrays: Arrays) -> tuple[np.ndarray, int]:
+async def run_rows(context: RequestContext, engine: TensorEngine, arrays: Arrays) -> tuple[np.ndarray, int]:
     """Run rows of token ids: the first output as float32 [rows, width], and the number of tokens."""
     spec = engine.predictor.outputs[0]
-    tenant = queue_tenant_of(call.service, call.headers)
-    answer = await text_inputs.infer_rows(engine, arrays, timeout=call.timeout(), tenant=tenant)
-    call.measure = answer.timings
+    tenant = queue_tenant_of(context.service, context.headers)
+    answer = await text_inputs.infer_rows(engine, arrays, timeout=context.timeout(), tenant=tenant)
+    context.measure = answer.timings
     values = answer.outputs[spec.name].astype(np.float32, copy=False)
     check_finite(engine, replace(spec, dtype="float32"), values)
     engine.metrics.prompt_tokens.inc(used := text_inputs.count_tokens(arrays))
     return values, used
 
 
-def _check_texts(call: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
-    most = min(MAX_TEXTS, call.service.limits.max_queue_rows)
+def _check_texts(context: RequestContext, texts: Sequence[TextOrPair], where: str) -> None:
+    most = min(MAX_TEXTS, context.service.limits.max_queue_rows)
     if not 1 <= len(texts) <= most:
         raise InputError(f"expected 1 to {most} texts, got {len(texts)}", where=where)
     for index, text in enumerate(texts):

@@ -70,9 +70,9 @@ class Coalescer:
         if not known.studies or len(body) > engine.limits.max_json_bytes:
             return
         known.studies -= 1
-        call = RequestContext(self._service, known.route, known.path, known.headers, "", body)
+        context = RequestContext(self._service, known.route, known.path, known.headers, "", body)
         try:
-            tensors = read_tensors(call, engine)
+            tensors = read_tensors(context, engine)
             if tensors is not None:
                 templates.learn(body, *tensors)
         except InferError:  # the ordinary path answers it

@@ -26,7 +26,7 @@ class Group(Protocol):
     def leave(self, request: GroupedRequest) -> None:
         """Cancel one request."""
 
-    def response(self, call: RequestContext, answer: InferResult) -> Response:
+    def response(self, context: RequestContext, answer: InferResult) -> Response:
         """Make the response to one request. Raises `InferError` for outputs that can't be sent."""
 
     def end(self, count: int) -> None:
@@ -41,7 +41,7 @@ class GroupedRequest(PendingResult):
     """
 
     __slots__ = (
-        *("_bodies", "_call", "began", "body", "connection", "disconnected", "group", "held"),
+        *("_bodies", "_context", "began", "body", "connection", "disconnected", "group", "held"),
         *("keep_alive", "known", "numbers", "response_complete", "response_started"),
     )
 
@@ -54,18 +54,18 @@ class GroupedRequest(PendingResult):
         self.disconnected = self.response_complete = self.response_started = False
         self.keep_alive = True
         self.group: Group | None = None
-        self._call: RequestContext | None = None
+        self._context: RequestContext | None = None
         self._bodies, self.held = bodies, known.length
         bodies.held += self.held
         known.endpoint.service.active += 1
 
     @property
-    def call(self) -> RequestContext:
+    def context(self) -> RequestContext:
         """Context of the request; made when an error, a log or a trace needs it."""
-        call = self._call
-        if call is None:
+        context = self._context
+        if context is None:
             known, client = self.known, self.connection.client
-            call = self._call = RequestContext(
+            context = self._context = RequestContext(
                 known.endpoint.service,
                 known.route,
                 known.path,
@@ -76,7 +76,7 @@ class GroupedRequest(PendingResult):
                 method=known.route.method,
                 client=client[0] if client else "",
             )
-        return call
+        return context
 
     @property
     def message_event(self) -> GroupedRequest:
@@ -101,16 +101,16 @@ class GroupedRequest(PendingResult):
         self.connection.resume(data, keep_alive=self.keep_alive)
 
     def resolve(self, outcome: InferResult | Exception) -> None:
-        endpoint, call = self.known.endpoint, self.call
+        endpoint, context = self.known.endpoint, self.context
         try:
             if isinstance(outcome, Exception):
-                response = endpoint.failed(call, outcome)
+                response = endpoint.failed(context, outcome)
             elif self.group is None:
                 raise InferError("a request was answered that is in no group")
             else:
-                response = self.group.response(call, outcome)
+                response = self.group.response(context, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
-            response = endpoint.failed(call, error)
+            response = endpoint.failed(context, error)
         try:
             self._send(response)
         except Exception:
@@ -120,7 +120,7 @@ class GroupedRequest(PendingResult):
 
     def _end(self, status: int) -> None:
         group = self.group
-        self.known.endpoint.count(self.call, status, self.began)
+        self.known.endpoint.count(self.context, status, self.began)
         self.release()
         if group is not None:
             group.end(1)
@@ -133,16 +133,16 @@ class GroupedRequest(PendingResult):
         self._bodies.held -= self.held
         self.held = 0
         self.known.endpoint.service.active -= 1
-        call, self._call = self._call, None
-        if call is not None:
-            call.error, call.measure, call.body = None, None, b""
+        context, self._context = self._context, None
+        if context is not None:
+            context.error, context.measure, context.body = None, None, b""
         self.body = self.numbers = b""
         self.group = None
 
     def _send(self, response: Response) -> None:
         headers = [
             *self.connection.server_state.default_headers,
-            *self.call.response_headers(response, over=False),
+            *self.context.response_headers(response, over=False),
         ]
         if CLOSE in headers:
             self.keep_alive = False

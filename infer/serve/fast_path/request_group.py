@@ -139,9 +139,9 @@ class RequestGroup(ItemOwner):
             queued = engine.queue.drop(group.items[0], group.requests.index(request))
         engine.metrics.cancelled("queued" if queued else "running")
 
-    def response(self, call: RequestContext, answer: InferResult) -> Response:
+    def response(self, context: RequestContext, answer: InferResult) -> Response:
         """Make the response to one request. Raises `InferError` for outputs that cannot be sent."""
-        call.measure = answer.timings
+        context.measure = answer.timings
         return encode_response(self._timer.engine, None, answer, self._timer.template.outputs)
 
     def resolve(self, outcome: InferResult | Exception) -> None:
@@ -190,7 +190,7 @@ class RequestGroup(ItemOwner):
                 continue
             request.settled = True
             answered.append(request)
-            id = request.call.request_id if observers else endpoint.ids.next()
+            id = request.context.request_id if observers else endpoint.ids.next()
             try:
                 request.write(b"%b%b%b%d\r\n\r\n%b" % (before, id.encode(), after, len(body), body))
             except Exception:
@@ -203,8 +203,8 @@ class RequestGroup(ItemOwner):
         endpoint.service.metrics.request(*labels, 200, first.route.error_format.api, *seconds)
         for observer in observers:
             for request, spent in zip(answered, seconds, strict=True):
-                request.call.measure = answer.timings
-                observer.note(request.call, 200, spent, *labels)
+                request.context.measure = answer.timings
+                observer.note(request.context, 200, spent, *labels)
         for request in answered:
             request.release()
         self.end(len(answered))

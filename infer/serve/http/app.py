@@ -115,7 +115,7 @@ class Endpoint:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else self.ids.next()
         route = self.methods.get(scope["method"])
-        call = RequestContext(
+        context = RequestContext(
             service,
             route or self._nearest(scope["path"]),
             scope.get("path_params", {}),
@@ -132,22 +132,22 @@ class Endpoint:
         share = BodyReservation(self.bodies)
         try:
             over = bool(scope.get("state", {}).get("over"))
-            response = await self._answer(call, receive, share, known=route is not None, over=over)
-            await _send(call, response, receive, send, over=over)
-            self.count(call, response.status, began)
+            response = await self._answer(context, receive, share, known=route is not None, over=over)
+            await _send(context, response, receive, send, over=over)
+            self.count(context, response.status, began)
         except ClientGoneError:
-            self.count(call, CLIENT_GONE, began)
+            self.count(context, CLIENT_GONE, began)
         except asyncio.CancelledError:  # Ray cancels where uvicorn reports a disconnect
-            self.count(call, CLIENT_GONE, began)
+            self.count(context, CLIENT_GONE, began)
             raise
         finally:
-            call.error = None  # its traceback refers to the context
+            context.error = None  # its traceback refers to the context
             share.close()
             service.active -= 1
 
     async def _answer(
         self,
-        call: RequestContext,
+        context: RequestContext,
         receive: Receive,
         share: BodyReservation,
         *,
@@ -155,55 +155,61 @@ class Endpoint:
         over: bool = False,
     ) -> Response:
         try:
-            self._admit(call, open=known and call.route.open, over=over)
+            self._admit(context, open=known and context.route.open, over=over)
             if not known:
                 raise (
                     MethodError(sorted(self.methods))
                     if self.methods
                     else NotFoundError("no route has this path")
                 )
-            if call.route.work:
-                call.timeout()
+            if context.route.work:
+                context.timeout()
                 self.service.require_ready()
-            if call.route.method == "POST":
-                precheck = None if call.route.precheck is None else partial(call.route.precheck, call)
-                call.body = await read_body(receive, call.headers, self.service.limits, share, precheck)
-                return to_response(
-                    await cancel_on_disconnect(call.route.handler(call), receive, DISCONNECT_POLL_DELAY),
-                    call.route,
+            if context.route.method == "POST":
+                precheck = (
+                    None if context.route.precheck is None else partial(context.route.precheck, context)
                 )
-            return to_response(await call.route.handler(call), call.route)
+                context.body = await read_body(receive, context.headers, self.service.limits, share, precheck)
+                return to_response(
+                    await cancel_on_disconnect(
+                        context.route.handler(context), receive, DISCONNECT_POLL_DELAY
+                    ),
+                    context.route,
+                )
+            return to_response(await context.route.handler(context), context.route)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
-            return self.failed(call, error)
+            return self.failed(context, error)
 
-    def failed(self, call: RequestContext, error: Exception) -> Response:
-        """Return the response to an error. It stays in `call.error`, a reference cycle that the caller ends."""
+    def failed(self, context: RequestContext, error: Exception) -> Response:
+        """Return the response to an error. It stays in `context.error`, a reference cycle that the caller ends."""
         if not isinstance(error, InferError):
-            log.error("request %s failed: %s", call.request_id, exception_summary(error))
-            error = InferError(f"internal error; the server's log has it under request id {call.request_id}")
-        call.error = error
-        return error_response(error, call.route.error_format)
+            log.error("request %s failed: %s", context.request_id, exception_summary(error))
+            error = InferError(
+                f"internal error; the server's log has it under request id {context.request_id}"
+            )
+        context.error = error
+        return error_response(error, context.route.error_format)
 
-    def _admit(self, call: RequestContext, *, open: bool, over: bool) -> None:
+    def _admit(self, context: RequestContext, *, open: bool, over: bool) -> None:
         if open:
             return
         if over:
             raise TooManyConnectionsError("too many connections are open")
-        call.require_key()
+        context.require_key()
 
     def _nearest(self, path: str) -> Route:
         first = path.removeprefix("/").partition("/")[0]
         home = next((r for r in self.routes if r.path == "/"), self.routes[0])
         return next((r for r in self.routes if r.path.split("/")[1] == first), home)
 
-    def count(self, call: RequestContext, status: int, began: float) -> None:
-        name, version = self.labels(call.model)
+    def count(self, context: RequestContext, status: int, began: float) -> None:
+        name, version = self.labels(context.model)
         seconds = time.perf_counter() - began
-        self.service.metrics.request(name, version, status, call.route.error_format.api, seconds)
+        self.service.metrics.request(name, version, status, context.route.error_format.api, seconds)
         for observer in self.service.observers:
-            observer.note(call, status, seconds, name, version)
+            observer.note(context, status, seconds, name, version)
 
     def labels(self, name: str) -> tuple[str, str]:
         """Return name and version of a model as metric labels; empty if it is not served any more."""
@@ -212,16 +218,16 @@ class Endpoint:
 
 
 async def _send(
-    call: RequestContext, response: Response, receive: Receive, send: Send, *, over: bool
+    context: RequestContext, response: Response, receive: Receive, send: Send, *, over: bool
 ) -> None:
-    headers = call.response_headers(response, over=over)
+    headers = context.response_headers(response, over=over)
     if response.stream is not None:
         await send_stream(response, headers, receive, send)
         return
     headers.append((b"content-length", b"%d" % len(response.body)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    unread = response.status in (413, 415) and not call.body
+    unread = response.status in (413, 415) and not context.body
     await send({"type": "http.response.body", "body": response.body, "more_body": unread})
     if unread:
-        await discard(receive, call.service.limits)
+        await discard(receive, context.service.limits)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -109,14 +109,14 @@ def requested_timeout(headers: Mapping[bytes, bytes]) -> float | None:
     return int(text) / 1000
 
 
-def tenant_of(call: RequestContext) -> str:
+def tenant_of(context: RequestContext) -> str:
     """Return the name of the request's API key, or its address (IPv6: the /64 network)."""
-    if call.service.keys is not None:
-        return call.service.keys.tenant(call.headers)
+    if context.service.keys is not None:
+        return context.service.keys.tenant(context.headers)
     try:
-        address = ipaddress.ip_address(call.client)
+        address = ipaddress.ip_address(context.client)
     except ValueError:
-        return call.client
+        return context.client
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.IPv6Network((int(address) >> IPV6_BITS << IPV6_BITS, IPV6_BITS)))
     return str(getattr(address, "ipv4_mapped", None) or address)
@@ -128,9 +128,9 @@ def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
     return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
 
 
-def assign_tenant(call: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
+def assign_tenant(context: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
     """Set the tenant of each request; with keys, also a prefix-cache salt per tenant."""
-    service, tenant = call.service, tenant_of(call)
+    service, tenant = context.service, tenant_of(context)
     salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
     for request in requests:
         request.tenant, request.salt = tenant, salt

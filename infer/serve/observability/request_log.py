@@ -51,35 +51,38 @@ class RequestLog:
         """Flush waiting lines."""
         self.lines.close()
 
-    def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
+    def note(self, context: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
         """Log one request; successful health checks, scrapes and page views are left out."""
-        if status < 400 and not call.route.work:
+        if status < 400 and not context.route.work:
             return
         line: dict[str, Any] = {
             "time": rfc3339(time.time()),
             "level": _level(status),
             "event": "request",
-            "id": call.request_id,
-            "method": call.method,
-            "route": call.route.path if call.known else "",
+            "id": context.request_id,
+            "method": context.method,
+            "route": context.route.path if context.known else "",
             "status": status,
             "ms": round(1000 * seconds, 3),
-            "api": call.route.error_format.api,
-            "client": call.client,
-            "agent": sanitize_text(call.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
-            "bytes_in": len(call.body),
+            "api": context.route.error_format.api,
+            "client": context.client,
+            "agent": sanitize_text(context.headers.get(b"user-agent", b"").decode("latin-1"), MOST_CLIENT),
+            "bytes_in": len(context.body),
         }
         if model:
             line["model"], line["version"] = model, version
-        if call.measure is not None:
-            line |= call.measure()
-        if call.trace is not None:
-            line["trace_id"], line["span_id"] = call.trace.id, call.trace.span
-            line["parent_id"] = call.trace.parent
-        if call.error is not None:
-            line["error"], line["message"] = call.error.code, sanitize_text(str(call.error), MOST_CLIENT)
+        if context.measure is not None:
+            line |= context.measure()
+        if context.trace is not None:
+            line["trace_id"], line["span_id"] = context.trace.id, context.trace.span
+            line["parent_id"] = context.trace.parent
+        if context.error is not None:
+            line["error"], line["message"] = (
+                context.error.code,
+                sanitize_text(str(context.error), MOST_CLIENT),
+            )
         if self.bodies:
-            line["body"] = sanitize_text(bytes(call.body[:MOST_BODY]).decode(errors="replace"), MOST_BODY)
+            line["body"] = sanitize_text(bytes(context.body[:MOST_BODY]).decode(errors="replace"), MOST_BODY)
         self.lines.put(encode(line) + b"\n")
 
 

@@ -77,7 +77,8 @@ class SpanRecorder:
     """Observer that records spans; `processor` is an SDK span processor, shut down by `close`."""
 
     def __init__(self, processor: Any) -> None:
-        from opentelemetry import context, trace
+        from opentelemetry import context as otel
+        from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
 
@@ -94,25 +95,25 @@ class SpanRecorder:
             def generate_trace_id(self) -> int:
                 return self.trace or super().generate_trace_id()
 
-        self._api, self._nowhere, self._ids = trace, context.Context(), Ids()
+        self._api, self._nowhere, self._ids = trace, otel.Context(), Ids()
         named = Resource.create({"service.name": "infer"})  # OTEL_SERVICE_NAME outranks it
         self._provider = TracerProvider(resource=named, id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("infer.serve")
 
-    def note(self, call: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
+    def note(self, context: RequestContext, status: int, seconds: float, model: str, version: str) -> None:
         """Record the spans of a request that ended now; its measured phases are at its end."""
-        if not call.route.work or call.trace is None:
+        if not context.route.work or context.trace is None:
             return
         api, end = self._api, time.time_ns()
-        measured = call.measure() if call.measure is not None else {}
-        self._ids.span, self._ids.trace = int(call.trace.span, 16), int(call.trace.id, 16)
+        measured = context.measure() if context.measure is not None else {}
+        self._ids.span, self._ids.trace = int(context.trace.span, 16), int(context.trace.id, 16)
         span = self._tracer.start_span(
-            f"{call.method} {call.route.path}",
-            context=self._parent(call.trace),
+            f"{context.method} {context.route.path}",
+            context=self._parent(context.trace),
             kind=api.SpanKind.SERVER,
             start_time=end - int(seconds * PER_SECOND),
-            attributes=_attributes(call, status, model, version, measured),
+            attributes=_attributes(context, status, model, version, measured),
         )
         if status >= 500:
             span.set_status(api.StatusCode.ERROR)
@@ -123,11 +124,11 @@ class SpanRecorder:
 
     def _inside(self, parent: Any, parts: Sequence[SpanPart], at: int, end: int, pid: int | None) -> None:
         """Record parts one after another from `at`; clip rounding errors at `end`."""
-        context = self._api.set_span_in_context(parent)
+        within = self._api.set_span_in_context(parent)
         for part in parts:
             begin = min(at + int(part.after * PER_MILLISECOND), end)
             named = {"process.pid": pid} if part.there and pid is not None else None
-            span = self._tracer.start_span(part.name, context=context, start_time=begin, attributes=named)
+            span = self._tracer.start_span(part.name, context=within, start_time=begin, attributes=named)
             at = min(begin + int(part.takes * PER_MILLISECOND), end)
             self._inside(span, part.inside, begin, at, pid)
             span.end(at)
@@ -172,19 +173,19 @@ def span_parts(measured: dict[str, Any]) -> list[SpanPart]:
 
 
 def _attributes(
-    call: RequestContext, status: int, model: str, version: str, measured: dict[str, Any]
+    context: RequestContext, status: int, model: str, version: str, measured: dict[str, Any]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "http.request.method": call.method,
-        "http.route": call.route.path,
+        "http.request.method": context.method,
+        "http.route": context.route.path,
         "http.response.status_code": status,
-        "infer.request_id": call.request_id,
+        "infer.request_id": context.request_id,
         **{f"infer.{name}": value for name, value in measured.items()},
     }
     if model:
         found |= {"infer.model": model, "infer.model.version": version}
-    if call.error is not None:
-        found["error.type"] = call.error.code
+    if context.error is not None:
+        found["error.type"] = context.error.code
     return found
 
 

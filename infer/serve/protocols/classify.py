@@ -66,9 +66,9 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def classify(call: RequestContext) -> Classified | Predictions:
-    require_json(call)
-    request = call.json(ClassifyRequest)
+async def classify(context: RequestContext) -> Classified | Predictions:
+    require_json(context)
+    request = context.json(ClassifyRequest)
     if (request.input is None) == (request.inputs is None):
         raise InputError("expected either input (vLLM) or inputs (TEI)", where="input")
     if request.inputs is not None:
@@ -78,10 +78,10 @@ async def classify(call: RequestContext) -> Classified | Predictions:
             raw_scores=request.raw_scores,
             truncate=request.truncate,
         )
-        return await _predictions(call, asked)
+        return await _predictions(context, asked)
     texts: list[TextOrPair] = [request.input] if isinstance(request.input, str) else list(request.input or [])
-    engine = _engine(call, request.model)
-    values, used = await _values(call, engine, texts, "input", raw=not request.use_activation)
+    engine = _engine(context, request.model)
+    values, used = await _values(context, engine, texts, "input", raw=not request.use_activation)
     labels = _labels(engine)
     data = [
         Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
@@ -91,16 +91,16 @@ async def classify(call: RequestContext) -> Classified | Predictions:
     return Classified(text_request.new_id("classify"), int(time.time()), engine.predictor.name, data, usage)
 
 
-async def predict(call: RequestContext) -> Predictions:
-    require_json(call)
-    return await _predictions(call, call.json(PredictRequest))
+async def predict(context: RequestContext) -> Predictions:
+    require_json(context)
+    return await _predictions(context, context.json(PredictRequest))
 
 
-async def _predictions(call: RequestContext, request: PredictRequest) -> Predictions:
+async def _predictions(context: RequestContext, request: PredictRequest) -> Predictions:
     text_request.refuse_uncut(request.truncate)
     texts, many = _read(request.inputs)
-    engine = _engine(call, request.model)
-    values, _ = await _values(call, engine, texts, "inputs", raw=request.raw_scores)
+    engine = _engine(context, request.model)
+    values, _ = await _values(context, engine, texts, "inputs", raw=request.raw_scores)
     labels = _labels(engine)
     found = [
         [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()]
@@ -129,15 +129,15 @@ def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
     return found, True
 
 
-def _engine(call: RequestContext, name: str | None) -> TensorEngine:
-    return text_request.find_text_model(call, name, ("classification",), "classify texts")
+def _engine(context: RequestContext, name: str | None) -> TensorEngine:
+    return text_request.find_text_model(context, name, ("classification",), "classify texts")
 
 
 async def _values(
-    call: RequestContext, engine: TensorEngine, texts: list[TextOrPair], where: str, *, raw: bool
+    context: RequestContext, engine: TensorEngine, texts: list[TextOrPair], where: str, *, raw: bool
 ) -> tuple[np.ndarray, int]:
     """Return scores or logits [len(texts), labels], and the number of tokens."""
-    logits, used = await text_request.run_texts(call, engine, texts, where=where)
+    logits, used = await text_request.run_texts(context, engine, texts, where=where)
     if wrong := int((~np.isfinite(logits)).sum()):
         raise NonfiniteError(engine.predictor.outputs[0].name, wrong)
     meta = engine.predictor.manifest.meta or {}

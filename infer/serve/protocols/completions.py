@@ -44,23 +44,25 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def completions(call: RequestContext) -> Any:
-    request, unknown = openai_request.read_request(call, CompletionRequest)
-    model = find_llm(call, request.model)
+async def completions(context: RequestContext) -> Any:
+    request, unknown = openai_request.read_request(context, CompletionRequest)
+    model = find_llm(context, request.model)
     _refuse_completion(request)
-    timeout = openai_request.timeout(call, request)
-    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
+    timeout = openai_request.timeout(context, request)
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
     special = request.add_special_tokens is not False
-    prompts = await openai_request.encode_prompts(call, model, request.prompt, special)
+    prompts = await openai_request.encode_prompts(context, model, request.prompt, special)
     grammar = openai_request.grammar(request)
-    answer = CompletionResponse(model, request, prompts, grammar, call.adapter)
-    await openai_request.compile_grammar(call, model, grammar, "response_format")
+    answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
+    await openai_request.compile_grammar(context, model, grammar, "response_format")
     if request.echo:
         answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(assign_tenant(call, answer.requests), timeout=timeout, stepwise=bool(request.stream))
+    stream = model.open(
+        assign_tenant(context, answer.requests), timeout=timeout, stepwise=bool(request.stream)
+    )
     answer.attach(stream)
-    call.measure = stream.timings
+    context.measure = stream.timings
     if request.stream:
         return openai_response.EventStream(stream, answer.events, answer.final_event).reply(model.headers())
     try:
@@ -76,25 +78,27 @@ def _refuse_completion(request: CompletionRequest) -> None:
         raise InputError("best_of is not offered beyond n", where="best_of")
 
 
-async def chat(call: RequestContext) -> Any:
-    request, unknown = openai_request.read_request(call, ChatRequest)
-    model = find_llm(call, request.model)
+async def chat(context: RequestContext) -> Any:
+    request, unknown = openai_request.read_request(context, ChatRequest)
+    model = find_llm(context, request.model)
     _refuse_chat(request)
-    timeout = openai_request.timeout(call, request)
-    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(call))
+    timeout = openai_request.timeout(context, request)
+    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=tenant_of(context))
     tools = Tools(request, model.template)
     grammar = tools.constraint(openai_request.grammar(request))
     shown = request.tools if tools.active else None
     options = request.chat_template_kwargs or {}
-    prompt = await openai_request.chat_prompt(call, model, request.messages, shown, options)
-    reply = ChatResponse(model, request, prompt, tools, grammar, call.adapter)
+    prompt = await openai_request.chat_prompt(context, model, request.messages, shown, options)
+    reply = ChatResponse(model, request, prompt, tools, grammar, context.adapter)
     await openai_request.compile_grammar(
-        call, model, grammar, "tools" if tools.grammar else "response_format"
+        context, model, grammar, "tools" if tools.grammar else "response_format"
     )
     model.metrics.unknown_fields.inc(unknown)
-    stream = model.open(assign_tenant(call, [reply.request]), timeout=timeout, stepwise=bool(request.stream))
+    stream = model.open(
+        assign_tenant(context, [reply.request]), timeout=timeout, stepwise=bool(request.stream)
+    )
     reply.attach(stream)
-    call.measure = stream.timings
+    context.measure = stream.timings
     if request.stream:
         return openai_response.EventStream(stream, reply.events, reply.final_event).reply(model.headers())
     try:

@@ -79,43 +79,43 @@ def routes(service: Service) -> list[Route]:
     return table + _repository_routes(service)
 
 
-async def server(call: RequestContext) -> ServerMetadata:
-    return ServerMetadata("infer", call.service.version, EXTENSIONS)
+async def server(context: RequestContext) -> ServerMetadata:
+    return ServerMetadata("infer", context.service.version, EXTENSIONS)
 
 
-async def live(call: RequestContext) -> Live:
-    if not call.service.healthy:
+async def live(context: RequestContext) -> Live:
+    if not context.service.healthy:
         raise NotReadyError("an engine died or is stuck")
     return Live(True)
 
 
-async def ready(call: RequestContext) -> Ready:
-    if not call.service.ready:
-        raise NotReadyError(call.service.unready_reason)
+async def ready(context: RequestContext) -> Ready:
+    if not context.service.ready:
+        raise NotReadyError(context.service.unready_reason)
     return Ready(True)
 
 
-async def index(call: RequestContext) -> ModelIndex:
-    state: Literal["READY", "UNAVAILABLE"] = "READY" if call.service.ready else "UNAVAILABLE"
-    return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in call.service.engines.items()])
+async def index(context: RequestContext) -> ModelIndex:
+    state: Literal["READY", "UNAVAILABLE"] = "READY" if context.service.ready else "UNAVAILABLE"
+    return ModelIndex([ModelState(n, e.predictor.version, state) for n, e in context.service.engines.items()])
 
 
-async def metadata(call: RequestContext) -> ModelMetadata:
-    model = _engine(call).predictor
+async def metadata(context: RequestContext) -> ModelMetadata:
+    model = _engine(context).predictor
     ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
     outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
     return ModelMetadata(model.name, [model.version], _platform(model), ins, outs)
 
 
-async def model_ready(call: RequestContext) -> ModelReady:
-    engine = _engine(call)
-    if call.service.state != "ready" or not engine.healthy:
+async def model_ready(context: RequestContext) -> ModelReady:
+    engine = _engine(context)
+    if context.service.state != "ready" or not engine.healthy:
         raise NotReadyError(f"model {engine.predictor.name} would not answer")
     return ModelReady(engine.predictor.name, True)
 
 
-async def config(call: RequestContext) -> ModelConfig:
-    engine = _engine(call)
+async def config(context: RequestContext) -> ModelConfig:
+    engine = _engine(context)
     model, batched = engine.predictor, engine.collator.batched
     skip = 1 if batched else 0
     ins, outs = (
@@ -130,30 +130,30 @@ async def config(call: RequestContext) -> ModelConfig:
         input=ins,
         output=outs,
         parameters={"task": ConfigParameter(model.task)},
-        dynamic_batching=DynamicBatching(call.service.limits.max_delay_us) if batched else None,
+        dynamic_batching=DynamicBatching(context.service.limits.max_delay_us) if batched else None,
     )
 
 
-async def stats(call: RequestContext) -> Statistics:
-    return Statistics([_stats(_engine(call))])
+async def stats(context: RequestContext) -> Statistics:
+    return Statistics([_stats(_engine(context))])
 
 
-async def all_stats(call: RequestContext) -> Statistics:
-    return Statistics([_stats(engine) for engine in call.service.engines.values()])
+async def all_stats(context: RequestContext) -> Statistics:
+    return Statistics([_stats(engine) for engine in context.service.engines.values()])
 
 
-def precheck(call: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
+def precheck(context: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
     """Raise `NotFoundError` or `OverloadedError` before the body is read, where it would be refused anyway."""
-    kserve_request.check_admission(call, _engine(call), piece, whole)
+    kserve_request.check_admission(context, _engine(context), piece, whole)
 
 
-async def infer(call: RequestContext) -> Any:
-    return await kserve_request.infer(call, _engine(call))
+async def infer(context: RequestContext) -> Any:
+    return await kserve_request.infer(context, _engine(context))
 
 
-def _engine(call: RequestContext) -> TensorEngine:
-    engine = call.service.engine(call.path["model"], call.path.get("version"))
-    call.model = engine.predictor.name
+def _engine(context: RequestContext) -> TensorEngine:
+    engine = context.service.engine(context.path["model"], context.path.get("version"))
+    context.model = engine.predictor.name
     return engine
 
 
@@ -201,29 +201,29 @@ def _repository_routes(service: Service) -> list[Route]:
     ]
 
 
-async def repository_index(call: RequestContext) -> list[RepositoryModel]:
-    wanted = call.json(IndexRequest) if call.body.strip() else IndexRequest()
-    return [one for one in _admin(call).index() if one.state == "READY" or not wanted.ready]
+async def repository_index(context: RequestContext) -> list[RepositoryModel]:
+    wanted = context.json(IndexRequest) if context.body.strip() else IndexRequest()
+    return [one for one in _admin(context).index() if one.state == "READY" or not wanted.ready]
 
 
-async def load_model(call: RequestContext) -> Response:
-    _check_parameters(call, ())
-    await _admin(call).load(call.path["model"])
+async def load_model(context: RequestContext) -> Response:
+    _check_parameters(context, ())
+    await _admin(context).load(context.path["model"])
     return Response(media="text/plain")
 
 
-async def unload_model(call: RequestContext) -> Response:
-    _check_parameters(call, ("unload_dependents",))
-    await _admin(call).unload(call.path["model"])
+async def unload_model(context: RequestContext) -> Response:
+    _check_parameters(context, ("unload_dependents",))
+    await _admin(context).unload(context.path["model"])
     return Response(media="text/plain")
 
 
-def _admin(call: RequestContext) -> ModelAdmin:
-    return call.service.admin
+def _admin(context: RequestContext) -> ModelAdmin:
+    return context.service.admin
 
 
-def _check_parameters(call: RequestContext, known: tuple[str, ...]) -> None:
-    if not call.body.strip():
+def _check_parameters(context: RequestContext, known: tuple[str, ...]) -> None:
+    if not context.body.strip():
         return
-    if unknown := sorted(set(call.json(ChangeRequest).parameters) - set(known)):
+    if unknown := sorted(set(context.json(ChangeRequest).parameters) - set(known)):
         raise InputError(f"parameter {unknown[0][:64]!r} is not supported", where="parameters")

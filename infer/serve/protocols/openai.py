@@ -96,43 +96,43 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def models(call: RequestContext) -> ModelList:
-    service = call.service
+async def models(context: RequestContext) -> ModelList:
+    service = context.service
     found = [_described(name, served) for name, served in service.models.items()]
     return ModelList([*found, *(_described(n, service.models[o], o) for n, o in service.adapters.items())])
 
 
-async def model(call: RequestContext) -> Model:
-    served = find_model(call, call.path["model"])
-    return _described(call.path["model"], served, call.model if call.adapter else None)
+async def model(context: RequestContext) -> Model:
+    served = find_model(context, context.path["model"])
+    return _described(context.path["model"], served, context.model if context.adapter else None)
 
 
 def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None = None) -> Model:
-    context = served.context if isinstance(served, LLMEngine) else None
-    return Model(name, served.predictor.task, max_model_len=context, parent=parent)
+    length = served.context if isinstance(served, LLMEngine) else None
+    return Model(name, served.predictor.task, max_model_len=length, parent=parent)
 
 
-async def embeddings(call: RequestContext) -> Embeddings:
-    require_json(call)
-    request = call.json(EmbeddingsRequest)
-    engine = find_model(call, request.model)
+async def embeddings(context: RequestContext) -> Embeddings:
+    require_json(context)
+    request = context.json(EmbeddingsRequest)
+    engine = find_model(context, request.model)
     if not isinstance(engine, TensorEngine) or engine.predictor.task != "embedding":
         raise InputError(
             f"{request.model} is a {engine.predictor.task} model and makes no embeddings", where="model"
         )
-    tenant = queue_tenant_of(call.service, call.headers)
-    engine.check_admission(timeout=call.timeout(), tenant=tenant)
+    tenant = queue_tenant_of(context.service, context.headers)
+    engine.check_admission(timeout=context.timeout(), tenant=tenant)
     width = text_request.labels_of(engine)
     if request.dimensions not in (None, width):
         raise InputError(f"{request.model} makes embeddings of {width} dimensions only", where="dimensions")
-    vectors, used = await text_request.run_rows(call, engine, await _tokens(call, engine, request))
+    vectors, used = await text_request.run_rows(context, engine, await _tokens(context, engine, request))
     encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [Embedding(index, encode(vector)) for index, vector in enumerate(vectors)]
     return Embeddings(data, request.model, EmbeddingsUsage(used, used))
 
 
 async def _tokens(
-    call: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
+    context: RequestContext, engine: TensorEngine, request: EmbeddingsRequest
 ) -> dict[str, np.ndarray]:
     given = request.input
     rows: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
@@ -149,7 +149,7 @@ async def _tokens(
         return text_inputs.from_ids(engine, rows, "input")
     if "" in rows:
         raise InputError("an empty text has no embedding", where=f"input[{rows.index('')}]")
-    return await text_inputs.tokenize(call.service, engine, rows, prompt_name=request.prompt_name)
+    return await text_inputs.tokenize(context.service, engine, rows, prompt_name=request.prompt_name)
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -109,42 +109,42 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def home(call: RequestContext) -> Home | Response:
+async def home(context: RequestContext) -> Home | Response:
     """Return the page to browsers, also without a key: it holds no data of the server."""
-    if b"text/html" in call.headers.get(b"accept", b""):
+    if b"text/html" in context.headers.get(b"accept", b""):
         return index_page()
-    call.require_key()
-    return Home("infer", call.service.version, list(call.service.models), LINKS)
+    context.require_key()
+    return Home("infer", context.service.version, list(context.service.models), LINKS)
 
 
-async def health(call: RequestContext) -> Status:
-    if not call.service.healthy:
+async def health(context: RequestContext) -> Status:
+    if not context.service.healthy:
         raise NotReadyError("an engine died or is stuck")
     return Status("ok")
 
 
-async def ready(call: RequestContext) -> Status:
-    if not call.service.ready:
-        raise NotReadyError(call.service.unready_reason)
+async def ready(context: RequestContext) -> Status:
+    if not context.service.ready:
+        raise NotReadyError(context.service.unready_reason)
     return Status("ok")
 
 
-async def metrics(call: RequestContext) -> bytes:
-    return call.service.metrics.text()
+async def metrics(context: RequestContext) -> bytes:
+    return context.service.metrics.text()
 
 
-async def version(call: RequestContext) -> Version:
-    return Version(call.service.version)
+async def version(context: RequestContext) -> Version:
+    return Version(context.service.version)
 
 
-async def description(call: RequestContext) -> Response:
-    service = call.service
+async def description(context: RequestContext) -> Response:
+    service = context.service
     document = openapi.document(service.routes, service.version, api_key=service.keys is not None)
     return Response(msgspec.json.encode(document))
 
 
-async def docs(call: RequestContext) -> str:
-    return openapi.page(call.service.routes, call.service.version)
+async def docs(context: RequestContext) -> str:
+    return openapi.page(context.service.routes, context.service.version)
 
 
 @cache
@@ -172,29 +172,29 @@ def page_file(name: str) -> Response | None:
     return Response(page_files()[name], media=PAGE_MEDIA[name.rpartition(".")[2]], headers=list(PAGE_HEADERS))
 
 
-async def asset(call: RequestContext) -> Response:
-    if (found := page_file(call.path["file"])) is None:
+async def asset(context: RequestContext) -> Response:
+    if (found := page_file(context.path["file"])) is None:
         raise NotFoundError("no such address")
     return found
 
 
-async def models(call: RequestContext) -> Overview:
+async def models(context: RequestContext) -> Overview:
     return await asyncio.get_running_loop().run_in_executor(
-        call.service.pool, status_page.overview, call.service
+        context.service.pool, status_page.overview, context.service
     )
 
 
-async def now(call: RequestContext) -> Now:
-    return status_page.now(call.service)
+async def now(context: RequestContext) -> Now:
+    return status_page.now(context.service)
 
 
-async def example(call: RequestContext) -> InferRequest:
+async def example(context: RequestContext) -> InferRequest:
     """Return the first row of the golden inputs as a request."""
-    engine = call.service.engine(call.path["model"])
+    engine = context.service.engine(context.path["model"])
     found = status_page.example_file(engine.predictor)
     if found is None or found.stat().st_size > MOST_EXAMPLE_BYTES:
         raise NotFoundError("this model carries no example")
-    arrays = await asyncio.get_running_loop().run_in_executor(call.service.pool, load_file, found)
+    arrays = await asyncio.get_running_loop().run_in_executor(context.service.pool, load_file, found)
     return InferRequest(inputs=[_input(engine, spec, arrays[spec.name]) for spec in engine.predictor.inputs])
 
 

@@ -67,17 +67,17 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def rerank(call: RequestContext) -> Reranked | list[RankedText]:
-    require_json(call)
-    request = call.json(RerankRequest)
+async def rerank(context: RequestContext) -> Reranked | list[RankedText]:
+    require_json(context)
+    request = context.json(RerankRequest)
     if (request.documents is None) == (request.texts is None):
         raise InputError("expected either documents (Cohere, Jina, vLLM) or texts (TEI)", where="documents")
     where = "documents" if request.texts is None else "texts"
     given = request.texts if request.texts is not None else request.documents or []
     documents = [one.text if isinstance(one, Document) else one for one in given]
     text_request.refuse_uncut(request.truncate)
-    engine = _engine(call, request.model)
-    raw, used = await _raw_scores(call, engine, [request.query], documents, where)
+    engine = _engine(context, request.model)
+    raw, used = await _raw_scores(context, engine, [request.query], documents, where)
     # By logits: a sigmoid in float32 is 1.0 for every logit above 17.
     order = np.argsort(-raw, kind="stable")[: request.top_n or None].tolist()
     scores = raw if request.raw_scores else _activated(engine, raw)
@@ -94,9 +94,9 @@ async def rerank(call: RequestContext) -> Reranked | list[RankedText]:
     )
 
 
-async def score(call: RequestContext) -> Scores:
-    require_json(call)
-    request = call.json(ScoreRequest)
+async def score(context: RequestContext) -> Scores:
+    require_json(context)
+    request = context.json(ScoreRequest)
     first = [request.text_1] if isinstance(request.text_1, str) else request.text_1
     second = [request.text_2] if isinstance(request.text_2, str) else request.text_2
     if len(first) != len(second) and len(first) != 1:
@@ -104,8 +104,8 @@ async def score(call: RequestContext) -> Scores:
             f"expected one text or as many as text_2, which has {len(second)}, got {len(first)}",
             where="text_1",
         )
-    engine = _engine(call, request.model)
-    raw, used = await _raw_scores(call, engine, first, second, "text_2")
+    engine = _engine(context, request.model)
+    raw, used = await _raw_scores(context, engine, first, second, "text_2")
     scores = _activated(engine, raw) if request.use_activation else raw
     data = [Score(index, value) for index, value in enumerate(scores.tolist())]
     return Scores(
@@ -113,8 +113,8 @@ async def score(call: RequestContext) -> Scores:
     )
 
 
-def _engine(call: RequestContext, name: str | None) -> TensorEngine:
-    engine = text_request.find_text_model(call, name, TASKS, "compare texts")
+def _engine(context: RequestContext, name: str | None) -> TensorEngine:
+    engine = text_request.find_text_model(context, name, TASKS, "compare texts")
     if engine.predictor.task == "classification" and text_request.labels_of(engine) != 1:
         raise InputError(
             f"{engine.predictor.name} has {text_request.labels_of(engine)} labels and gives no score of a pair",
@@ -125,17 +125,17 @@ def _engine(call: RequestContext, name: str | None) -> TensorEngine:
 
 
 async def _raw_scores(
-    call: RequestContext, engine: TensorEngine, first: list[str], second: list[str], where: str
+    context: RequestContext, engine: TensorEngine, first: list[str], second: list[str], where: str
 ) -> tuple[np.ndarray, int]:
     """Return logits or cosines of texts of `first`, one or as many, with texts of `second`; and the tokens.
 
     The first is float32 [len(second)].
     """
     if engine.predictor.task == "embedding":
-        scores, used = await _cosines(call, engine, first, second, where)
+        scores, used = await _cosines(context, engine, first, second, where)
     else:
         pairs: list[TextOrPair] = [(first[i if len(first) > 1 else 0], text) for i, text in enumerate(second)]
-        logits, used = await text_request.run_texts(call, engine, pairs, where=where)
+        logits, used = await text_request.run_texts(context, engine, pairs, where=where)
         scores = logits[:, 0]
     if wrong := int((~np.isfinite(scores)).sum()):  # has no place in an order
         raise NonfiniteError(engine.predictor.outputs[0].name, wrong)
@@ -149,14 +149,14 @@ def _activated(engine: TensorEngine, scores: np.ndarray) -> np.ndarray:
 
 
 async def _cosines(
-    call: RequestContext, engine: TensorEngine, first: list[str], second: list[str], where: str
+    context: RequestContext, engine: TensorEngine, first: list[str], second: list[str], where: str
 ) -> tuple[np.ndarray, int]:
     meta = engine.predictor.manifest.meta or {}
     texts = [
         *with_prompt(first, meta, _known(meta.get("prompts"), QUERY)),
         *with_prompt(second, meta, _known(meta.get("prompts"), DOCUMENT)),
     ]
-    vectors, used = await text_request.run_texts(call, engine, texts, where=where, prompted=True)
+    vectors, used = await text_request.run_texts(context, engine, texts, where=where, prompted=True)
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return (vectors[: len(first)] * vectors[len(first) :]).sum(axis=1, dtype=np.float32), used
 

@@ -82,16 +82,16 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def tokenize(call: RequestContext) -> Tokens:
-    request, _ = openai_request.read_request(call, TokenizeRequest)
-    model = _model(call, request.model)
+async def tokenize(context: RequestContext) -> Tokens:
+    request, _ = openai_request.read_request(context, TokenizeRequest)
+    model = _model(context, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InputError("expected either prompt or messages", where="prompt")
     if request.messages is not None:
         options = dict(request.chat_template_kwargs or {})
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
-        row = await openai_request.chat_prompt(call, model, request.messages, request.tools, options)
+        row = await openai_request.chat_prompt(context, model, request.messages, request.tools, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
         (row,) = await model.tokenizers.encode([text], special, "prompt")
@@ -99,16 +99,16 @@ async def tokenize(call: RequestContext) -> Tokens:
     return Tokens(row, len(row), model.context, words)
 
 
-async def detokenize(call: RequestContext) -> Prompt:
-    request, _ = openai_request.read_request(call, DetokenizeRequest)
-    model = _model(call, request.model)
+async def detokenize(context: RequestContext) -> Prompt:
+    request, _ = openai_request.read_request(context, DetokenizeRequest)
+    model = _model(context, request.model)
     if request.tokens:
         openai_request.check_ids(model, request.tokens, "tokens")
     return Prompt(await model.tokenizers.decode(request.tokens, False))
 
 
-async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
-    model = _model(call, None)
+async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
+    model = _model(context, None)
     named = special_tokens(model.language_model.folder)
     return TokenizerInfo(
         model=model.predictor.name,
@@ -122,12 +122,12 @@ async def tokenizer_info(call: RequestContext) -> TokenizerInfo:
     )
 
 
-def _model(call: RequestContext, name: str | None) -> LLMEngine:
+def _model(context: RequestContext, name: str | None) -> LLMEngine:
     if name is not None:
-        return find_llm(call, name)
-    names = list(call.service.generators)
+        return find_llm(context, name)
+    names = list(context.service.generators)
     if not names:
         raise NotFoundError("no language model is served")
     if len(names) > 1:
         raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
-    return find_llm(call, names[0])
+    return find_llm(context, names[0])
