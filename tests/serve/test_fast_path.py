@@ -139,7 +139,7 @@ def test_an_idle_connection_holds_neither_request_nor_response(server: Live) -> 
         cycles = [one.cycle for one in gc.get_objects() if issubclass(type(one), HttpProtocol)]
         mine = [one for one in cycles if isinstance(one, GroupedRequest)]
         assert mine
-        return [one for one in mine if one._call or one.body or one.numbers or one.group]
+        return [one for one in mine if one._context or one.body or one.numbers or one.group]
 
     head = b"X-Test: rest"
     asked(server, send(BODY, head))
