@@ -16,7 +16,7 @@ ORDER = [
     "errors", "sanitize", "silence_logs", "spec", "results", "reporter", "options", "plan", "paths", "regular_files",
     "library_errors", "plugins", "device", "latency", "kernels", "preprocess", "load", "attention", "graph",
     "fidelity", "compress",
-    "onnx", "artifact", "llm", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
+    "onnx", "artifact", "llm", "tasks", "predict", "report", "pipeline", "bench", "tune", "serve", "cli", "__main__",
 ]  # fmt: skip
 LONGEST_CHAIN = 26  # files that import each other one after another, from the entry point down
 FILES = sorted((ROOT / "infer").rglob("*.py"))

@@ -15,7 +15,6 @@ from ..plan import Plan
 from ..preprocess.audio import SUFFIXES as SOUNDS
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import SUFFIXES as IMAGES
-from ..preprocess.image import ImagePreprocessor
 from ..regular_files import require_regular
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
 from . import data_split, images, sounds
@@ -201,8 +200,9 @@ def _from_files(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Sam
 
 
 def _from_images(files: list[Path], loaded: LoadedModel, where: str) -> tuple[Samples, list[Path]]:
-    if isinstance(loaded.preprocessor, ImagePreprocessor):
-        return images.preprocess_images(files, loaded.preprocessor)
+    steps = loaded.preprocessor
+    if steps is not None and not isinstance(steps, AudioPreprocessor):
+        return images.preprocess_images(files, steps)
     pixels, used = images.read_images(files, loaded.inputs, where)
     return {loaded.inputs[0].name: pixels}, used
 
@@ -300,7 +300,7 @@ def _example(loaded: LoadedModel) -> str:
     if {spec.name for spec in loaded.inputs} <= set(TEXT_INPUTS) and "tokenizer.json" in loaded.files:
         return "--data texts.txt"
     if loaded.preprocessor is not None:
-        kind = "sounds" if isinstance(loaded.preprocessor, AudioPreprocessor) else "images"
+        kind = "sounds" if getattr(loaded.preprocessor, "sampling_rate", 0) else "images"
         return f"--data FOLDER of {kind}"
     names = ", ".join(spec.name for spec in loaded.inputs)
     return f"--data inputs.npz with {names}, or --data file.py:function"

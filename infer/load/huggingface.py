@@ -97,7 +97,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         sizes=sizes,
         renames=fit.renames,
         files={name: folder / name for name in CARRIED if (folder / name).is_file()},
-        meta=_meta(config, head.task, sentence, sizes) | _of_processor(preprocessor),
+        meta=_meta(config, head.task, sentence, sizes) | _of_processor(preprocessor) | _of_frames(settings),
         preprocessor=preprocessor,
         weight_bytes=num_bytes(reader),
         findings=findings,
@@ -183,6 +183,12 @@ def _preprocessing(
 def _of_processor(preprocessor: Preprocessor | None) -> dict[str, Any]:
     """Return the preprocessing as the artifact stores it."""
     return {} if preprocessor is None else {"preprocessing": msgspec.to_builtins(preprocessor)}
+
+
+def _of_frames(settings: Any) -> dict[str, Any]:
+    """Return the samples of sound that a frame of CTC outputs stands for, where the architecture tells."""
+    found = getattr(settings, "inputs_to_logits_ratio", None)
+    return {"samples_per_frame": int(found)} if found else {}
 
 
 def _meta(

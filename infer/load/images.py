@@ -10,13 +10,16 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..preprocess.image import MODES, ImagePreprocessor, open_image
+from ..preprocess.transformers_processor import TransformersProcessor
 from ..spec import TensorSpec
 
 MOST_IMAGES = 512  # spread evenly over the files: more buy no certainty worth their memory
 MOST_PADDED = 32  # of images padded to the largest
 
 
-def preprocess_images(paths: list[Path], steps: ImagePreprocessor) -> tuple[dict[str, Tensor], list[Path]]:
+def preprocess_images(
+    paths: list[Path], steps: ImagePreprocessor | TransformersProcessor
+) -> tuple[dict[str, Tensor], list[Path]]:
     """Read images by the steps that the model was trained with; return its inputs and the files used."""
     used = spread(paths, MOST_IMAGES if steps.output_size else MOST_PADDED)
     arrays = steps.batch([open_image(path) for path in used])

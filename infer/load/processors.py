@@ -1,12 +1,11 @@
 """Preprocessing of a Hugging Face folder: the values of transformers' processor, for our own steps over NumPy.
 
-Both are run here on two made-up inputs. A processor that does anything else gives other numbers and is not carried: the
-artifact takes tensors then, and says why.
+Both are run here on two made-up inputs. A processor that does anything else gives other numbers; the artifact then
+carries its settings, and transformers runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,28 @@ import numpy as np
 from ..errors import InferError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.image import ImagePreprocessor, open_image
+from ..preprocess.transformers_processor import TransformersProcessor
 from ..silence_logs import quiet
 from ..spec import Finding
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 LARGEST_DIFFERENCE = 2e-3  # of one value: transformers computes some steps in float32
-Preprocessor = ImagePreprocessor | AudioPreprocessor
+Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor
+IMAGE_TENSORS = ("pixel_values", "pixel_mask")
+SOUND_TENSORS = ("input_values", "input_features", "attention_mask")
+SAMPLES = (4000, 4160)  # of two made-up sounds
 
 
 def read_preprocessor(folder: Path, reads: str, channels: int) -> tuple[Preprocessor | None, str]:
     """Return the preprocessing of the folder's processor and a description, or None and the reason.
 
-    `reads` is the model's main input: "pixel_values" or "input_values".
+    `reads` is the model's main input: "pixel_values", "input_values" or "input_features".
     """
     if not any((folder / name).is_file() for name in FILES):
         return None, f"the folder has no {FILES[0]}"
     try:
         with quiet():
-            return (_image if reads == "pixel_values" else _audio)(folder, channels)
+            return (_image if reads in IMAGE_TENSORS else _audio)(folder, channels)
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, InferError) as error:
         said = " ".join(str(error).split())[:200]
         return None, f"transformers' processor of the folder can't be used: {said}"
@@ -55,7 +58,16 @@ def _image(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
     except TypeError:
         processor = AutoImageProcessor.from_pretrained(folder, use_fast=False, **named)
     found = _image_steps(processor, channels)
-    return _checked(found, type(processor).__name__, lambda: _compare_images(processor, found))
+    if _image_difference(processor, found) <= LARGEST_DIFFERENCE:
+        return found, _same(processor)
+    inputs = [processor(images=image, return_tensors="np") for image in _made_up_images(channels)]
+    tensors = tuple(name for name in IMAGE_TENSORS if name in inputs[0])
+    sizes = {tuple(np.asarray(one["pixel_values"]).shape[2:]) for one in inputs}
+    size = sizes.pop() if len(sizes) == 1 else None
+    carried = _settings(processor)
+    return TransformersProcessor(**carried, tensors=tensors, channels=channels, output_size=size), _own(
+        processor
+    )
 
 
 def _image_steps(processor: Any, channels: int) -> ImagePreprocessor:
@@ -106,40 +118,64 @@ def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
     return tuple(listed * channels if len(listed) == 1 else listed)
 
 
-def _compare_images(processor: Any, found: ImagePreprocessor) -> float:
+def _made_up_images(channels: int) -> list[Any]:
     from PIL import Image
 
-    generator, worst = np.random.default_rng(0), 0.0
+    generator, found = np.random.default_rng(0), []
     for height, width in ((61, 97), (143, 80)):
         noise = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
         image = open_image(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
-        ours = found.batch([image])
-        image = image.convert("L") if found.channels == 1 else image
-        theirs = processor(images=image, return_tensors="np")
-        worst = max(worst, _difference(theirs, ours))
-    return worst
+        found.append(image.convert("L") if channels == 1 else image)
+    return found
+
+
+def _image_difference(processor: Any, found: ImagePreprocessor) -> float:
+    images = _made_up_images(found.channels)
+    return max(
+        _difference(processor(images=image, return_tensors="np"), found.batch([image])) for image in images
+    )
 
 
 def _audio(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
     from transformers import AutoFeatureExtractor
 
     processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    found = AudioPreprocessor(
-        sampling_rate=int(processor.sampling_rate),
+    rate = int(processor.sampling_rate)
+    steps = AudioPreprocessor(
+        sampling_rate=rate,
         normalizes=bool(getattr(processor, "do_normalize", False)),
         padding_value=float(processor.padding_value),
         masks=bool(processor.return_attention_mask),
     )
+    # One by one: without a mask transformers normalizes a row together with its padding.
+    sounds = [
+        np.random.default_rng(i).standard_normal(count).astype(np.float32) for i, count in enumerate(SAMPLES)
+    ]
+    named = {"sampling_rate": rate, "return_tensors": "np"}
+    if "input_values" in processor.model_input_names:
+        pairs = [(processor([sound], padding=True, **named), steps.batch([sound])) for sound in sounds]
+        if max(_difference(theirs, ours) for theirs, ours in pairs) <= LARGEST_DIFFERENCE:
+            return steps, _same(processor)
+    inputs = [processor([sound], **named) for sound in sounds]
+    tensors = tuple(name for name in SOUND_TENSORS if name in inputs[0])
+    fixed = len({np.asarray(one[tensors[0]]).shape for one in inputs}) == 1
+    return TransformersProcessor(
+        **_settings(processor), tensors=tensors, sampling_rate=rate, masks=fixed or "attention_mask" in tensors,
+        longest=_longest(processor) if fixed else 0,
+    ), _own(processor)  # fmt: skip
 
-    def compare() -> float:
-        # One by one: without a mask transformers normalizes a row together with its padding.
-        sounds = [
-            np.random.default_rng(i).standard_normal(4000 + 160 * i).astype(np.float32) for i in range(2)
-        ]
-        named = {"sampling_rate": found.sampling_rate, "return_tensors": "np", "padding": True}
-        return max(_difference(processor([sound], **named), found.batch([sound])) for sound in sounds)
 
-    return _checked(found, type(processor).__name__, compare)
+def _longest(processor: Any) -> int:
+    """Return the samples beyond which a feature extractor of a fixed length cuts the sound off; 0 where unknown."""
+    if samples := getattr(processor, "n_samples", None):
+        return int(samples)
+    frames, rate = getattr(processor, "max_length", None), processor.sampling_rate
+    # Kaldi's filter banks: frames of 25 ms, one each 10 ms.
+    return (int(frames) - 1) * (rate // 100) + rate // 40 if isinstance(frames, int) else 0
+
+
+def _settings(processor: Any) -> dict[str, Any]:
+    return {"processor": type(processor).__name__, "config": processor.to_json_string()}
 
 
 def _difference(theirs: Any, ours: dict[str, np.ndarray]) -> float:
@@ -152,14 +188,16 @@ def _difference(theirs: Any, ours: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(left - right).max()) for left, right in pairs)
 
 
-def _checked(found: Preprocessor, name: str, compare: Callable[[], float]) -> tuple[Preprocessor | None, str]:
-    worst = compare()
-    if worst <= LARGEST_DIFFERENCE:
-        return found, f"of transformers' {name}; on two made-up inputs it gives the same values"
-    return None, f"transformers' {name} does something that infer does not"
+def _same(processor: Any) -> str:
+    return f"of transformers' {type(processor).__name__}; on two made-up inputs it gives the same values"
+
+
+def _own(processor: Any) -> str:
+    return f"transformers' {type(processor).__name__} does more than infer's steps, so transformers runs it"
 
 
 def _steps(found: Preprocessor) -> str:
     """Describe the steps that are on."""
     values: dict[str, Any] = msgspec.to_builtins(found)
+    values.pop("config", None)
     return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, False))[:300]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..preprocess.audio import AudioPreprocessor
+from ..preprocess.transformers_processor import TransformersProcessor
 from .images import spread
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dic
     since the padding would be judged.
     """
     steps = loaded.preprocessor
-    if not isinstance(steps, AudioPreprocessor):
+    if not isinstance(steps, AudioPreprocessor | TransformersProcessor) or not steps.sampling_rate:
         takes = ", ".join(spec.format() for spec in loaded.inputs)
         raise UsageError(
             f"sound files need a model with a preprocessor_config.json for sound; this one takes {takes}",

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from ..artifact.label_scores import activation_of
-from ..errors import ArtifactError, InputError, UsageError
+from ..errors import InputError, UsageError
 from ..llm.text.embedding_prompts import with_prompt
-from ..preprocess.audio import AudioPreprocessor
-from ..preprocess.image import ImagePreprocessor, open_image
-from ..regular_files import MAX_JSON, read_regular
-from . import answers
-from .answers import Answer
+from ..tasks import answers, transcription
+from ..tasks.answers import Answer
+from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel, Preprocessor
 from .text_inputs import TextInputs
 
-IMAGE_TASKS = ("image-classification", "image-segmentation", "object-detection", "image-embedding")
-SOUND_TASKS = ("audio-classification", "automatic-speech-recognition")
 TEXT_TASKS = ("classification", "token-classification", "question-answering", "fill-mask", "embedding")
 STRIDE = 64  # tokens that two pieces of a long context share
 
@@ -71,30 +64,24 @@ class TaskInputs(TextInputs):
 
     def preprocess(self, rows: Sequence[Any]) -> dict[str, np.ndarray]:
         """Convert image or sound files (or Pillow images) to the model's inputs, and texts by `tokenize`."""
-        steps = self.preprocessor
-        if isinstance(steps, ImagePreprocessor):
-            return steps.batch([_open_image(row, i) for i, row in enumerate(rows)])
-        if isinstance(steps, AudioPreprocessor):
-            return steps.batch([_open_sound(steps, row, i) for i, row in enumerate(rows)])
-        return self.tokenize(rows)
+        if self.preprocessor is None:
+            return self.tokenize(rows)
+        return self.media.tensors([self._open(row, i) for i, row in enumerate(rows)])
 
     @cached_property
-    def preprocessor(self) -> ImagePreprocessor | AudioPreprocessor | None:
+    def media(self) -> MediaModel:
+        """Preprocessing and answers of images and sound."""
+        return MediaModel.of(self)
+
+    @property
+    def preprocessor(self) -> Preprocessor | None:
         """The steps from an image or sound to tensors; None where the artifact holds none."""
-        found = self.manifest.meta.get("preprocessing")
-        if found is None:
-            return None
-        try:
-            if "sampling_rate" in found:
-                return msgspec.convert(found, AudioPreprocessor)
-            return msgspec.convert(found, ImagePreprocessor)
-        except msgspec.ValidationError as error:
-            raise ArtifactError(f"the preprocessing can't be read: {error}", where=str(self.path)) from error
+        return self.media.steps
 
     @property
     def labels(self) -> list[str]:
         """Names of the classes; empty where the model has none."""
-        return list(self.manifest.meta.get("labels", ()))
+        return self.media.labels
 
     def _why_no_answer(self) -> str | None:
         if self.task in IMAGE_TASKS + SOUND_TASKS:
@@ -110,7 +97,7 @@ class TaskInputs(TextInputs):
             return [self._span(*_question(row, i)) for i, row in enumerate(rows)]
         if self.task == "classification":
             outputs = self._run_texts(with_prompt(rows, self.manifest.meta))
-            return [self._label_scores(row) for row in outputs]
+            return [self.media.label_scores(row) for row in outputs]
         texts = _texts(rows)
         outputs = super().predict(self.tokenize(texts))["logits"]
         encodings = self.tokenizer.encodings(texts)
@@ -136,68 +123,41 @@ class TaskInputs(TextInputs):
         pairs = zip(found["start_logits"], found["end_logits"], pieces, strict=True)
         return answers.best_span(list(pairs), context)
 
-    def _label_scores(self, logits: np.ndarray) -> list[Answer]:
-        activation = activation_of(self.manifest.meta, len(logits))
-        return answers.label_scores(logits, self.labels, activation)
-
     def _of_images(self, rows: list[Any]) -> list[Any]:
-        images = [_open_image(row, i) for i, row in enumerate(rows)]
+        images = [self._open(row, i) for i, row in enumerate(rows)]
         found: list[Any] = []
-        one_size = (
-            isinstance(self.preprocessor, ImagePreprocessor) and self.preprocessor.output_size is not None
-        )
-        step = self.max_batch if one_size else 1
+        step = self.max_batch if self.media.output_size is not None else 1
         for start in range(0, len(images), step):
             part = images[start : start + step]
-            outputs = super().predict(self.preprocess(part))
-            sizes = [(image.height, image.width) for image in part]
+            outputs = super().predict(self.media.tensors(part))
             found += [
-                self._of_image({k: v[i] for k, v in outputs.items()}, size) for i, size in enumerate(sizes)
+                self.media.answer({k: v[i] for k, v in outputs.items()}, one) for i, one in enumerate(part)
             ]
         return found
 
-    def _of_image(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Any:
-        ways: dict[str, Callable[[], Any]] = {
-            "image-classification": lambda: self._label_scores(outputs["logits"]),
-            "image-segmentation": lambda: answers.class_areas(outputs["logits"], self.labels),
-            "object-detection": lambda: answers.boxes(
-                outputs["logits"], outputs["pred_boxes"], size, self.labels
-            ),
-            "image-embedding": lambda: answers.unit_vector(outputs["embedding"]),
-        }
-        return ways[self.task]()
-
     def _of_sounds(self, rows: list[Any]) -> list[Any]:
         """Run sounds one by one: padding would change the answers of a model without mask."""
-        steps = self.preprocessor
         found: list[Any] = []
         for index, row in enumerate(rows):
-            if not isinstance(steps, AudioPreprocessor):
-                raise UsageError(f"{self.name} takes tensors only")
-            sound = _open_sound(steps, row, index)
-            logits = super().predict(steps.batch([sound]))["logits"][0]
-            if self.task == "audio-classification":
-                found.append(self._label_scores(logits))
+            sound = self._open(row, index)
+            if self.task == "automatic-speech-recognition":
+                found.append({"text": self._transcribed(sound)})
             else:
-                vocabulary, blank, delimiter = self._ctc_vocabulary
-                found.append(answers.ctc_text(logits, vocabulary, blank, delimiter))
+                outputs = super().predict(self.media.tensors([sound]))
+                found.append(self.media.answer({name: value[0] for name, value in outputs.items()}, sound))
         return found
 
-    @cached_property
-    def _ctc_vocabulary(self) -> tuple[dict[str, int], int, str]:
-        """Tokens of CTC outputs with their numbers, the number of the blank, and the token between words."""
-        path = self.path / "vocab.json"
-        if not path.is_file():
-            raise UsageError(f"{self.name} holds no vocab.json: its frames have no text", hint="Give tensors")
-        found = json.loads(read_regular(path, MAX_JSON, error=ArtifactError))
-        if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
-            raise UsageError(
-                f"the vocab.json of {self.name} is no table of tokens and numbers", hint="Give tensors"
-            )
-        meta = self.manifest.meta
-        blank = meta.get("pad_id")
-        delimiter = str(meta.get("word_delimiter") or "|")
-        return found, found.get("<pad>", 0) if blank is None else int(blank), delimiter
+    def _transcribed(self, sound: np.ndarray) -> str:
+        """Return the text of a sound, of windows that overlap where it is longer than the model takes."""
+        frames = []
+        for window in transcription.windows(self.media, len(sound)):
+            logits = super().predict(self.media.tensors([sound[window.start : window.end]]))["logits"][0]
+            frames.append(window.kept(self.media.ctc.frames(logits)))
+        return self.media.ctc.text(self.media.ctc.tokens(transcription.joined(frames)))
+
+    def _open(self, row: Any, index: int) -> Any:
+        kind = "sounds" if self.media.reads_sound else "images"
+        return self.media.open(row, "" if isinstance(row, str | Path) else f"{kind}[{index}]")
 
 
 def _is_raw(inputs: Any) -> bool:
@@ -223,15 +183,3 @@ def _question(row: Any, index: int) -> tuple[str, str]:
     if isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
         return pair[0], pair[1]
     raise InputError("expected a pair of texts, question and context", where=f"texts[{index}]")
-
-
-def _open_image(row: Any, index: int) -> Any:
-    if isinstance(row, str | Path | bytes) or hasattr(row, "getbands"):
-        return open_image(row, "" if isinstance(row, str | Path) else f"images[{index}]")
-    raise InputError(f"expected an image file, got {type(row).__name__}", where=f"images[{index}]")
-
-
-def _open_sound(steps: AudioPreprocessor, row: Any, index: int) -> np.ndarray:
-    if isinstance(row, str | Path | bytes):
-        return steps.open(row, "" if isinstance(row, str | Path) else f"sounds[{index}]")
-    raise InputError(f"expected a sound file, got {type(row).__name__}", where=f"sounds[{index}]")

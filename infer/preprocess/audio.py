@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from ..regular_files import read_regular
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 MAX_BYTES = 1 << 30
-ZEROS = 64  # zero crossings of the resampling filter on each side of its middle
+MAX_CHANNELS = 32
+BLOCK = 1 << 16  # frames that are decoded at once
 _PCM: dict[int, Any] = {1: np.uint8, 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
@@ -52,80 +53,120 @@ class AudioPreprocessor(msgspec.Struct, frozen=True, kw_only=True):
             return sound.astype(np.float32)
         return ((sound - sound.mean()) / np.sqrt(sound.var() + 1e-7)).astype(np.float32)
 
-    def open(self, source: str | Path | bytes, where: str = "") -> np.ndarray:
+    def open(
+        self, source: str | Path | bytes, where: str = "", max_seconds: float | None = None
+    ) -> np.ndarray:
         """Decode a sound file to float32 [samples] of one channel at `sampling_rate`."""
-        samples, rate = read_sound(source, where)
-        return resample(samples, rate, self.sampling_rate)
+        return open_sound(source, self.sampling_rate, where, max_seconds)
 
 
-def read_sound(source: str | Path | bytes, where: str = "") -> tuple[np.ndarray, int]:
-    """Decode a file to float32 [samples] in -1…1, the mean of its channels, and its rate in Hz.
+def open_sound(
+    source: str | Path | bytes, sampling_rate: int, where: str = "", max_seconds: float | None = None
+) -> np.ndarray:
+    """Decode a file to float32 [samples] in -1…1: the mean of its channels, at `sampling_rate` (Hz).
 
-    WAV files of integers need nothing else; others need the package soundfile. Raises `SourceError` for a file that
-    is no sound, `NotUsableError` without soundfile.
+    WAV files of integers at that rate need nothing else; other files need the package soundfile, other rates soxr. A
+    file is decoded and resampled block by block. Raises `SourceError` for a file that is no sound, `InputError` for one
+    of more than `max_seconds`, `NotUsableError` without the package.
     """
     where = where or (str(source) if not isinstance(source, bytes) else "")
     data = source if isinstance(source, bytes) else read_regular(Path(source), MAX_BYTES)
-    if data[:4] == b"RIFF":
-        try:
-            with wave.open(io.BytesIO(data)) as file:
-                width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-                frames = file.readframes(file.getnframes())
-            return _of_integers(frames, width).reshape(-1, channels).mean(1), _checked(rate, where)
-        except (wave.Error, EOFError, ValueError) as error:
-            if "unknown format" not in str(error):
-                raise SourceError(f"expected a WAV file: {error}", where=where) from error
+    blocks, rate = _wav(data, where) or _other(data, where)
+    resampler = None if rate == sampling_rate else _resampler(rate, sampling_rate, where)
+    parts, frames = list[np.ndarray](), 0
+    for block in blocks:
+        frames += len(block)
+        if max_seconds is not None and frames > max_seconds * rate:
+            raise InputError(
+                f"expected at most {max_seconds:g} s of sound, got more",
+                where=where,
+                hint="Cut it into pieces",
+            )
+        parts.append(block if resampler is None else resampler.resample_chunk(block))
+    if resampler is not None:
+        parts.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def _wav(data: bytes, where: str) -> tuple[Iterator[np.ndarray], int] | None:
+    """Open a WAV file of integer samples: blocks of float32 [frames], and the rate; None for another file."""
+    if data[:4] != b"RIFF":
+        return None
+    try:
+        file = wave.open(io.BytesIO(data))  # noqa: SIM115 - read by the blocks below; only memory is open
+        width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+    except (wave.Error, EOFError, ValueError) as error:
+        if "unknown format" in str(error):
+            return None
+        raise SourceError(f"expected a WAV file: {error}", where=where) from error
+    if width not in (1, 2, 3, 4):
+        raise SourceError(f"expected samples of 1 to 4 bytes, got {width}", where=where)
+    _check(rate, channels, where)
+
+    def blocks() -> Iterator[np.ndarray]:
+        whole = width * channels
+        while frames := file.readframes(BLOCK):
+            if len(frames) < whole:  # the file ends within a frame
+                return
+            yield _of_integers(frames[: len(frames) // whole * whole], width).reshape(-1, channels).mean(1)
+
+    return blocks(), rate
+
+
+def _other(data: bytes, where: str) -> tuple[Iterator[np.ndarray], int]:
+    """Open a file by libsndfile: blocks of float32 [frames], and the rate."""
     if find_spec("soundfile") is None:
         raise NotUsableError(
             f"expected a WAV file of integer samples, got another kind of sound file at {where or 'the input'}",
             hint="pip install 'infer[audio]' reads more kinds, or convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.wav",
         )
-    return _by_soundfile(data, where)
-
-
-def _by_soundfile(data: bytes, where: str) -> tuple[np.ndarray, int]:
     import soundfile
 
     try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except (RuntimeError, ValueError) as error:
-        raise SourceError(f"expected a sound file: {error}", where=where) from error
-    return samples.mean(1), _checked(rate, where)
+        file = soundfile.SoundFile(io.BytesIO(data))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise SourceError(f"expected a sound file: {_reason(error)}", where=where) from error
+    _check(file.samplerate, file.channels, where)
+
+    def blocks() -> Iterator[np.ndarray]:
+        try:
+            while len(found := file.read(BLOCK, dtype="float32", always_2d=True)):
+                yield found.mean(1)
+        except (RuntimeError, ValueError) as error:
+            raise SourceError(f"the sound file is damaged: {_reason(error)}", where=where) from error
+
+    return blocks(), file.samplerate
+
+
+def _reason(error: Exception) -> str:
+    """Return libsndfile's own words, without the address of the object it was reading."""
+    return str(getattr(error, "error_string", "") or "its format is not recognised").rstrip(".")
 
 
 def _of_integers(frames: bytes, width: int) -> np.ndarray:
     if width == 3:
         padded = np.zeros((len(frames) // 3, 4), dtype=np.uint8)
-        padded[:, 1:] = np.frombuffer(frames[: len(padded) * 3], dtype=np.uint8).reshape(-1, 3)
+        padded[:, 1:] = np.frombuffer(frames, dtype=np.uint8).reshape(-1, 3)
         return padded.reshape(-1).view("<i4").astype(np.float32) / 2**31
-    whole: Any = np.frombuffer(frames[: len(frames) // width * width], dtype=_PCM[width])
+    whole: Any = np.frombuffer(frames, dtype=_PCM[width])
     if width == 1:
         return (whole.astype(np.float32) - 128) / 128
     return whole.astype(np.float32) / 2 ** (8 * width - 1)
 
 
-def _checked(rate: int, where: str) -> int:
+def _check(rate: int, channels: int, where: str) -> None:
     if not 1000 <= rate <= 1_000_000:
         raise SourceError(f"expected a sampling rate of 1 to 1000 kHz, got {rate} Hz", where=where)
-    return rate
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise SourceError(f"expected 1 to {MAX_CHANNELS} channels, got {channels}", where=where)
 
 
-def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """Convert float32 [samples] to another rate by a windowed sinc (Smith, Digital Audio Resampling, 1984)."""
-    if rate == wanted or not len(samples):
-        return samples.astype(np.float32)
-    cutoff = min(1.0, wanted / rate)
-    reach = int(np.ceil(ZEROS / cutoff))
-    count = int(np.ceil(len(samples) * wanted / rate))
-    padded = np.pad(samples.astype(np.float64), reach + 1)
-    found = np.empty(count, dtype=np.float32)
-    taps = np.arange(-reach, reach + 1)
-    step = max(1, (1 << 20) // len(taps))
-    for start in range(0, count, step):
-        places = np.arange(start, min(start + step, count)) * (rate / wanted)
-        near = np.floor(places).astype(np.int64)
-        distance = (near + taps[:, None] - places).T
-        window = np.cos(np.clip(distance / (reach + 1), -1, 1) * (np.pi / 2)) ** 2
-        weights = cutoff * np.sinc(distance * cutoff) * window
-        found[start : start + step] = (padded[near[:, None] + taps + reach + 1] * weights).sum(1)
-    return found
+def _resampler(rate: int, wanted: int, where: str) -> Any:
+    if find_spec("soxr") is None:
+        raise NotUsableError(
+            f"expected sound of {wanted} Hz, got {rate} Hz at {where or 'the input'}",
+            hint=f"pip install 'infer[audio]' resamples, or convert it: ffmpeg -i IN -ar {wanted} -ac 1 OUT.wav",
+        )
+    import soxr
+
+    return soxr.ResampleStream(rate, wanted, 1, dtype="float32", quality="HQ")

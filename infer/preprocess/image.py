@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 MODES = {1: "L", 3: "RGB"}
-MAX_PIXELS = 1 << 26  # of a resized image: a strip of 1 x 60,000 pixels would grow by the square of its ratio
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow runs Ghostscript for EPS
+MAX_PIXELS = (
+    1 << 26
+)  # decoded, and resized: a strip of 1 x 60,000 pixels would grow by the square of its ratio
 
 
 class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +101,11 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
         return (rounded, grown) if height <= width else (grown, rounded)
 
 
-def open_image(source: str | Path | bytes | Image, where: str = "") -> Image:
-    """Decode an image, upright by its EXIF orientation; raise `SourceError` for anything else."""
+def open_image(source: str | Path | bytes | Image, where: str = "", max_pixels: int = MAX_PIXELS) -> Image:
+    """Decode an image, upright by its EXIF orientation, the first one of a file of several.
+
+    Raises `SourceError` for anything else, and `InputError` before decoding more than `max_pixels`.
+    """
     if find_spec("PIL") is None:
         raise NotUsableError("image files need the package pillow", hint="pip install 'infer[images]'")
     from PIL import Image, ImageOps
@@ -106,12 +113,29 @@ def open_image(source: str | Path | bytes | Image, where: str = "") -> Image:
     if isinstance(source, Image.Image):
         return source
     where = where or (str(source) if not isinstance(source, bytes) else "")
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats
+        ) as image:
+            if image.width * image.height > max_pixels:
+                raise InputError(
+                    f"expected an image of at most {max_pixels} pixels, got {image.width} x {image.height}",
+                    where=where,
+                )
             upright: Any = ImageOps.exif_transpose(image)
             upright.load()
             return upright
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except bombs as error:
+        raise InputError(
+            f"expected an image of at most {max_pixels} pixels, got more", where=where
+        ) from error
+    except Image.UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise SourceError(f"expected an image file, one of {known}", where=where) from error
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error) as error:
         raise SourceError(f"expected an image: {error}", where=where) from error
 
 

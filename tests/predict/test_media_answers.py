@@ -16,7 +16,8 @@ from infer import Plan, Predictor, optimize
 from infer.cli import main
 from infer.errors import UsageError
 from infer.load import fill, load
-from infer.predict import answers
+from infer.tasks import answers
+from infer.tasks.ctc import CTCDecoder
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -196,7 +197,8 @@ def test_each_tower_of_clip_gives_its_embedding(tmp_path: Path, tower: str) -> N
 
 def test_repeats_and_blanks_are_dropped_from_ctc() -> None:
     frames = np.eye(4)[[0, 2, 2, 0, 2, 1, 1, 3, 0]]
-    assert answers.ctc_text(frames, {"<pad>": 0, "|": 1, "a": 2, "b": 3}, 0) == {"text": "aa b"}
+    decoder = CTCDecoder({"<pad>": 0, "|": 1, "a": 2, "b": 3}, 0)
+    assert decoder.text(decoder.tokens(decoder.frames(frames))) == "aa b"
 
 
 def test_boxes_below_the_threshold_are_left_out() -> None:

@@ -6,13 +6,15 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from infer.errors import InputError, SourceError
+from infer.errors import ArtifactError, InputError, SourceError
 from infer.load.processors import read_preprocessor
 from infer.preprocess.image import ImagePreprocessor, open_image
+from infer.preprocess.transformers_processor import TransformersProcessor
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -60,11 +62,37 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, name: str, values: dic
         np.testing.assert_allclose(found["pixel_values"], theirs["pixel_values"], atol=1e-5)
 
 
-def test_a_processor_that_does_something_else_is_not_carried(tmp_path: Path) -> None:
-    pytest.importorskip("transformers").MobileViTImageProcessorPil().save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("YolosImageProcessorPil", {"size": {"shortest_edge": 40, "longest_edge": 66}}),
+        (
+            "MobileViTImageProcessorPil",
+            {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}},
+        ),
+        ("EfficientNetImageProcessorPil", {"size": {"height": 32, "width": 32}}),
+        ("LevitImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}),
+    ],
+)
+def test_other_processors_are_run_by_transformers(tmp_path: Path, name: str, values: dict[str, Any]) -> None:
+    processor = getattr(pytest.importorskip("transformers"), name)(**values)
+    processor.save_pretrained(tmp_path)
     found, why = read_preprocessor(tmp_path, "pixel_values", 3)
-    assert found is None
-    assert "MobileViTImageProcessorPil does something that infer does not" in why
+    assert isinstance(found, TransformersProcessor), why
+    stored = msgspec.convert(msgspec.to_builtins(found), TransformersProcessor)
+    assert stored.output_size == (None if "Yolos" in name else (32, 32))
+    for size in ((33, 95), (90, 41), (64, 64)):
+        image = picture(*size)
+        theirs = processor(images=image, return_tensors="np")
+        got = stored.batch([image])
+        assert set(got) == set(theirs)
+        np.testing.assert_array_equal(got["pixel_values"], theirs["pixel_values"])
+    assert stored.batch([picture(40, 40, "RGBA")])["pixel_values"].shape[1] == 3
+
+
+def test_a_class_that_is_no_processor_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="image processor or a feature extractor"):
+        TransformersProcessor(processor="AutoModel", config="{}", tensors=(), channels=3).batch([])
 
 
 def test_images_of_several_sizes_are_padded_with_their_mask() -> None:
@@ -108,3 +136,22 @@ def test_a_truncated_image_is_refused() -> None:
 def test_a_strip_that_would_grow_without_bound_is_refused() -> None:
     with pytest.raises(InputError, match="would be resized to"):
         ImagePreprocessor(shortest_edge=224).row(Image.new("RGB", (60_000, 1)))
+
+
+def test_more_pixels_than_allowed_are_refused_before_decoding() -> None:
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "png")
+    assert len(file.getvalue()) < 100_000
+    with pytest.raises(InputError, match="at most 67108864 pixels"):
+        open_image(file.getvalue())
+    file = io.BytesIO()
+    picture(30, 40).save(file, "png")
+    with pytest.raises(InputError, match="at most 1000 pixels, got 40 x 30"):
+        open_image(file.getvalue(), max_pixels=1000)
+
+
+def test_a_format_that_runs_a_program_is_not_opened() -> None:
+    file = io.BytesIO()
+    picture(8, 8).save(file, "eps")
+    with pytest.raises(SourceError, match="expected an image file, one of PNG"):
+        open_image(file.getvalue())

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
+from ...preprocess.transformers_processor import TransformersProcessor
 from ...spec import TensorSpec
 from ..processors import Preprocessor
 from ..sentence_transformers import SentenceFolder
@@ -37,9 +38,7 @@ def wrap(
     if head.reads == PIXELS:
         if head.task == "image-embedding":
             return ImageEncoder(model).eval()
-        masked = (
-            isinstance(preprocessor, ImagePreprocessor) and preprocessor.pads and _takes(model, "pixel_mask")
-        )
+        masked = _gives_mask(preprocessor) and _takes(model, "pixel_mask")
         return (MaskedImageHead if masked else ImageHead)(model, head.outputs).eval()
     if head.reads == SOUND:
         masked = getattr(model.config, "feat_extract_norm", "") == "layer" and _takes(model, "attention_mask")
@@ -98,7 +97,7 @@ def size_bounds(
 
 
 def _image_size(config: Any, preprocessor: Preprocessor | None) -> tuple[int | str, int | str]:
-    if isinstance(preprocessor, ImagePreprocessor):
+    if isinstance(preprocessor, ImagePreprocessor | TransformersProcessor):
         return preprocessor.output_size or ("height", "width")
     size = getattr(config, "image_size", None)
     if isinstance(size, int):
@@ -113,6 +112,12 @@ def _sound_size(config: Any) -> tuple[int | str, ...]:
     if isinstance(bands := getattr(config, "num_mel_bins", None), int):
         return int(config.max_length), bands
     return ("samples",)
+
+
+def _gives_mask(preprocessor: Preprocessor | None) -> bool:
+    if isinstance(preprocessor, TransformersProcessor):
+        return "pixel_mask" in preprocessor.tensors
+    return isinstance(preprocessor, ImagePreprocessor) and preprocessor.pads
 
 
 def _takes(model: nn.Module, name: str) -> bool:

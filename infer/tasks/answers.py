@@ -1,13 +1,12 @@
-"""Answers of tasks from output tensors: labels with scores, entities, spans, boxes, areas and text, ready for JSON.
+"""Answers of tasks from output tensors: labels with scores, entities, spans, boxes and areas, ready for JSON.
 
 Each function takes the outputs of one row as NumPy arrays and gives what transformers' pipeline of the task gives.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -130,25 +129,39 @@ def boxes(
 ) -> list[Answer]:
     """Return objects with boxes in pixels, best first.
 
-    `logits` [queries, labels + 1], the last class being no object; `centers` [queries, 4] hold the middle, width and
-    height relative to the image, whose `size` is (height, width).
+    `logits` [queries, labels + 1], the last class being no object (DETR, YOLOS), or [queries, labels] with a sigmoid
+    for each class, where a query may have several (Deformable DETR, RT-DETR); `centers` [queries, 4] hold the middle,
+    width and height relative to the image, whose `size` is (height, width).
     """
-    scores = softmax(logits)[:, :-1]
-    best, height, width = scores.max(-1), *size
-    found = []
-    for query in np.argsort(-best, kind="stable"):
-        if best[query] <= threshold:
-            break
-        x, y, w, h = (float(value) for value in centers[query])
-        corners = {
-            "xmin": int((x - w / 2) * width),
-            "ymin": int((y - h / 2) * height),
-            "xmax": int((x + w / 2) * width),
-            "ymax": int((y + h / 2) * height),
+    if logits.shape[1] == len(labels):
+        scores = scores_of(logits, "sigmoid")
+        best = [int(i) for i in np.argsort(-scores, axis=None, kind="stable")[: len(scores)]]
+        pairs = [divmod(i, scores.shape[1]) for i in best]
+    else:
+        scores = softmax(logits)[:, :-1]
+        pairs = [
+            (int(query), int(scores[query].argmax())) for query in np.argsort(-scores.max(-1), kind="stable")
+        ]
+    return [
+        {
+            "label": name_of(labels, kind),
+            "score": float(scores[query, kind]),
+            "box": _corners(centers[query], size),
         }
-        label = name_of(labels, int(scores[query].argmax()))
-        found.append({"label": label, "score": float(best[query]), "box": corners})
-    return found
+        for query, kind in pairs
+        if scores[query, kind] > threshold
+    ]
+
+
+def _corners(center: np.ndarray, size: tuple[int, int]) -> dict[str, int]:
+    x, y, w, h = (float(value) for value in center)
+    height, width = size
+    return {
+        "xmin": int((x - w / 2) * width),
+        "ymin": int((y - h / 2) * height),
+        "xmax": int((x + w / 2) * width),
+        "ymax": int((y + h / 2) * height),
+    }
 
 
 def class_areas(logits: np.ndarray, labels: Sequence[str]) -> list[Answer]:
@@ -158,12 +171,32 @@ def class_areas(logits: np.ndarray, labels: Sequence[str]) -> list[Answer]:
     return [{"label": name_of(labels, i), "area": float(counts[i] / counts.sum())} for i in order]
 
 
-def ctc_text(logits: np.ndarray, vocabulary: Mapping[str, int], blank: int, delimiter: str = "|") -> Answer:
-    """Return the text of logits [frames, tokens]: the best token of each frame, repeats and blanks dropped."""
-    tokens = {number: token for token, number in vocabulary.items()}
-    best = [int(i) for i, _ in itertools.groupby(logits.argmax(-1).tolist())]
-    text = "".join(tokens.get(i, "") for i in best if i != blank).replace(delimiter, " ")
-    return {"text": text.strip()}
+def class_map(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the class of each pixel of an image of `size`, int64 [height, width], from logits [C, H, W].
+
+    Logits are interpolated like `torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`.
+    """
+    (low_y, high_y, y), (low_x, high_x, x) = (
+        _neighbours(have, want) for have, want in zip(logits.shape[1:], size, strict=True)
+    )
+    found = np.zeros(size, dtype=np.int64)
+    best = np.full(size, -np.inf, dtype=np.float32)
+    for kind, plane in enumerate(logits.astype(np.float32, copy=False)):
+        rows = plane[low_y] * (1 - y)[:, None] + plane[high_y] * y[:, None]
+        values = rows[:, low_x] * (1 - x) + rows[:, high_x] * x
+        better = values > best
+        found[better] = kind
+        best[better] = values[better]
+    return found
+
+
+def _neighbours(have: int, want: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the two source positions of each target position, and the weight of the second, float32."""
+    place = np.maximum(
+        (np.arange(want, dtype=np.float32) + 0.5) * np.float32(have / want) - np.float32(0.5), 0
+    )
+    low = place.astype(np.int64)
+    return low, np.minimum(low + 1, have - 1), place - low
 
 
 def unit_vector(values: np.ndarray) -> Answer:
