@@ -18,26 +18,19 @@ from ..artifact import store
 from ..artifact.golden import read_inputs
 from ..errors import UsageError
 from ..latency import Latency, Paired, decide, summarize
-from ..llm import Engine, EngineLimits, Request, Sampling
-from ..llm.engine.cache_rooms import STATE_SHARE
+from ..llm.engine.limits import EngineLimits
 from ..predict import Predictor
-from ..report import memory, step_breakdown
+from ..report import memory
+from ..report.step_breakdown import StepBreakdown
 from ..spec import Finding
 from . import same_answers
+from .decode_rounds import RoundTimes, engine_for, run_round, watch_steps
 
 CONTEXTS = (128, 512, 2048)
 LEAST_ROUNDS = 5  # of two artifacts in turns
 
 
-class Round(msgspec.Struct, frozen=True):
-    """Seconds: until each request had its first token, until the last one had, and of each step that decoded all."""
-
-    first: list[float]
-    prefill: float
-    steps: list[float]
-
-
-class Load(msgspec.Struct, kw_only=True):
+class BatchResult(msgspec.Struct, kw_only=True):
     """`batch` prompts of `context` tokens at once. Seconds; `floor` is what reading weights and cache once costs at the
     measured bandwidth. `pair` compares steps, `first_pair` times to the first token, with the other artifact.
     """
@@ -52,7 +45,7 @@ class Load(msgspec.Struct, kw_only=True):
     floor: float
     pair: Paired | None = None
     first_pair: Paired | None = None
-    budget: step_breakdown.StepBreakdown | None = None
+    budget: StepBreakdown | None = None
 
     @property
     def of_floor(self) -> float:
@@ -74,7 +67,7 @@ class LanguageBench(msgspec.Struct, kw_only=True):
     kv_tokens: int
     read_bandwidth: float
     threads: int
-    rows: list[Load]
+    rows: list[BatchResult]
     memory: list[Finding]
     versions: dict[str, str]
     machine: dict[str, str]
@@ -107,7 +100,7 @@ def run(
         for context in _fitting(contexts, tokens, shape.max_positions):
             for batch in batches:
                 kv = int(batch * ((context + tokens / 2) * per_token + shape.state_bytes))
-                row = _row(ours, other, batch, context, tokens, seconds)
+                row = _measure(ours, other, batch, context, tokens, seconds)
                 row.kv_bytes = kv
                 row.floor = (weights + kv) / hardware.bandwidth_for(weights + kv, manifest.device)
                 rows.append(row)
@@ -156,26 +149,28 @@ def _fitting(contexts: Sequence[int] | None, tokens: int, longest: int) -> list[
     return list(contexts)
 
 
-def _row(
+def _measure(
     ours: Predictor, other: Predictor | None, batch: int, context: int, tokens: int, seconds: float
-) -> Load:
+) -> BatchResult:
     models = [ours] if other is None else [ours, other]
-    engines = [_engine(model, batch, context + tokens) for model in models]
+    engines = [engine_for(model, batch, context + tokens) for model in models]
     for engine in engines:
-        play(engine, batch, context, min(tokens, 4), seed=0)  # so that nothing is done for the first time
-    rounds: list[list[Round]] = [[] for _ in engines]
+        run_round(
+            engine, batch, context, min(tokens, 4), seed=0
+        )  # so that nothing is done for the first time
+    rounds: list[list[RoundTimes]] = [[] for _ in engines]
     start, number = time.perf_counter(), 0
     least = 1 if other is None else LEAST_ROUNDS
     while number < least or time.perf_counter() - start < seconds * len(engines):
         number += 1
         order = range(len(engines)) if number % 2 else reversed(range(len(engines)))
         for i in order:
-            rounds[i].append(play(engines[i], batch, context, tokens, seed=number))
+            rounds[i].append(run_round(engines[i], batch, context, tokens, seed=number))
     first = [summarize([s for r in own for s in r.first]) for own in rounds]
     steps = [summarize([s for r in own for s in r.steps]) for own in rounds]
     prefill = summarize([r.prefill for r in rounds[0]])
     waits = batch * context // EngineLimits().mixed_tokens  # tokens of the first while the last is read
-    row = Load(
+    row = BatchResult(
         batch=batch,
         context=context,
         first_token=first[0],
@@ -184,9 +179,7 @@ def _row(
         decode_per_second=batch / steps[0].p50,
         kv_bytes=0,
         floor=0.0,
-        budget=step_breakdown.of_engine(
-            _engine(ours, batch, context + tokens + waits), batch, context, tokens
-        ),
+        budget=watch_steps(engine_for(ours, batch, context + tokens + waits), batch, context, tokens),
     )
     if other is not None:
         row.pair = _pair([[summarize(r.steps).p50 for r in own] for own in rounds], steps)
@@ -197,38 +190,3 @@ def _row(
 def _pair(medians: list[list[float]], sides: list[Latency]) -> Paired:
     ratios = [a / max(b, 1e-12) for a, b in zip(*medians, strict=True)]
     return Paired(*decide(ratios), len(ratios), *sides)
-
-
-def _engine(predictor: Predictor, batch: int, length: int) -> Engine:
-    """With a cache that has room for them all."""
-    shape = predictor.language_model.shape
-    pages = batch * (-(-length // shape.page) + 1) + 2
-    running = batch if shape.state_floats else max(batch, EngineLimits().max_running)
-    limits = EngineLimits(prefix_cache=False, max_running=running)
-    states = 2 * running * shape.state_bytes
-    size = max(pages * shape.layers * shape.page_bytes + states, STATE_SHARE * states)
-    return predictor.language_model.new_engine(kv_bytes=size, limits=limits, speculation=False)
-
-
-def play(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> Round:
-    """Let `batch` random prompts of `context` tokens be answered by `tokens` tokens each."""
-    generator = torch.Generator().manual_seed(seed)
-    prompts = torch.randint(engine.shape.vocab_size, (batch, context), generator=generator).tolist()
-    sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
-    first: dict[str, float] = {}
-    steps: list[float] = []
-    start = time.perf_counter()
-    for i, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(i), prompt=prompt, sampling=sampling))
-    while not engine.idle:
-        running, began = len(first), time.perf_counter()
-        outputs = engine.step()
-        ended = time.perf_counter()
-        for output in outputs:
-            if output.finish == "error":
-                raise UsageError(f"the model failed: {output.stopped_by}")
-            if output.token_ids:
-                first.setdefault(output.id, ended - start)
-        if running == len(outputs) == batch:
-            steps.append(ended - began)
-    return Round(list(first.values()), max(first.values()), steps)

@@ -64,6 +64,8 @@ class PackedLayer(nn.Module):
 class QuantizedLinear(PackedLayer):
     """`nn.Linear` on a packed weight: x [..., in_features] → [..., out_features] in x's dtype."""
 
+    is_linear = True  # low-rank adapters are applied to its output
+
     def __init__(self, layer: nn.Linear, packed: Packed, quantizer: Quantizer) -> None:
         super().__init__(packed, layer.weight.numel())
         self.in_features, self.out_features = layer.in_features, layer.out_features

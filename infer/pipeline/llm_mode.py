@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import llm, load, plugins
+from .. import load, plugins
 from ..errors import NotUsableError, UsageError
+from ..llm.step.paged_step import capture_step, with_adapters
+from ..llm.step.probe import probe
 from ..llm.step.step_shape import StepShape
 from ..load.heads.text import Decoder
 from ..options.values import parse_adapters
@@ -52,7 +54,7 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
         shape = _probed(plan, loaded)
         if plan.task == "generate" and isinstance(loaded.module, Decoder):
             reporter.step("capture", "the step of the float original")
-            llm.capture_step(loaded.module.model, shape)
+            capture_step(loaded.module.model, shape)
     except NotUsableError as error:
         return LlmMode(scores_only=no_step(plan, str(error), reporter))
     reporter.found([*shape.findings(), *(shape.adapters.findings() if shape.adapters is not None else ())])
@@ -65,12 +67,10 @@ def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
     if not isinstance(loaded.module, Decoder):
         raise NotUsableError("only decoders of transformers can be run over a paged KV cache")
     # StreamedLayer weights are read from disk at each forward: the schedules of the lowered form judge them.
-    shape = llm.probe(loaded.module.model, kv_dtype=plan.kv_dtype, run_chunks=loaded.load != "offload")
-    return (
-        llm.with_adapters(loaded.module.model, shape, *parse_adapters(plan.adapters))
-        if plan.adapters
-        else shape
-    )
+    shape = probe(loaded.module.model, kv_dtype=plan.kv_dtype, run_chunks=loaded.load != "offload")
+    if not plan.adapters:
+        return shape
+    return with_adapters(loaded.module.model, shape, *parse_adapters(plan.adapters))
 
 
 def no_step(plan: Plan, reason: str, reporter: Reporter) -> ScoresOnly:

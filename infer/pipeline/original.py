@@ -7,10 +7,11 @@ from functools import cached_property
 
 from torch import nn
 
-from .. import compress, llm, load
+from .. import compress, load
 from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
+from ..llm.step.paged_step import capture_step
 from ..load.heads.text import Decoder
 from ..plan import Plan
 from ..reporter import Reporter
@@ -42,7 +43,7 @@ class Original:
         """The float model as a step over a paged KV cache; `NotUsableError` when it can't be captured as one."""
         if self.mode.shape is None:
             raise NotUsableError("the model does not run as a step")
-        return llm.capture_step(self.module.model, self.mode.shape)  # type: ignore[arg-type]
+        return capture_step(self.module.model, self.mode.shape)  # type: ignore[arg-type]
 
 
 def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> Original:

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from .. import compress, llm, plugins
+from .. import compress, plugins
 from .. import load as sources
 from ..artifact import store
 from ..compress import assign
@@ -20,7 +20,10 @@ from ..errors import NotUsableError
 from ..graph import capture, storage
 from ..graph.program import Graph
 from ..kernels import cpu
+from ..llm.step.full_sequence import full_sequence_outputs
+from ..llm.step.paged_step import capture_step
 from ..llm.step.schedule_consistency import require_float_step
+from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
 from ..plan import Plan
 from ..report import roofline
@@ -162,7 +165,7 @@ def search(
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
 
 
-def judge_float_step(original: Original, shape: llm.StepShape, reporter: Reporter) -> None:
+def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:
     """Refuse a language model that answers otherwise when its tokens come in several steps, before it is lowered."""
     if original.graph.module is not None:
         why = "its weights are streamed: only the lowered form is judged"
@@ -233,7 +236,7 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     if shape is not None and decoder is not None:
         try:
             lowered = decoder.to(low) if low else decoder
-            step = original.step if is_original else llm.capture_step(lowered, shape)
+            step = original.step if is_original else capture_step(lowered, shape)
         except NotUsableError as error:
             scores_only = no_step(plan, str(error), reporter)
         else:
@@ -242,4 +245,4 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
 
 
 def _outputs(small: Compressed) -> tuple[TensorSpec, ...]:
-    return small.graph.outputs if small.shape is None else llm.full_sequence_outputs(small.shape)
+    return small.graph.outputs if small.shape is None else full_sequence_outputs(small.shape)

@@ -7,13 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
 
 from ..kernels import cpu
-from ..llm.engine.engine import Engine
-from ..llm.engine.requests import Request
-from ..llm.engine.sampling_options import Sampling
-from ..llm.engine.stats import EngineStats
 from ..spec import Finding
 
 STAGE = "decode step"
@@ -77,49 +72,10 @@ def of_call(call: Callable[[], Any], batch: int) -> StepBreakdown | None:
         calls += 1
     took = time.perf_counter() - began
     spent = cpu.watch_fused_programs(on=False)
-    return _breakdown(batch, spent, calls, took) if any(spent) else None
+    return from_times(batch, spent, calls, took) if any(spent) else None
 
 
-def of_engine(engine: Engine, batch: int, context: int, tokens: int, *, seed: int = 0) -> StepBreakdown:
-    """Watch `tokens` steps of `batch` sequences after random prompts of `context` tokens.
-
-    The watch itself costs a little: a clock is read at every change of work.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    prompts = torch.randint(engine.shape.vocab_size, (batch, context), generator=generator).tolist()
-    # The first to be read decode while the others are read.
-    sampling = Sampling(max_tokens=engine.context - context, temperature=0, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(i), prompt=prompt, sampling=sampling))
-    begun: set[str] = set()
-    while len(begun) < batch and not engine.idle:
-        begun |= {output.id for output in engine.step() if output.token_ids}
-    before = engine.stats()
-    cpu.watch_fused_programs(on=True)
-    for _ in range(tokens):
-        engine.step()
-    spent, after = cpu.watch_fused_programs(on=False), engine.stats()
-    for i in range(batch):
-        engine.cancel(str(i))
-    engine.step()  # tells of the cancelled
-    return _with_engine(batch, spent, before, after)
-
-
-def _with_engine(
-    batch: int, spent: cpu.FusedProgramTimes, before: EngineStats, after: EngineStats
-) -> StepBreakdown:
-    steps = max(after.steps - before.steps, 1)
-    around = (after.scheduling_seconds - before.scheduling_seconds) + (
-        after.output_seconds - before.output_seconds
-    )
-    return msgspec.structs.replace(
-        _breakdown(batch, spent, steps, after.step_seconds - before.step_seconds),
-        sampling=(after.sampling_seconds - before.sampling_seconds) / steps,
-        engine=around / steps,
-    )
-
-
-def _breakdown(batch: int, spent: cpu.FusedProgramTimes, steps: int, took: float) -> StepBreakdown:
+def from_times(batch: int, spent: cpu.FusedProgramTimes, steps: int, took: float) -> StepBreakdown:
     """Split the seconds `took` of the model's calls into their parts."""
     return StepBreakdown(
         batch=batch,

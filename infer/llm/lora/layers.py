@@ -138,6 +138,5 @@ def term(x: Tensor, index: Tensor, slots: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    from ...compress.layers import QuantizedLinear
-
-    return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
+    quantized = getattr(type(module), "is_linear", False)  # `compress.layers.QuantizedLinear`
+    return isinstance(module, nn.Linear) or quantized or type(module).__name__ == "Conv1D"

@@ -41,7 +41,10 @@ async def infer(context: RequestContext, engine: TensorEngine) -> Response:
     timeout, priority = _schedule(context, request)
     wanted = _wanted(request, engine)
     if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
-        arrays = await text_inputs.tokenize(context.service, engine, _texts(request, raw))
+        service = context.service
+        arrays = await text_inputs.tokenize(
+            engine, _texts(request, raw), service.pool, max_texts=service.limits.max_queue_rows
+        )
         engine.metrics.prompt_tokens.inc(text_inputs.count_tokens(arrays))
         answer = await text_inputs.infer_rows(
             engine, arrays, timeout=timeout, priority=priority, tenant=tenant

@@ -73,7 +73,10 @@ async def run_texts(
     _check_texts(context, texts, where)
     tenant = queue_tenant_of(context.service, context.headers)
     engine.check_admission(timeout=context.timeout(), tenant=tenant)
-    arrays = await text_inputs.tokenize(context.service, engine, texts, prompted=prompted)
+    service = context.service
+    arrays = await text_inputs.tokenize(
+        engine, texts, service.pool, max_texts=service.limits.max_queue_rows, prompted=prompted
+    )
     return await run_rows(context, engine, arrays)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from ...errors import InputError
 from ...llm.text.embedding_prompts import with_prompt
 from ...llm.text.tokenizer import TextOrPair
-from ..service import Service
 from .collate import Arrays, length_bucket
 from .queue_items import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
@@ -27,24 +27,26 @@ def takes_text(engine: TensorEngine) -> bool:
 
 
 async def tokenize(
-    service: Service,
     engine: TensorEngine,
     given: Sequence[TextOrPair],
+    pool: Executor,
     *,
+    max_texts: int,
     prompt_name: str | None = None,
     prompted: bool = False,
 ) -> Arrays:
     """Return `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
 
     Each is int64 [len(texts), longest]. The model's prompt is put before each text, unless it is there already
-    (`prompted`).
+    (`prompted`). Long texts are tokenized in a thread of `pool`. Raises `InputError` for no text and for more than
+    `max_texts`.
     """
     meta = getattr(engine.predictor.manifest, "meta", None) or {}
     texts = list(given) if prompted else with_prompt(given, meta, prompt_name)
     if not texts:
         raise InputError("expected at least one text")
-    if len(texts) > service.limits.max_queue_rows:
-        raise InputError(f"expected at most {service.limits.max_queue_rows} texts, got {len(texts)}")
+    if len(texts) > max_texts:
+        raise InputError(f"expected at most {max_texts} texts, got {len(texts)}")
     if engine.texts is not None:
         arrays = engine.predictor.pad(*await engine.texts.encode_typed(texts, "texts"))
     elif (
@@ -52,9 +54,7 @@ async def tokenize(
     ):
         arrays = engine.predictor.tokenize(texts)
     else:
-        arrays = await asyncio.get_running_loop().run_in_executor(
-            service.pool, engine.predictor.tokenize, texts
-        )
+        arrays = await asyncio.get_running_loop().run_in_executor(pool, engine.predictor.tokenize, texts)
     return {name: arrays[name] for name in engine.collator.inputs}
 
 

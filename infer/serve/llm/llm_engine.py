@@ -19,7 +19,7 @@ from ..workers.self_test import warm_up
 from .grammar_trials import grammar_trials_of
 from .prompt_queue import PromptAdmission
 from .token_stream import TokenStream
-from .tokenizer_pool import fork_server_of, tokenizer_pool_of
+from .tokenizer_pool import ForkedTokenizer, LocalTokenizer, TokenizerPool, fork_server_of
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
@@ -53,10 +53,10 @@ class LLMEngine:
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.fork_server = fork_server_of(language_model, predictor.name)
-        self.grammar_trials, self.tokenizers = (
-            grammar_trials_of(self.fork_server),
-            tokenizer_pool_of(language_model, self.fork_server),
-        )
+        self.grammar_trials = grammar_trials_of(self.fork_server)
+        self.tokenizers: TokenizerPool = LocalTokenizer(language_model)
+        if self.fork_server is not None and isinstance(self.engine_client, RemoteEngine):
+            self.tokenizers = ForkedTokenizer(self.fork_server)
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
         self.admission = PromptAdmission(limits, clock)

@@ -21,7 +21,6 @@ from ..fork_server.messages import (
     TokenRows,
 )
 from ..workers.messages import ErrorMessage, decode_error
-from ..workers.remote_engine import RemoteEngine
 
 INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
@@ -210,13 +209,6 @@ def timeout_error(
     if size > LONG_CHARACTERS:
         return InputError(f"the {part} {how} for {size} characters", where=where, hint="Send less text")
     return ArtifactError(f"the {part} of this model {how} for {size} characters")
-
-
-def tokenizer_pool_of(language_model: Any, fork_server: ForkServer | None) -> TokenizerPool:
-    """Return the tokenizer of a language model: forked if its engine is, else in this process."""
-    if fork_server is not None and isinstance(language_model.engine_client, RemoteEngine):
-        return ForkedTokenizer(fork_server)
-    return LocalTokenizer(language_model)
 
 
 def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:

@@ -149,7 +149,14 @@ async def _tokens(
         return text_inputs.from_ids(engine, rows, "input")
     if "" in rows:
         raise InputError("an empty text has no embedding", where=f"input[{rows.index('')}]")
-    return await text_inputs.tokenize(context.service, engine, rows, prompt_name=request.prompt_name)
+    service = context.service
+    return await text_inputs.tokenize(
+        engine,
+        rows,
+        service.pool,
+        max_texts=service.limits.max_queue_rows,
+        prompt_name=request.prompt_name,
+    )
 
 
 def _base64(vector: np.ndarray) -> str:

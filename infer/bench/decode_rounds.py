@@ -1,0 +1,104 @@
+"""Rounds of `infer bench`: random prompts through an engine that runs in this thread, so that each step is timed."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import torch
+
+from ..errors import UsageError
+from ..kernels import cpu
+from ..llm.engine.cache_rooms import STATE_SHARE
+from ..llm.engine.engine import Engine
+from ..llm.engine.limits import EngineLimits
+from ..llm.engine.requests import Request
+from ..llm.engine.sampling_options import Sampling
+from ..llm.engine.stats import EngineStats
+from ..predict import Predictor
+from ..report import step_breakdown
+from ..report.step_breakdown import StepBreakdown
+
+
+class RoundTimes(msgspec.Struct, frozen=True):
+    """Seconds until each request had its first token, until the last one had, and of each step that decoded all."""
+
+    first: list[float]
+    prefill: float
+    steps: list[float]
+
+
+def engine_for(predictor: Predictor, batch: int, length: int) -> Engine:
+    """Return an engine whose cache has room for `batch` sequences of `length` tokens; without prefix cache."""
+    shape = predictor.language_model.shape
+    pages = batch * (-(-length // shape.page) + 1) + 2
+    running = batch if shape.state_floats else max(batch, EngineLimits().max_running)
+    limits = EngineLimits(prefix_cache=False, max_running=running)
+    states = 2 * running * shape.state_bytes
+    size = max(pages * shape.layers * shape.page_bytes + states, STATE_SHARE * states)
+    return predictor.language_model.new_engine(kv_bytes=size, limits=limits, speculation=False)
+
+
+def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: int) -> RoundTimes:
+    """Answer `batch` random prompts of `context` tokens with `tokens` tokens each, and time it."""
+    first: dict[str, float] = {}
+    steps: list[float] = []
+    requests = _random_requests(engine, batch, context, tokens, seed)
+    start = time.perf_counter()
+    for request in requests:
+        engine.submit(request)
+    while not engine.idle:
+        running, began = len(first), time.perf_counter()
+        outputs = engine.step()
+        ended = time.perf_counter()
+        for output in outputs:
+            if output.finish == "error":
+                raise UsageError(f"the model failed: {output.stopped_by}")
+            if output.token_ids:
+                first.setdefault(output.id, ended - start)
+        if running == len(outputs) == batch:
+            steps.append(ended - began)
+    return RoundTimes(list(first.values()), max(first.values()), steps)
+
+
+def watch_steps(engine: Engine, batch: int, context: int, tokens: int, *, seed: int = 0) -> StepBreakdown:
+    """Break `tokens` steps of `batch` sequences down, after random prompts of `context` tokens.
+
+    The watch itself costs a little: a clock is read at every change of work.
+    """
+    # The first to be read decode while the others are read.
+    for request in _random_requests(engine, batch, context, engine.context - context, seed):
+        engine.submit(request)
+    begun: set[str] = set()
+    while len(begun) < batch and not engine.idle:
+        begun |= {output.id for output in engine.step() if output.token_ids}
+    before = engine.stats()
+    cpu.watch_fused_programs(on=True)
+    for _ in range(tokens):
+        engine.step()
+    spent, after = cpu.watch_fused_programs(on=False), engine.stats()
+    for i in range(batch):
+        engine.cancel(str(i))
+    engine.step()  # returns the outputs of the cancelled requests
+    return _with_engine_times(batch, spent, before, after)
+
+
+def _random_requests(engine: Engine, batch: int, context: int, tokens: int, seed: int) -> list[Request]:
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(engine.shape.vocab_size, (batch, context), generator=generator).tolist()
+    sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
+    return [Request(id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+
+
+def _with_engine_times(
+    batch: int, spent: cpu.FusedProgramTimes, before: EngineStats, after: EngineStats
+) -> StepBreakdown:
+    steps = max(after.steps - before.steps, 1)
+    around = (after.scheduling_seconds - before.scheduling_seconds) + (
+        after.output_seconds - before.output_seconds
+    )
+    return msgspec.structs.replace(
+        step_breakdown.from_times(batch, spent, steps, after.step_seconds - before.step_seconds),
+        sampling=(after.sampling_seconds - before.sampling_seconds) / steps,
+        engine=around / steps,
+    )
