@@ -23,7 +23,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Option(
-            "model to optimize: .pt, .pt2, .safetensors, .onnx, or a Hugging Face folder",
+            "model to optimize: .pt, .pt2, .safetensors, .onnx, a Hugging Face folder, or timm:NAME or "
+            "torchvision:NAME with --weights",
             flag="",
             metavar="SOURCE",
         ),
@@ -119,7 +120,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str | None,
         Option(
-            "Python function that builds the model of a state dict", group=MODEL, metavar="FILE.py:FACTORY"
+            "builder of the model of a state dict: a Python function, timm:NAME or torchvision:NAME",
+            group=MODEL,
+            metavar="FILE.py:FACTORY",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        Option(
+            "checkpoint of a source timm:NAME or torchvision:NAME, or random (to measure size and speed)",
+            group=MODEL,
+            metavar="FILE",
         ),
     ] = None
     key: Annotated[

@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "device": "cuda:1",
     "inputs": ("ids=int64[batch,seq]", "mask=bool[batch]"),
     "model": "m.py:build",
+    "weights": "random",
     "key": "state_dict.ema",
     "ignore_keys": ("loss.*", "aux"),
     "data": "rows.npz",

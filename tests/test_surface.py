@@ -39,7 +39,7 @@ def test_flags_of_optimize() -> None:
         "--chat-template", "--data", "--device", "--dtype", "--force", "--ignore-keys", "--input", "--json", "--key",
         "--kv-dtype", "--layer", "--load", "--max-batch", "--max-drop", "--max-error", "--max-length", "--model",
         "--no-golden", "--output", "--plan", "--profile",
-        "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose",
+        "--quant", "--save-plan", "--seed", "--task", "--threads", "--trust-code", "--verbose", "--weights",
     ]  # fmt: skip
 
 

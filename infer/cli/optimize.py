@@ -80,7 +80,11 @@ def optimize(
 
 
 def default_output(source: str) -> Path:
-    """Return the output for a source, `model.pt` → `model.infer` in the current folder."""
+    """Return the output in the current folder: `model.pt` → `model.infer`, `timm:resnet18` → `resnet18.infer`."""
+    from ..load.identify import is_library_name
+
+    if is_library_name(source):
+        return Path(f"{source.partition(':')[2]}.infer")
     path = Path(source.partition(":")[0].rstrip("/"))
     stem = path.name if path.is_dir() else path.stem
     return Path(f"{stem or 'model'}.infer")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SourceError, UsageError
+from ..regular_files import MAX_JSON, read_regular
 from .foreign_archives import foreign_archive
 from .foreign_formats import (
     ForeignKind,
@@ -29,6 +31,7 @@ STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 HEAD = 4096
+LIBRARY_NAME = re.compile(r"(timm|torchvision):([\w.\-]*)")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = (".pkl", "archive_format", "serialized_exported_program.json", ".npy")
@@ -48,6 +51,8 @@ class Identified:
 
 def identify(path: Path) -> Identified:
     """Identify a file, a folder or `file.py:factory`; raise `SourceError` naming what an unsupported one is."""
+    if is_library_name(str(path)):
+        return Identified("library", "a model that a library builds by its name")
     if is_user_module(str(path)):
         return Identified("recipe", f"a function that builds the model, {path}")
     if not path.exists():
@@ -76,14 +81,22 @@ def is_user_module(text: str) -> bool:
     return file.endswith(".py") and name.isidentifier()
 
 
+def is_library_name(text: str) -> bool:
+    """Return true for `timm:NAME` and `torchvision:NAME`."""
+    return LIBRARY_NAME.fullmatch(text) is not None
+
+
 def _folder(path: Path) -> Identified:
     inner = transformer_folder(path)
     config, weights = (inner / "config.json").is_file(), any(inner.glob("*.safetensors"))
     if weights and (foreign := foreign_weights(inner)):
         raise _wrong(path, foreign)
+    pickled = any((inner / name).is_file() for name in PICKLED_WEIGHTS)
+    if config and (weights or pickled) and _is_timm(inner / "config.json"):
+        return Identified("timm", "a folder of timm: config.json and weights")
     if config and weights:
         return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
-    if config and any((inner / name).is_file() for name in PICKLED_WEIGHTS):
+    if config and pickled:
         return Identified("huggingface", "a Hugging Face folder: config.json and pytorch_model.bin")
     held = ", ".join(sorted(item.name for item in path.iterdir())[:6]) or "nothing"
     if (path / "manifest.json").is_file():
@@ -107,6 +120,12 @@ def _folder(path: Path) -> Identified:
         where=str(path),
         hint="A Hugging Face folder holds config.json and model.safetensors",
     )
+
+
+def _is_timm(config: Path) -> bool:
+    """Return true for timm's config.json, which names one `architecture`; transformers' has `architectures`."""
+    text = read_regular(config, MAX_JSON)
+    return b'"architecture"' in text and b'"architectures"' not in text and b'"model_type"' not in text
 
 
 def _file(path: Path, head: bytes) -> Identified:

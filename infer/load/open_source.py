@@ -11,9 +11,10 @@ from . import data
 from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
 from .fill_weights import resolve_strategy
 from .huggingface import load_huggingface
-from .identify import STATE_DICTS, Identified, identify, is_user_module, whole_source
+from .identify import STATE_DICTS, Identified, identify, is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
+from .model_libraries import load_library_model, load_timm_folder
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
 from .user_module import UserModule
@@ -30,6 +31,7 @@ def load(plan: Plan) -> LoadedModel:
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them.
     """
+    _refuse_weights(plan)
     if not is_user_module(plan.source):
         plan = plan.with_(source=str(whole_source(Path(plan.source))))
     found = identify(Path(plan.source))
@@ -52,14 +54,21 @@ def load(plan: Plan) -> LoadedModel:
 
 
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
+    if found.kind == "library":
+        return load_library_model(plan, plan.source, plan.weights), None
     if found.kind in STATE_DICTS:
+        if plan.model and is_library_name(plan.model):
+            return load_library_model(plan, plan.model, plan.source), None
         return load_state_dict(plan, found.kind)
     _refuse_names(plan, found)
-    user_module = UserModule(plan.model) if plan.model and found.kind != "huggingface" else None
+    folder = found.kind in ("huggingface", "timm")
+    user_module = UserModule(plan.model) if plan.model and not folder else None
     if found.kind == "recipe":
         return load_user_module(plan)
     if found.kind == "huggingface":
         return load_huggingface(plan), None
+    if found.kind == "timm":
+        return load_timm_folder(plan), None
     if found.kind == "onnx":
         return load_onnx(plan), user_module
     if found.kind == "torchscript":
@@ -79,6 +88,19 @@ def _refuse_names(plan: Plan, found: Identified) -> None:
             f"names are chosen in a state dict only, and the source is {found.says}",
             where="--ignore-keys" if plan.ignore_keys else "--key",
         )
+
+
+def _refuse_weights(plan: Plan) -> None:
+    """Raise `UsageError` for --weights beside a source that is a file, and for --model beside one that is a name."""
+    named = is_library_name(plan.source)
+    if plan.weights is not None and not named:
+        raise UsageError(
+            f"--weights goes with a source timm:NAME or torchvision:NAME, got {plan.source}",
+            where="--weights",
+            hint="A file of weights is the source itself: infer optimize FILE --model timm:NAME",
+        )
+    if named and plan.model:
+        raise UsageError(f"{plan.source} is a model already", where="--model", hint="Leave --model out")
 
 
 def _untrusted(plan: Plan, found: Identified) -> UnsafeSourceError:

@@ -30,7 +30,8 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
 
     `size` (height, width), or `shortest_edge` with the aspect ratio kept and the longer edge at most `longest_edge`;
     `resample` is Pillow's number of the filter. `crop` (height, width) is cut from the center, smaller images are
-    padded with zeros. `scale` multiplies, `mean` and `std` normalize each channel. `pads`: images of a batch are
+    padded with zeros; `rounds_crop`: an odd pixel lies where torchvision puts it, which rounds half to even, not where
+    transformers does. `scale` multiplies, `mean` and `std` normalize each channel. `pads`: images of a batch are
     padded on the right and below to the largest, and `pixel_mask` int64 [batch, H, W] is 1 on real pixels.
     """
 
@@ -40,6 +41,7 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
     longest_edge: int | None = None
     resample: int = 2
     crop: tuple[int, int] | None = None
+    rounds_crop: bool = False
     scale: float | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -76,7 +78,7 @@ class ImagePreprocessor(msgspec.Struct, frozen=True, kw_only=True):
             image = image.resize((width, height), self.resample)
         pixels = np.asarray(image).reshape(height, width, self.channels)
         if self.crop is not None:
-            pixels = _center_crop(pixels, *self.crop)
+            pixels = _center_crop(pixels, *self.crop, rounds=self.rounds_crop)
         values = pixels.transpose(2, 0, 1).astype(np.float64)
         if self.scale is not None:
             values = values * self.scale
@@ -139,16 +141,19 @@ def open_image(source: str | Path | bytes | Image, where: str = "", max_pixels: 
         raise SourceError(f"expected an image: {error}", where=where) from error
 
 
-def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Cut the middle of [H, W, C]; where the image is smaller, zeros are added, the odd one before it."""
+def _center_crop(pixels: np.ndarray, height: int, width: int, *, rounds: bool) -> np.ndarray:
+    """Cut the middle of [H, W, C]; where the image is smaller, zeros are added, the odd one before it.
+
+    With `rounds` the odd zero comes after it, and half a pixel of the cut is rounded to even, as torchvision does.
+    """
     found = np.zeros((height, width, pixels.shape[2]), dtype=pixels.dtype)
     places: list[tuple[slice, slice]] = []
     for have, want in zip(pixels.shape, (height, width), strict=False):
         if have >= want:
-            start = (have - want) // 2
+            start = round((have - want) / 2) if rounds else (have - want) // 2
             places.append((slice(start, start + want), slice(0, want)))
         else:
-            start = -(-(want - have) // 2)
+            start = (want - have) // 2 if rounds else -(-(want - have) // 2)
             places.append((slice(0, have), slice(start, start + have)))
     (from_rows, to_rows), (from_columns, to_columns) = places
     found[to_rows, to_columns] = pixels[from_rows, from_columns]

@@ -1,0 +1,151 @@
+"""A library's model joined with its weights: a checkpoint, a folder of timm, or random ones that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from ...errors import SourceError, UnsafeSourceError, UsageError
+from ...plan import Plan
+from ...spec import Finding
+from ..checkpoint_names import fit_names
+from ..identify import LIBRARY_NAME, STATE_DICTS, identify
+from ..loaded_model import LoadedModel
+from ..meta_model import build_on_meta
+from ..processors import preprocessing_finding
+from ..state_dict import describe, open_checkpoint
+from ..weight_files import open_weights
+from ..weights import FiniteReader, WeightReader, num_bytes
+from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
+from .timm_models import timm_folder, timm_model
+from .torchvision_models import torchvision_model
+
+RANDOM = "random"
+RANDOM_NOTE = "its weights are random: size and speed mean something, answers do not"
+
+
+def load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedModel:
+    """Open `timm:NAME` or `torchvision:NAME` with a checkpoint, or with random weights for "random".
+
+    Raises `UsageError` for an unknown name and where weights are missing, `SourceError` for a checkpoint of another
+    model, `NotUsableError` without the library.
+    """
+    model = _named(name)
+    if weights is None:
+        raise UsageError(
+            f"{model.text} names a model, not its weights; nothing is downloaded",
+            where="--weights",
+            hint="Give a checkpoint of it: --weights FILE. '--weights random' measures size and speed only",
+        )
+    if weights == RANDOM:
+        return _random(plan, model)
+    found = identify(Path(weights))
+    if found.code:
+        named = f": {', '.join(found.globals[:8])}" if found.globals else ""
+        raise UnsafeSourceError(
+            f"{found.says}; it is code{named}", where=weights, hint="Save model.state_dict() on its own"
+        )
+    if found.kind not in STATE_DICTS:
+        raise SourceError(f"expected a checkpoint of {model.text}, got {found.says}", where=weights)
+    reader, notes, key = open_checkpoint(Path(weights), found.kind, plan.key or "")
+    return _with_weights(plan, model, reader, (weights, key, notes))
+
+
+def load_timm_folder(plan: Plan) -> LoadedModel:
+    """Open a folder of timm, config.json with its weights, as the Hub has them."""
+    folder = Path(plan.source)
+    model = timm_folder(folder)
+    reader, pickled = open_weights(folder)
+    return _with_weights(plan, model, reader, (str(folder), "", [pickled] if pickled else []))
+
+
+def _named(text: str) -> LibraryModel:
+    found = LIBRARY_NAME.fullmatch(text)
+    if found is None:
+        raise UsageError(f"expected timm:NAME or torchvision:NAME, got {text!r}")
+    return (timm_model if found[1] == "timm" else torchvision_model)(found[2])
+
+
+def _with_weights(
+    plan: Plan, model: LibraryModel, reader: WeightReader, stored: tuple[str, str, list[str]]
+) -> LoadedModel:
+    """Build the model on meta with as many classes as the checkpoint has, and match every name and shape."""
+    where, key, notes = stored
+    module, _ = build_on_meta(lambda: model.build(model.num_classes), model.text)
+    classes = classes_in(module, reader, model, key)
+    if classes != model.num_classes:
+        module, _ = build_on_meta(lambda: model.build(classes), model.text)
+    held = reader.names()
+    unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in held)]
+    fit, said = fit_names(module, reader, where, key=key, ignore=(*plan.ignore_keys, *unread))
+    used = num_bytes(reader, set(fit.found.values()))
+    findings = [Finding("load", "checkpoint", text) for text in (*notes, *said)]
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(reader)))
+    missing = fit.missing  # counters of training steps alone: fit_names has refused the rest
+
+    def rebuild() -> nn.Module:
+        made, _ = build_on_meta(lambda: model.build(classes), model.text)
+        return _zeroed(LibraryImageModel(made), missing).eval()
+
+    loaded = _loaded(plan, model, rebuild(), classes)
+    loaded.reader, loaded.weight_bytes, loaded.rebuild = FiniteReader(reader, where), used, rebuild
+    loaded.renames = {f"model.{name}": source for name, source in fit.found.items()}
+    loaded.findings = findings + loaded.findings
+    return loaded
+
+
+def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
+    def rebuild() -> nn.Module:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(plan.seed)
+            return LibraryImageModel(model.build(model.num_classes)).eval()
+
+    loaded = _loaded(plan, model, rebuild(), model.num_classes)
+    loaded.rebuild = rebuild
+    loaded.limitations.append(RANDOM_NOTE)
+    loaded.findings.append(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
+    return loaded
+
+
+def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) -> LoadedModel:
+    spec = input_size(plan, model)
+    preprocessor, why = model.preprocess((spec.shape[2], spec.shape[3]))
+    labels, whose = model.labels(classes) if classes else ([], "")
+    findings = [
+        Finding(
+            "load", "library model", model.text, why=f"{classes} classes" if classes else "pooled features"
+        ),
+        preprocessing_finding(preprocessor, why),
+    ]
+    findings += [Finding("load", "class names", len(labels), why=whose)] if labels else []
+    meta: Mapping[str, Any] = {
+        "architecture": model.text,
+        **({"labels": labels} if labels else {}),
+        **({"preprocessing": msgspec.to_builtins(preprocessor)} if preprocessor else {}),
+    }
+    return LoadedModel(
+        kind="library",
+        module=module,
+        reader=None,
+        inputs=(spec,),
+        samples={},
+        samples_from="",
+        outputs=("logits",) if classes else ("embedding",),
+        task=model.task if classes else "image-embedding",
+        meta=meta,
+        preprocessor=preprocessor,
+        findings=findings,
+    )
+
+
+def _zeroed(module: nn.Module, names: list[str]) -> nn.Module:
+    """Give counters that the checkpoint lacks the value 0, in place."""
+    for name in names:
+        owner, _, own = f"model.{name}".rpartition(".")
+        module.get_submodule(owner)._buffers[own] = torch.zeros((), dtype=torch.int64)
+    return module
