@@ -72,7 +72,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
             return "this onnxruntime has no CUDA (pip install 'infer[gpu]')"
         if plan.quant_name == "int8" and plan.quant_option != "weight":
             return "ONNX Runtime multiplies int8 activations on CPU only; use --backend trt or inductor"
-    elif plan.dtype == "bfloat16" or _uses(graph, torch.bfloat16):
+    elif plan.dtype == "bfloat16" or _uses_dtype(graph, torch.bfloat16):
         return "ONNX Runtime has no bfloat16 kernels for CPU; use --dtype fp32"
     elif not plan.device.startswith("cpu"):
         return f"ONNX Runtime does not run on {plan.device} here"
@@ -105,7 +105,7 @@ def target(device: str) -> dict[str, str]:
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.onnx and its data; the findings list the nodes that ONNX Runtime runs."""
     path = folder / MODEL
-    target = _form(plan.device)
+    target = _int8_target(plan.device)
     chosen, quantized = list[Finding](), ""
     if graph.onnx is None:
         done, chosen = _exported(graph, plan, path, target)
@@ -122,10 +122,10 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     nodes = session.running_nodes(path, plan.device, is_dynamic=is_dynamic)
     seconds = time.perf_counter() - start
     findings = [
-        _found("opset", onnx_source.opset(path)),
-        _found("model", exporter.folder_bytes(path), "B"),
-        _found("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
-        _found("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
+        _finding("opset", onnx_source.opset(path)),
+        _finding("model", exporter.folder_bytes(path), "B"),
+        _finding("nodes", nodes.total(), why="after ONNX Runtime's fusions"),
+        _finding("session opened in", seconds, "s", "graph optimizations, and decoding of packed weights"),
         *_half_findings(plan),
         *_layer_findings(done, nodes, target),
         *chosen,
@@ -136,7 +136,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunner:
     """Open compiled/model.onnx on `device`, named and typed by the artifact's signature."""
     signature = storage.load_signature(folder)
-    path = int8_signedness.adapt_signedness(folder / MODEL, _form(device))
+    path = int8_signedness.adapt_signedness(folder / MODEL, _int8_target(device))
     try:
         if is_step(signature.inputs):
             return step_runner.StepRunner(path, signature.inputs, signature.outputs)
@@ -147,15 +147,15 @@ def open(folder: Path, device: str) -> session.OrtRunner | step_runner.StepRunne
         raise ArtifactError(error.message, where=str(folder / MODEL)) from error
 
 
-def _form(device: str) -> Target:
+def _int8_target(device: str) -> Target:
     return "ort-u8s8" if device.startswith("cuda") or hardware.has_vnni() else "ort-u8u8"
 
 
-def _found(what: str, value: float | str, unit: str = "", why: str = "") -> Finding:
+def _finding(what: str, value: float | str, unit: str = "", why: str = "") -> Finding:
     return Finding("lower", f"ort {what}", value, unit, why)
 
 
-def _uses(graph: Graph, dtype: torch.dtype) -> bool:
+def _uses_dtype(graph: Graph, dtype: torch.dtype) -> bool:
     if graph.program is None:
         return False
     state = (*graph.program.state_dict.values(), *graph.program.constants.values())
@@ -170,7 +170,7 @@ def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rew
     if is_step(graph.inputs):
         why = "a decode step reads each weight once: a quarter of the bytes of float32"
         return exporter.write(model, target, path).rewritten, [
-            _found("table layers", "8-bit blocks", why=why)
+            _finding("table layers", "8-bit blocks", why=why)
         ]
     if plan.device != "cpu":
         return exporter.write(model, target, path, weights="float").rewritten, []
@@ -181,14 +181,14 @@ def _exported(graph: Graph, plan: Plan, path: Path, target: Target) -> tuple[Rew
             blocks: exporter.write(model.clone(), target, blocks, weights="blocks").rewritten,
             floats: exporter.write(model, target, floats, weights="float").rewritten,
         }
-        takes_blocks, finding = _weighed(graph, plan, blocks, floats)
+        takes_blocks, finding = _compare_8bit_blocks(graph, plan, blocks, floats)
         chosen = blocks if takes_blocks else floats
         for file in chosen.parent.iterdir():
             shutil.move(file, path.parent)
     return done[chosen], [finding]
 
 
-def _weighed(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
+def _compare_8bit_blocks(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool, Finding]:
     """Compare 8-bit blocks with decoded weights on the samples; return (use blocks, finding with the figures)."""
     a, b = (session.OrtRunner(path, graph.inputs, graph.outputs, plan.device) for path in (blocks, floats))
     seconds, loss, words = [0.0, 0.0], 0.0, []
@@ -203,7 +203,7 @@ def _weighed(graph: Graph, plan: Plan, blocks: Path, floats: Path) -> tuple[bool
     takes = seconds[0] <= seconds[1] and loss <= LARGEST_LOSS
     form = "8-bit blocks" if takes else "float32, decoded when the session is created"
     why = f"8-bit blocks take {', '.join(words)} of decoded weights, and change the outputs by {loss:.4f}"
-    return takes, _found("table layers", form, why=why)
+    return takes, _finding("table layers", form, why=why)
 
 
 def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
@@ -223,16 +223,16 @@ def _layer_findings(done: RewriteResult, nodes: Counter[str], target: Target) ->
         "trt": "",
     }[target]
     found = [
-        _found(f"layers as {form}", count, why="" if "blocks" in form else signs)
+        _finding(f"layers as {form}", count, why="" if "blocks" in form else signs)
         for form, count in sorted(done.forms.items())
     ]
     fused = {op: nodes[op] for op in _FUSED if nodes[op]}
     if done.forms and fused:
         text = ", ".join(f"{count} {op}" for op, count in fused.items())
-        found.append(_found("integer nodes", sum(fused.values()), why=text))
+        found.append(_finding("integer nodes", sum(fused.values()), why=text))
     if done.in_float:
         found.append(
-            _found(
+            _finding(
                 "layers in float",
                 len(done.in_float),
                 why="packed on disk, float32 in memory after load: " + ", ".join(done.in_float[:8]),
@@ -245,4 +245,4 @@ def _half_findings(plan: Plan) -> list[Finding]:
     """Report that float16 on CPU is a storage format: ONNX Runtime computes in float32 there."""
     if plan.dtype != "float16" or plan.device != "cpu":
         return []
-    return [_found("arithmetic", "float32", why="float16 on disk only: the CPU kernels are float32")]
+    return [_finding("arithmetic", "float32", why="float16 on disk only: the CPU kernels are float32")]

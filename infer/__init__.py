@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Finding", "InferError", "Plan", "Predictor", "TensorSpec", "__version__", "optimize"]
 
-_HOMES = {
+_MODULE_OF = {
     "Finding": "spec",
     "InferError": "errors",
     "Plan": "plan",
@@ -22,8 +22,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -33,7 +33,7 @@ BOUND = 1.2
 FORMATS = ("nf4", "cluster:3", "cluster:6", "int8", "int8:weight")
 
 
-class One(nn.Module):
+class SingleLinear(nn.Module):
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
         self.linear = nn.Linear(columns, rows)
@@ -44,7 +44,7 @@ class One(nn.Module):
 
 def guarded(shape: tuple[int, int], rows: int, clock: layer_timing.LayerTimer) -> list[dict[str, Any]]:
     """Measure every format of one shape: time, dispatch's decision, and a second time where it keeps the format."""
-    model = One(*shape).eval()
+    model = SingleLinear(*shape).eval()
     candidates = Candidates(model, clock.plan, FORMATS, {}, PackingCache())
     (weight,) = candidates.weights
     found = []

@@ -31,7 +31,7 @@ GREEDY = {"temperature": 0.0}
 DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 
 
-class _Free:
+class _InstantStep:
     """A step of the 135M shape that takes no time: logits of its vocabulary, made before."""
 
     def __init__(self, vocabulary: int, words: int) -> None:
@@ -76,7 +76,7 @@ def _overhead(tokenizer: Tokenizer, sampling: Mapping[str, float]) -> tuple[floa
     shape = StepShape(
         layers=1, query_heads=1, kv_heads=1, head_dim=64, vocab_size=sizes["vocab_size"], max_positions=4096
     )
-    model = _Free(sizes["vocab_size"], tokenizer.get_vocab_size())
+    model = _InstantStep(sizes["vocab_size"], tokenizer.get_vocab_size())
     engine = Engine(model, shape, tokenizer=tokenizer, eos_ids=(), kv_bytes=KV_BYTES // 8)
     for index in range(SEQUENCES):
         chosen = Sampling(max_tokens=STEPS + 2 * WARM, ignore_eos=True, seed=index, **sampling)

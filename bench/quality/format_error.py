@@ -63,7 +63,7 @@ class Weights(msgspec.Struct):
     against_absmax: float
 
 
-class Judged(msgspec.Struct):
+class FormatResult(msgspec.Struct):
     """Fidelity of one model in one format, on rows that did not calibrate it."""
 
     model: str
@@ -143,7 +143,7 @@ def measure_weights(say: Callable[[str], None]) -> list[Weights]:
 
 def measure_model(
     model: str, plan: Plan, metric: str, quants: list[str], say: Callable[[str], None]
-) -> Iterator[Judged]:
+) -> Iterator[FormatResult]:
     """Measure every format of one model after every kind of calibration; equal rows judge all."""
     loaded = load.load(plan.with_(quant="int8"))
     load.fill(loaded)
@@ -171,7 +171,7 @@ def measure_model(
                 comparison.add({output: want}, {output: _run(small, batch)}, batch)
             every = {m.name: m.value for m in comparison.metrics()}
             figures = {key: float(every[key]) for key in SAID[model]}  # type: ignore[arg-type]
-            yield Judged(model, name, way, float(bits or 0), seconds, figures)
+            yield FormatResult(model, name, way, float(bits or 0), seconds, figures)
             say(f"{model}  {name}  {way}  " + ", ".join(f"{k} {v:.5f}" for k, v in figures.items()))
 
 
@@ -191,7 +191,7 @@ def _run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return flatten(model(**batch))[0]
 
 
-def verdicts(weights: list[Weights], judged: list[Judged]) -> list[tuple[bool, str]]:
+def verdicts(weights: list[Weights], judged: list[FormatResult]) -> list[tuple[bool, str]]:
     """Return the bars, one line each."""
     lines = []
     errors = {(row.checkpoint, row.format): row for row in weights}
@@ -222,7 +222,7 @@ def _against_iq4_nl(checkpoint: str, own: Weights, rival: Weights) -> tuple[bool
     return gain <= -BAR, f"{text}; the bar is {-BAR:.0%}"
 
 
-def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[bool, str]]) -> str:
+def markdown(weights: list[Weights], judged: list[FormatResult], lines: list[tuple[bool, str]]) -> str:
     text = [
         "| checkpoint | format | bits per weight | relative rms error | against absmax nf4 |",
         "|" + "---|" * 5,
@@ -243,14 +243,14 @@ def markdown(weights: list[Weights], judged: list[Judged], lines: list[tuple[boo
     return "\n".join([*text, "", *(f"- {'ok' if ok else '**missed**'}: {line}" for ok, line in lines)]) + "\n"
 
 
-def write(weights: list[Weights], judged: list[Judged]) -> bool:
+def write(weights: list[Weights], judged: list[FormatResult]) -> bool:
     """Replace today's earlier figures by those measured now; return True if every bar is met."""
     path = result_path("quality")
     held = json.loads(path.read_text()) if path.exists() else {"weights": [], "models": []}
     if not weights:
         weights = msgspec.convert(held["weights"], list[Weights])
     new = {(row.model, row.quant, row.calibration) for row in judged}
-    old = msgspec.convert(held["models"], list[Judged])
+    old = msgspec.convert(held["models"], list[FormatResult])
     judged = [row for row in old if (row.model, row.quant, row.calibration) not in new] + judged
     judged.sort(
         key=lambda row: (list(SAID).index(row.model), QUANTS.index(row.quant), METHODS.index(row.calibration))

@@ -14,7 +14,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """Places that the tools run in.
 
     `address`: host:port; `text`, `embedding`: names of the models; `artifact`: of the first; `tools`, `comply`:
@@ -40,33 +40,33 @@ class Tool:
     """One tool. `needs`: what must exist, with the command that makes it; `fault`: what was wrong, or nothing."""
 
     name: str
-    needs: Callable[[Place], tuple[Path, str]]
-    command: Callable[[Place], list[str]]
-    version: Callable[[Place], str]
+    needs: Callable[[Environment], tuple[Path, str]]
+    command: Callable[[Environment], list[str]]
+    version: Callable[[Environment], str]
     digest: Callable[[str], list[str]] = str.splitlines
     fault: Callable[[Done], str] = _error
-    env: Callable[[Place], Mapping[str, str]] = lambda place: {}
+    env: Callable[[Environment], Mapping[str, str]] = lambda place: {}
 
-    def missing(self, place: Place) -> str:
+    def missing(self, place: Environment) -> str:
         path, how = self.needs(place)
         return "" if path.exists() else f"{path} is not there: {how}"
 
 
-def _packaged(python: Callable[[Place], Path], package: str) -> Callable[[Place], str]:
+def _packaged(python: Callable[[Environment], Path], package: str) -> Callable[[Environment], str]:
     asked = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
-    def version(place: Place) -> str:
+    def version(place: Environment) -> str:
         command = [str(python(place)), "-c", asked, package]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
     return version
 
 
-def _here(place: Place) -> Path:
+def _here(place: Environment) -> Path:
     return Path(sys.executable)
 
 
-def _tools(place: Place) -> Path:
+def _tools(place: Environment) -> Path:
     return place.tools / "bin" / "python"
 
 
@@ -142,7 +142,7 @@ TRITON = Tool(
 )
 
 
-def _perf(place: Place, *more: str) -> list[str]:
+def _perf(place: Environment, *more: str) -> list[str]:
     program = place.tools / "perf" / "perf_analyzer"
     return [
         str(program),
@@ -155,7 +155,7 @@ def _perf(place: Place, *more: str) -> list[str]:
     ]
 
 
-def _perf_tensors(place: Place) -> list[str]:
+def _perf_tensors(place: Environment) -> list[str]:
     ids = [101, *range(2000, 2014), 102]
     row = {
         "input_ids": {"content": ids, "shape": [16]},
@@ -167,7 +167,7 @@ def _perf_tensors(place: Place) -> list[str]:
     return _perf(place, *more, "--input-data", str(data))
 
 
-def _perf_chat(place: Place) -> list[str]:
+def _perf_chat(place: Environment) -> list[str]:
     asked = {
         "model": place.text,
         "messages": [{"role": "user", "content": "What does len do?"}],
@@ -179,7 +179,7 @@ def _perf_chat(place: Place) -> list[str]:
     return _perf(place, *more, "--input-data", str(data), "--concurrency-range", "2:2")
 
 
-def _perf_tool(name: str, command: Callable[[Place], list[str]]) -> Tool:
+def _perf_tool(name: str, command: Callable[[Environment], list[str]]) -> Tool:
     return Tool(
         name,
         lambda place: (place.tools / "perf" / "perf_analyzer", MAKE),

@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass
-class Known:
+class ExpectedAnswers:
     """Expected answers: `images` and `logits` of digits, `texts` by opening of pydoc_lm."""
 
     images: np.ndarray
@@ -69,7 +69,7 @@ def make_artifacts(folder: Path) -> tuple[str, str]:
     return made[0], made[1]
 
 
-def known_answers(digits: str, pydoc: str) -> Known:
+def known_answers(digits: str, pydoc: str) -> ExpectedAnswers:
     """Compute the answers by the Predictor in its own process, which keeps torch out of this one."""
     code = (
         "import sys, json, numpy as np\n"
@@ -84,7 +84,7 @@ def known_answers(digits: str, pydoc: str) -> Known:
     command = [sys.executable, "-c", code, digits, pydoc, samples, str(TOKENS), json.dumps(OPENINGS)]
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
     images, logits = (np.array(found[name], np.float32) for name in ("images", "logits"))
-    return Known(images, logits, found["texts"])
+    return ExpectedAnswers(images, logits, found["texts"])
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
@@ -98,7 +98,7 @@ def command_line(description: str | None) -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def prepared(kept: Path | None) -> Iterator[tuple[Path, str, str, Known]]:
+def prepared(kept: Path | None) -> Iterator[tuple[Path, str, str, ExpectedAnswers]]:
     """Yield the log of a server, digits, pydoc_lm and the expected answers; artifacts stay in `kept`."""
     with tempfile.TemporaryDirectory() as folder:
         place = kept or Path(folder)
@@ -226,7 +226,7 @@ def dechunk(data: bytes) -> bytes:
     raise ConnectionError("a body without an end")
 
 
-def tensors(known: Known, rows: int, first: int, *, binary: bool) -> bytes:
+def tensors(known: ExpectedAnswers, rows: int, first: int, *, binary: bool) -> bytes:
     """Return `rows` images, beginning with number `first`."""
     images = np.take(known.images, range(first, first + rows), axis=0, mode="wrap")
     described: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": list(images.shape)}
@@ -238,7 +238,7 @@ def tensors(known: Known, rows: int, first: int, *, binary: bool) -> bytes:
     return post(path, asked + images.tobytes(), f"Inference-Header-Content-Length: {len(asked)}")
 
 
-def right_logits(known: Known, answer: Answer, rows: int, first: int) -> bool:
+def right_logits(known: ExpectedAnswers, answer: Answer, rows: int, first: int) -> bool:
     got = np.array(answer.json["outputs"][0]["data"], np.float32).reshape(rows, -1)
     want = np.take(known.logits, range(first, first + rows), axis=0, mode="wrap")
     return bool(np.abs(got - want).max() <= 2e-3 * max(float(np.abs(want).max()), 1.0))

@@ -32,7 +32,7 @@ CLOSED = 1.0  # of what the server hung up on
 COLUMNS = 7
 
 
-class Shot:
+class ScheduledRequest:
     """One request of the schedule."""
 
     __slots__ = ("index", "number", "retries")
@@ -41,17 +41,17 @@ class Shot:
         self.index, self.number, self.retries = index, number, retries
 
 
-class Line(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Keep-alive connection with at most one outstanding request."""
 
     def __init__(self, owner: Run) -> None:
         self.owner, self.buffer, self.first = owner, b"", 0.0
-        self.shot: Shot | None = None
+        self.shot: ScheduledRequest | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
-    def fire(self, shot: Shot) -> None:
+    def fire(self, shot: ScheduledRequest) -> None:
         self.shot, self.buffer, self.first = shot, b"", 0.0
         self.transport.write(self.owner.requests[shot.number])
 
@@ -97,8 +97,8 @@ class Run:
         self.rows = np.full((len(self.due), COLUMNS), np.nan)
         self.rows[:, 0], self.rows[:, 3] = self.due, LOST
         self.rows[:, 6] = given["costs"][self.number[: len(self.due)]]
-        self.idle: list[Line] = []
-        self.waiting: deque[Shot] = deque()
+        self.idle: list[ClientConnection] = []
+        self.waiting: deque[ScheduledRequest] = deque()
         self.lines = self.left = 0
         self.done = asyncio.Event()
 
@@ -119,7 +119,9 @@ class Run:
     async def connect(self) -> None:
         self.lines += 1
         try:
-            _, line = await self.loop.create_connection(lambda: Line(self), "127.0.0.1", self.port)
+            _, line = await self.loop.create_connection(
+                lambda: ClientConnection(self), "127.0.0.1", self.port
+            )
         except OSError:
             self.lines -= 1
             return
@@ -129,7 +131,7 @@ class Run:
         """Send all requests that are due."""
         now = self.loop.time() - self.began
         while self.next < len(self.due) and self.due[self.next] <= now:
-            shot = Shot(self.next, int(self.number[self.next]), self.retries)
+            shot = ScheduledRequest(self.next, int(self.number[self.next]), self.retries)
             self.next += 1
             if self.idle:
                 self.shoot(self.idle.pop(), shot)
@@ -140,18 +142,20 @@ class Run:
         if self.next < len(self.due):
             self.loop.call_at(self.began + float(self.due[self.next]), self.fire)
 
-    def shoot(self, line: Line, shot: Shot) -> None:
+    def shoot(self, line: ClientConnection, shot: ScheduledRequest) -> None:
         if np.isnan(self.rows[shot.index, 1]):
             self.rows[shot.index, 1] = self.loop.time() - self.began
         line.fire(shot)
 
-    def free(self, line: Line) -> None:
+    def free(self, line: ClientConnection) -> None:
         if self.waiting:
             self.shoot(line, self.waiting.popleft())
         else:
             self.idle.append(line)
 
-    def answered(self, line: Line, shot: Shot, status: int, body: bytes, first: float = 0.0) -> None:
+    def answered(
+        self, line: ClientConnection, shot: ScheduledRequest, status: int, body: bytes, first: float = 0.0
+    ) -> None:
         """Record an answer; `first`: when its first token came."""
         now, row = (first or self.loop.time()) - self.began, self.rows[shot.index]
         if status in (429, 503):
@@ -167,7 +171,7 @@ class Run:
         self.free(line)
         self.finished()
 
-    def hung_up(self, line: Line, shot: Shot | None) -> None:
+    def hung_up(self, line: ClientConnection, shot: ScheduledRequest | None) -> None:
         self.lines -= 1
         if line in self.idle:
             self.idle.remove(line)

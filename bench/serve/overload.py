@@ -40,7 +40,7 @@ from bench.serve.closed_loop_client import check, encode
 from bench.serve.overload_figures import back_after, holds, markdown, missed, p99, share, together, took
 from bench.serve.reporting import progress, write_results
 from bench.serve.server_processes import ask, make_minilm, samples, started
-from bench.serve.undisturbed import Alone
+from bench.serve.undisturbed import UndisturbedRuns
 from bench.shared.repository import child_environment, module_command
 
 CAUTION = 0.9  # of the SLO is the time that clients allow: the rest is for the way
@@ -97,7 +97,7 @@ def client(
             running.terminate()
 
 
-def capacity(alone: Alone, low: float, high: float, seconds: float) -> tuple[float, float]:
+def capacity(alone: UndisturbedRuns, low: float, high: float, seconds: float) -> tuple[float, float]:
     """Find C by bisection, and the SLO."""
     for around in range(2):  # the SLO depends on C, and C on the SLO
         rate = low if not around else low * 0.7
@@ -116,7 +116,7 @@ def capacity(alone: Alone, low: float, high: float, seconds: float) -> tuple[flo
     raise AssertionError
 
 
-def guess(alone: Alone, seconds: float, rate: float) -> float:
+def guess(alone: UndisturbedRuns, seconds: float, rate: float) -> float:
     """Return answers a second at a load of at least twice the capacity."""
     while True:
         rows = alone.fire([[seconds, rate]], seed=9)
@@ -129,7 +129,7 @@ def guess(alone: Alone, seconds: float, rate: float) -> float:
 
 
 def ladder(
-    alone: Alone, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+    alone: UndisturbedRuns, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
     """Measure figures by rung; `told`: the deadline that clients send."""
     seconds, random = arguments.seconds, np.random.default_rng(arguments.seed)
@@ -153,7 +153,7 @@ def ladder(
 
 
 def insist(
-    alone: Alone, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
+    alone: UndisturbedRuns, c: float, slo: float, arguments: argparse.Namespace, told: dict[str, float]
 ) -> dict[str, Any]:
     """Measure clients that retry at once, a step and a wave."""
     seconds, found, seed = INSIST, dict[str, Any](), arguments.seed
@@ -186,7 +186,7 @@ def measure(artifact: str, arguments: argparse.Namespace) -> tuple[float, float,
             client(port, requests, expected, costs, Path(work)) as fire,
         ):
             check(port, "binary", requests, expected)
-            alone = Alone(fire.fire)
+            alone = UndisturbedRuns(fire.fire)
             about = guess(alone, *FLOOD)
             c, slo = capacity(alone, 0.5 * about, 1.1 * about, arguments.seconds)
             told = {"timeout": CAUTION * slo}

@@ -28,7 +28,7 @@ from bench.serve.mixed_traffic import served
 from bench.serve.overload import CAUTION, capacity, client, guess, ladder, parsed
 from bench.serve.overload_figures import markdown, missed
 from bench.serve.reporting import progress, write_results
-from bench.serve.undisturbed import Alone
+from bench.serve.undisturbed import UndisturbedRuns
 from bench.shared.repository import ROOT
 
 PROMPTS, TOKENS = 32768, 16
@@ -68,12 +68,12 @@ def measure(
 ) -> tuple[float, float, dict[str, Any], str]:
     requests, costs = prompts(json.loads((Path(artifact) / "manifest.json").read_text())["name"])
     with limited(artifact, work) as port, client(port, requests, None, costs, work) as fire:
-        alone = Alone(fire.fire)
+        alone = UndisturbedRuns(fire.fire)
         about = guess(alone, *FLOOD)
         c, slo = capacity(alone, 0.6 * about, 1.1 * about, arguments.seconds)
     limit = f"max_start_seconds={CAUTION * slo:.4f}"
     with limited(artifact, work, limit) as port, client(port, requests, None, costs, work) as fire:
-        alone = Alone(fire.fire)
+        alone = UndisturbedRuns(fire.fire)
         found = ladder(alone, c, slo, arguments, {})
     return c, slo, found, alone.note
 

@@ -25,7 +25,7 @@ LEFT = ("infer_requests_running", "infer_requests_waiting", "infer_kv_cache_usag
 
 
 @dataclass
-class Life:
+class ProcessLifetime:
     """One process from its start to its end; `role` is equal in every life."""
 
     role: str
@@ -49,8 +49,10 @@ class Watcher:
         self._front = psutil.Process(pid)
         workers = sorted(self._front.children(), key=lambda process: process.pid)
         roles = [*(f"worker of digits, {i}" for i in range(len(workers) - 1)), "worker of pydoc_lm"]
-        self.living = {"front": Life("front", self._front)}
-        self.living |= {role: Life(role, process) for role, process in zip(roles, workers, strict=True)}
+        self.living = {"front": ProcessLifetime("front", self._front)}
+        self.living |= {
+            role: ProcessLifetime(role, process) for role, process in zip(roles, workers, strict=True)
+        }
         self.lives = list(self.living.values())
         self.targets = ["worker of pydoc_lm", "worker of digits, 0"]
         self.kills, self.rests = 0, list[tuple[float, dict[str, float]]]()
@@ -97,7 +99,7 @@ class Watcher:
         known = {life.process.pid for life in self.living.values()}
         new = [child for child in self._front.children() if child.pid not in known] if gone else []
         for role, process in zip(gone, new, strict=False):
-            self.living[role] = Life(role, process)
+            self.living[role] = ProcessLifetime(role, process)
             self.lives.append(self.living[role])
 
     def _kill(self) -> None:

@@ -33,7 +33,7 @@ PATHS = {
 }
 
 
-class Sink(asyncio.Transport):
+class DiscardTransport(asyncio.Transport):
     """Transport that takes everything at once."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Sink(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
-class Held:
+class ManualEngine:
     """Driver whose steps are made by the benchmark."""
 
     def __init__(self, engine_client: Any) -> None:
@@ -78,14 +78,14 @@ class Held:
 async def measure(path: str, streams: int, steps: int) -> tuple[float, float]:
     """Return microseconds of the loop per event, and bytes per event."""
     fake_llm = FakeLLMPredictor(Path(tempfile.mkdtemp()))
-    fake_llm.language_model.engine_client = held = Held(fake_llm.language_model.engine_client)  # type: ignore[assignment]
+    fake_llm.language_model.engine_client = held = ManualEngine(fake_llm.language_model.engine_client)  # type: ignore[assignment]
     service = Service([fake_llm])
     config = uvicorn.Config(build(service), **http_protocol.uvicorn_options(service.limits, service.refused))
     config.load()
     service.start()
     body = json.dumps({"model": "fake_llm", "stream": True, **PATHS[path]}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    sinks = [Sink() for _ in range(streams)]
+    sinks = [DiscardTransport() for _ in range(streams)]
     for sink in sinks:
         connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         connection.connection_made(sink)

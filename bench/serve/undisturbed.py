@@ -19,11 +19,11 @@ AGAIN, MOST_AGAIN = 2, 15
 MOST_TAKEN = 0.1  # of a core, by others
 
 
-class Fire(Protocol):
+class Driver(Protocol):
     def __call__(self, phases: list[list[float]], *, seed: int, **how: Any) -> np.ndarray: ...
 
 
-class Others:
+class OtherProcesses:
     """Cores taken by processes other than this one and its children, since `begin`."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Others:
         return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
-class Alone:
+class UndisturbedRuns:
     """Runs of `fire` that other processes left undisturbed, as far as that can be had."""
 
-    def __init__(self, fire: Fire) -> None:
-        self._fire, self._others = fire, Others()
+    def __init__(self, fire: Driver) -> None:
+        self._fire, self._others = fire, OtherProcesses()
         self.runs = self.again = self.unfair = 0
 
     def fire(self, phases: list[list[float]], **how: Any) -> np.ndarray:

@@ -46,7 +46,7 @@ class ChatSession:
             if find_spec("readline"):
                 import readline  # noqa: F401, PLC0415 - makes `input` edit lines
 
-            self._say(
+            self._print_note(
                 f"{self.predictor.name}: {language_model.context} tokens of context. /help lists the commands"
             )
         while (line := self._read()) is not None:
@@ -78,17 +78,17 @@ class ChatSession:
         if name == "/exit":
             return False
         if name == "/help":
-            self._say(HELP)
+            self._print_note(HELP)
         elif name == "/reset":
             self.turns.clear()
-            self._say("conversation cleared")
+            self._print_note("conversation cleared")
         elif name == "/system":
             self.system = rest.strip() or None
-            self._say(f"system message: {self.system}" if self.system else "no system message")
+            self._print_note(f"system message: {self.system}" if self.system else "no system message")
         elif name == "/stats":
-            self._say(self._statistics())
+            self._print_note(self._statistics())
         else:
-            self._say(f"no command named {name}; /help lists the commands")
+            self._print_note(f"no command named {name}; /help lists the commands")
         return True
 
     def _answer(self, line: str) -> None:
@@ -133,7 +133,7 @@ class ChatSession:
             if first:
                 del self.turns[:first]
                 full = f"the context of {language_model.context} tokens is full"
-                self._say(f"{full}: the oldest {first} messages were dropped")
+                self._print_note(f"{full}: the oldest {first} messages were dropped")
             return min(wanted, room)
         return 1  # the request will be refused as too long
 
@@ -145,7 +145,7 @@ class ChatSession:
         lines.append(f"{tokens} tokens answered; the KV cache holds {used} of {total} tokens")
         return "\n".join(lines)
 
-    def _say(self, text: str) -> None:
+    def _print_note(self, text: str) -> None:
         """Print a note beside the conversation, to stderr."""
         with contextlib.suppress(BrokenPipeError):
             self.notes.print(Text(text, style="dim"))

@@ -29,23 +29,23 @@ def judge(metrics: Sequence[Metric], limits: Limits, max_error: float | None) ->
     replaces the limit of relative_error, and then only that and schedule_error are judged. Among rows too few to
     resolve the limit of top1, a single flip is no violation; kl and relative_error still speak.
     """
-    if broken := next((reason for metric in metrics if (reason := _broken(metric))), None):
+    if broken := next((reason for metric in metrics if (reason := _fatal_fault(metric))), None):
         return broken
     rows = {metric.subject: metric.value for metric in metrics if metric.name == "rows"}
     if 0 in rows.values() and not any(_is_judged(metric) for metric in metrics):
         return f"nothing was compared: on these inputs the float model gives no values in {', '.join(rows)}"
     for metric in metrics:
-        if metric.name not in JUDGED or _set_aside(metric.name, max_error):
+        if metric.name not in JUDGED or _is_waived(metric.name, max_error):
             continue
         reason = _violation(metric, limits, max_error, rows.get(metric.subject))
         if reason:
             return reason
-    if len(_fields(limits)) == 1 and max_error is None and not _judged(metrics, limits):
+    if len(_fields(limits)) == 1 and max_error is None and not _has_judged(metrics, limits):
         return f"nothing was measured that --max-drop judges: {', '.join(_fields(limits))}"
     return None
 
 
-def _broken(metric: Metric) -> str | None:
+def _fatal_fault(metric: Metric) -> str | None:
     """Return why no limit can save the result (it fails to run, wrong shape, non-finite values), else None."""
     if metric.name == "shape" and metric.value is False:
         return f"{metric.subject} has the wrong shape: {metric.detail}"
@@ -67,7 +67,7 @@ def _is_judged(metric: Metric) -> bool:
     return metric.name in JUDGED and metric.value is not None
 
 
-def _set_aside(metric: str, max_error: float | None) -> bool:
+def _is_waived(metric: str, max_error: float | None) -> bool:
     return max_error is not None and metric not in ("relative_error", ALWAYS)
 
 
@@ -77,13 +77,13 @@ def _fields(limits: Limits) -> list[str]:
     return [name for name in names if getattr(limits, name) is not None]
 
 
-def _judged(metrics: Sequence[Metric], limits: Limits) -> bool:
+def _has_judged(metrics: Sequence[Metric], limits: Limits) -> bool:
     return any(JUDGED[metric.name][0] in _fields(limits) for metric in metrics if _is_judged(metric))
 
 
 def limit(name: str, limits: Limits, max_error: float | None = None) -> tuple[float, bool] | None:
     """Return the limit of a metric (`kl`) and true if larger is worse; None if only shown."""
-    if name not in JUDGED or _set_aside(name, max_error):
+    if name not in JUDGED or _is_waived(name, max_error):
         return None
     field, larger_is_worse = JUDGED[name]
     bound = getattr(limits, field) if max_error is None or name == ALWAYS else max_error
@@ -95,7 +95,7 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     if known is None:
         return None
     bound, larger_is_worse = known
-    whose = "by --max-error" if max_error is not None else _owner(limits)
+    whose = "by --max-error" if max_error is not None else _limits_source(limits)
     if metric.value is None:
         if metric.name != "relative_error":
             return None
@@ -104,16 +104,16 @@ def _violation(metric: Metric, limits: Limits, max_error: float | None, rows: ob
     if value is None:
         return None
     if metric.name in ("schedule_error", "worst_token"):
-        return _of_a_token(metric, float(value), bound, "" if metric.name == ALWAYS else f" {whose}")
+        return _token_violation(metric, float(value), bound, "" if metric.name == ALWAYS else f" {whose}")
     if larger_is_worse:
         return None if value <= bound else f"{metric.label} {value:.3g} is above {bound:g} allowed {whose}"
     one_flip = metric.name == "top1" and isinstance(rows, int) and round((1 - value) * rows) <= 1 < rows
     if value >= bound or one_flip:
         return None
-    return f"{metric.label} {_below(value, bound)} is below {bound:g} allowed {whose}"
+    return f"{metric.label} {_format_below(value, bound)} is below {bound:g} allowed {whose}"
 
 
-def _of_a_token(metric: Metric, value: float, bound: float, whose: str) -> str | None:
+def _token_violation(metric: Metric, value: float, bound: float, whose: str) -> str | None:
     """Check the limit of the worst token; the detail names schedule and position."""
     if value <= bound:
         return None
@@ -124,14 +124,14 @@ def _of_a_token(metric: Metric, value: float, bound: float, whose: str) -> str |
     )
 
 
-def _owner(limits: Limits) -> str:
+def _limits_source(limits: Limits) -> str:
     if len(_fields(limits)) == 1:
         return "by --max-drop"
     name = next((name for name, known in LIMITS.items() if known == limits), None)
     return f"for {name}" if name else "by the limits given"
 
 
-def _below(value: float, bound: float) -> str:
+def _format_below(value: float, bound: float) -> str:
     """Format a value with enough digits to differ from its limit."""
     texts = (f"{value:.3f}", f"{value:.4f}", f"{value:.6g}")
     return next((text for text in texts if float(text) < bound), repr(value))

@@ -59,7 +59,7 @@ def capture_at_any_sizes(
             raise
         refusal, reason = error, str(error.__cause__)
     _check_runs(module, inputs, samples)
-    for fixed in _attempts(reason, inputs, samples, sizes):
+    for fixed in _sizes_to_fix(reason, inputs, samples, sizes):
         try:
             graph = capture(module, inputs, samples, sizes={**sizes, **fixed}, outputs=outputs, task=task)
         except NotUsableError as error:
@@ -72,7 +72,7 @@ def capture_at_any_sizes(
         if BATCH in fixed:
             several = all(spec.batched for spec in graph.inputs)
             rows = "; rows run one by one" if several else "; it takes one row a request"
-        return Capture(graph, f"fixed sizes: {named} ({_why(reason, fixed)}{rows})")
+        return Capture(graph, f"fixed sizes: {named} ({_fixing_reason(reason, fixed)}{rows})")
     raise refusal
 
 
@@ -83,7 +83,7 @@ def _check_runs(module: nn.Module, inputs: tuple[TensorSpec, ...], samples: Mapp
         module(**{name: value.clone() for name, value in rows.items()})
 
 
-def _attempts(
+def _sizes_to_fix(
     reason: str, inputs: tuple[TensorSpec, ...], samples: Mapping[str, Tensor], sizes: Sizes
 ) -> Iterator[dict[str, tuple[int, int]]]:
     """Yield the sizes to fix: those that the exporter names, the batch, the lengths, all."""
@@ -101,7 +101,7 @@ def _attempts(
             yield {name: (found[name], found[name]) for name in found if name in names}
 
 
-def _why(reason: str, fixed: Sizes) -> str:
+def _fixing_reason(reason: str, fixed: Sizes) -> str:
     named = [name for name in specialized(reason) if name in fixed]
     if named:
         return f"the model's code makes a constant of {' and '.join(named)}"
@@ -118,7 +118,7 @@ def _with_rows(module: nn.Module, graph: Graph) -> Graph:
         return graph
     if _rows_are_independent(module, graph):
         return with_named_rows(graph)
-    inputs = tuple(_of_rows(spec, 1) for spec in graph.inputs)
+    inputs = tuple(_with_row_count(spec, 1) for spec in graph.inputs)
     samples = {name: value[:1] for name, value in graph.samples.items()}
     sizes = {name: size for name, size in graph.sizes.items() if name != BATCH}
     return replace(graph, inputs=inputs, samples=samples, sizes=sizes)
@@ -128,14 +128,14 @@ def with_named_rows(graph: Graph) -> Graph:
     """Call the first size of the outputs "batch" where the inputs are of a batch of 1 whose rows are independent."""
     if not _is_one_row(graph):
         return graph
-    return replace(graph, outputs=tuple(_of_rows(spec, BATCH) for spec in graph.outputs))
+    return replace(graph, outputs=tuple(_with_row_count(spec, BATCH) for spec in graph.outputs))
 
 
 def _is_one_row(graph: Graph) -> bool:
     return graph.sizes.get(BATCH) == (1, 1) and all(spec.batched for spec in graph.inputs)
 
 
-def _of_rows(spec: TensorSpec, rows: int | str) -> TensorSpec:
+def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, (rows, *spec.shape[1:]))
 
 
@@ -143,7 +143,7 @@ def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
     """Return true if the model gives the same rows for several inputs at once as for each alone."""
     if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
         return False
-    several = {spec.name: _distinct(graph.samples[spec.name], spec) for spec in graph.inputs}
+    several = {spec.name: _distinct_rows(graph.samples[spec.name], spec) for spec in graph.inputs}
     with _buffers_kept(module), quiet(), torch.no_grad():
         try:
             each = [_call(module, several, row, row + 1) for row in range(ROWS)]
@@ -156,7 +156,7 @@ def _rows_are_independent(module: nn.Module, graph: Graph) -> bool:
     return True
 
 
-def _distinct(value: Tensor, spec: TensorSpec) -> Tensor:
+def _distinct_rows(value: Tensor, spec: TensorSpec) -> Tensor:
     rows = spec.with_rows(value, ROWS)
     if len(value) < ROWS and rows.is_floating_point():
         scale = torch.linspace(1.0, 0.5, ROWS, dtype=rows.dtype)

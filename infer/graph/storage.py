@@ -41,9 +41,9 @@ def save(graph: Graph, folder: Path) -> None:
     tensors, aliases = _unique({**program.state_dict, **program.constants})
     save_file(tensors, folder / WEIGHTS, metadata={"aliases": json.dumps(aliases, sort_keys=True)})
     state, constants, examples = program._state_dict, program._constants, program._example_inputs
-    program._state_dict = {name: _hollow(value) for name, value in state.items()}
-    program._constants = {n: _hollow(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
-    program._example_inputs = _hollow_examples(examples)
+    program._state_dict = {name: _without_data(value) for name, value in state.items()}
+    program._constants = {n: _without_data(v) if isinstance(v, Tensor) else v for n, v in constants.items()}
+    program._example_inputs = _examples_without_data(examples)
     try:
         with quiet():
             torch.export.save(program, folder / PROGRAM)
@@ -69,7 +69,7 @@ def _unique(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
     return unique, aliases
 
 
-def _hollow(tensor: Tensor) -> Tensor:
+def _without_data(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and dtype over one stored element, so that the file holds no weights."""
     # torch.export.save can not store an empty view of a storage that is not.
     one = torch.zeros((), dtype=tensor.dtype)
@@ -77,8 +77,8 @@ def _hollow(tensor: Tensor) -> Tensor:
     return nn.Parameter(hollow, requires_grad=False) if isinstance(tensor, nn.Parameter) else hollow
 
 
-def _hollow_examples(examples: Any) -> Any:
-    return pytree.tree_map_only(Tensor, _hollow, examples)
+def _examples_without_data(examples: Any) -> Any:
+    return pytree.tree_map_only(Tensor, _without_data, examples)
 
 
 def load_weights(folder: Path, device: str = "cpu") -> dict[str, Tensor]:

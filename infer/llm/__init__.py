@@ -36,7 +36,7 @@ __all__ = [
     "with_adapters",
 ]
 
-_HOMES = {
+_NAMES_OF = {
     "engine.engine": ("Engine",),
     "engine.limits": ("EngineLimits",),
     "step.probe": ("probe",),
@@ -47,10 +47,10 @@ _HOMES = {
     "step.step_shape": ("StepShape",),
     "step.full_sequence": ("FullSequenceRunner", "is_step", "full_sequence_outputs"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

@@ -53,8 +53,8 @@ class RequestBatch:
                 return
             self._running.add(self._left.popleft().id)
 
-    def take(self, letter: TimedOutputs) -> None:
-        when, outputs = letter
+    def add_outputs(self, delivery: TimedOutputs) -> None:
+        when, outputs = delivery
         for output in outputs:
             self.results[output.id].add(output, when)
             if self.results[output.id].done:
@@ -70,16 +70,16 @@ class RequestBatch:
 
 def complete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests together and return the `n` completions of each, in order; raises the error of a failed one."""
-    letters: queue.SimpleQueue[TimedOutputs] = queue.SimpleQueue()
+    deliveries: queue.SimpleQueue[TimedOutputs] = queue.SimpleQueue()
     batch = RequestBatch(engine_client, requests)
 
     def deliver(outputs: list[Output]) -> None:
-        letters.put((time.perf_counter(), outputs))
+        deliveries.put((time.perf_counter(), outputs))
 
     try:
         batch.submit(deliver)
         while not batch.done:
-            batch.take(letters.get())
+            batch.add_outputs(deliveries.get())
             batch.submit(deliver)
     finally:
         batch.cancel()
@@ -88,25 +88,25 @@ def complete(engine_client: EngineThread, requests: Sequence[Request]) -> list[l
 
 async def acomplete(engine_client: EngineThread, requests: Sequence[Request]) -> list[list[Completion]]:
     """Run requests as `complete` does, without blocking the event loop; cancelling the task cancels them."""
-    letters: asyncio.Queue[TimedOutputs] = asyncio.Queue()
-    deliver, batch = _deliver_to_loop(letters), RequestBatch(engine_client, requests)
+    deliveries: asyncio.Queue[TimedOutputs] = asyncio.Queue()
+    deliver, batch = _deliver_to_loop(deliveries), RequestBatch(engine_client, requests)
     try:
         batch.submit(deliver)
         while not batch.done:
-            batch.take(await letters.get())
+            batch.add_outputs(await deliveries.get())
             batch.submit(deliver)
     finally:
         batch.cancel()
     return batch.completions()
 
 
-def _deliver_to_loop(letters: asyncio.Queue[Any]) -> Deliver:
+def _deliver_to_loop(deliveries: asyncio.Queue[Any]) -> Deliver:
     """Return a `deliver` that puts outputs into a queue of the running event loop; a closed loop gets none."""
-    home = asyncio.get_running_loop()
+    event_loop = asyncio.get_running_loop()
 
     def deliver(outputs: list[Output]) -> None:
-        if not home.is_closed():
-            home.call_soon_threadsafe(letters.put_nowait, (time.perf_counter(), outputs))
+        if not event_loop.is_closed():
+            event_loop.call_soon_threadsafe(deliveries.put_nowait, (time.perf_counter(), outputs))
 
     return deliver
 
@@ -129,9 +129,9 @@ class _RequestHandle:
     def completion(self) -> Completion:
         return self.completions[0]
 
-    def _take(self, letter: TimedOutputs) -> None:
-        self._batch.take(letter)
-        self._ready += [chunk_of(o) for o in letter[1] if o.text or o.token_ids or o.finish]
+    def _on_outputs(self, delivery: TimedOutputs) -> None:
+        self._batch.add_outputs(delivery)
+        self._ready += [chunk_of(o) for o in delivery[1] if o.text or o.token_ids or o.finish]
 
     def _cancel(self) -> None:
         self._batch.cancel()
@@ -145,23 +145,25 @@ class CompletionStream(_RequestHandle, Iterator[CompletionChunk]):
     """Chunks as the engine makes them; a context manager, or `close()` it."""
 
     def __init__(self, engine_client: EngineThread, request: Request) -> None:
-        letters: queue.SimpleQueue[TimedOutputs | None] = queue.SimpleQueue()
-        self._letters = letters
-        super().__init__(engine_client, request, lambda outputs: letters.put((time.perf_counter(), outputs)))
+        deliveries: queue.SimpleQueue[TimedOutputs | None] = queue.SimpleQueue()
+        self._deliveries = deliveries
+        super().__init__(
+            engine_client, request, lambda outputs: deliveries.put((time.perf_counter(), outputs))
+        )
 
     def __next__(self) -> CompletionChunk:
         while not self._ready:
             if self._batch.done:
                 raise StopIteration
-            letter = self._letters.get()
-            if letter is None:
+            delivery = self._deliveries.get()
+            if delivery is None:
                 raise StopIteration
-            self._take(letter)
+            self._on_outputs(delivery)
         return self._ready.popleft()
 
     def close(self) -> None:
         self._cancel()
-        self._letters.put(None)
+        self._deliveries.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -174,23 +176,23 @@ class AsyncCompletionStream(_RequestHandle, AsyncIterator[CompletionChunk]):
     """Chunks for `async for`; an async context manager, or `await aclose()` it."""
 
     def __init__(self, engine_client: EngineThread, request: Request) -> None:
-        letters: asyncio.Queue[TimedOutputs | None] = asyncio.Queue()
-        self._letters = letters
-        super().__init__(engine_client, request, _deliver_to_loop(letters))
+        deliveries: asyncio.Queue[TimedOutputs | None] = asyncio.Queue()
+        self._deliveries = deliveries
+        super().__init__(engine_client, request, _deliver_to_loop(deliveries))
 
     async def __anext__(self) -> CompletionChunk:
         while not self._ready:
             if self._batch.done:
                 raise StopAsyncIteration
-            letter = await self._letters.get()
-            if letter is None:
+            delivery = await self._deliveries.get()
+            if delivery is None:
                 raise StopAsyncIteration
-            self._take(letter)
+            self._on_outputs(delivery)
         return self._ready.popleft()
 
     async def aclose(self) -> None:
         self._cancel()
-        self._letters.put_nowait(None)
+        self._deliveries.put_nowait(None)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,13 +3,13 @@
 identify(path)      what a file or folder is, without running anything in it
 load(plan)          a model whose weights are still on disk, its inputs, and real samples
 fill(loaded)        gives the weights their values, by one of `STRATEGIES`
-another(loaded)     the model once more, without opening the source again
+unfilled_copy(…)    the model once more, without opening the source again
 read_data(spec, …)  what `--data` names, as samples
 """
 
 from __future__ import annotations
 
-from .copies import another
+from .copies import unfilled_copy
 from .data import read_data
 from .fill_weights import STRATEGIES, fill, resolve_strategy
 from .identify import Identified, identify
@@ -20,7 +20,7 @@ __all__ = [
     "STRATEGIES",
     "Identified",
     "LoadedModel",
-    "another",
+    "unfilled_copy",
     "fill",
     "identify",
     "load",

@@ -35,13 +35,13 @@ def fit_names(
     names, notes = _selected(reader.names(), where, key, tuple(ignore))
     wanted = [name for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "shape")]
     tried: list[CheckpointMatch] = []
-    for renamed, said in _ways(names, wanted):
+    for renamed, said in _renamings(names, wanted):
         fit = match_checkpoint(module, reader, names=renamed)
         if _exact(fit):
-            return fit, [*notes, *said, *_about_missing(fit)]
+            return fit, [*notes, *said, *_note_missing(fit)]
         tried.append(fit)
     best = max(tried, key=lambda fit: len(fit.found))
-    best.check(where, strict=True, hint=_way_out(module, reader, names, best))
+    best.check(where, strict=True, hint=_fitting_option(module, reader, names, best))
     return best, notes
 
 
@@ -72,7 +72,7 @@ def _selected(held: list[str], where: str, key: str, ignore: tuple[str, ...]) ->
     return [name for name in names if name not in set(left)], notes
 
 
-def _ways(names: list[str], wanted: list[str]) -> Iterator[tuple[Names, list[str]]]:
+def _renamings(names: list[str], wanted: list[str]) -> Iterator[tuple[Names, list[str]]]:
     """Yield renamings from the least to the most: none, without wrappers, without or with a common prefix."""
     yield {name: name for name in names}, []
     bare = {_unwrapped(name): name for name in names}
@@ -82,24 +82,27 @@ def _ways(names: list[str], wanted: list[str]) -> Iterator[tuple[Names, list[str
     taken = [part for part in WRAPPERS if any(part in name.split(".") for name in names)]
     if taken:
         said = [f"took {' and '.join(f'{part}.' for part in taken)} out of the names"]
-    yield _as_wanted(bare, wanted), said
+    yield _restore_wrappers(bare, wanted), said
     prefix = ""
     for part in _common(list(bare)):
         prefix += f"{part}."
         cut = {name.removeprefix(prefix): source for name, source in bare.items()}
-        yield _as_wanted(cut, wanted), [*said, f"took the prefix {prefix!r} off {len(cut)} names"]
+        yield _restore_wrappers(cut, wanted), [*said, f"took the prefix {prefix!r} off {len(cut)} names"]
     prefix = ""
     for part in _common([_unwrapped(name) for name in wanted]):
         prefix += f"{part}."
         grown = {prefix + name: source for name, source in bare.items()}
-        yield _as_wanted(grown, wanted), [*said, f"put the prefix {prefix!r} before {len(grown)} names"]
+        yield (
+            _restore_wrappers(grown, wanted),
+            [*said, f"put the prefix {prefix!r} before {len(grown)} names"],
+        )
 
 
 def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def _as_wanted(bare: Names, wanted: list[str]) -> Names:
+def _restore_wrappers(bare: Names, wanted: list[str]) -> Names:
     """Return `bare` with the wrappers of the model's own names put back."""
     own = {_unwrapped(name): name for name in wanted}
     return {own.get(name, name): source for name, source in bare.items()}
@@ -125,7 +128,7 @@ def training_only(fit: CheckpointMatch) -> list[str]:
     return [name for name in fit.missing if name.endswith(TRAINING_ONLY)]
 
 
-def _about_missing(fit: CheckpointMatch) -> list[str]:
+def _note_missing(fit: CheckpointMatch) -> list[str]:
     counters = training_only(fit)
     return (
         [f"{len(counters)} num_batches_tracked are not in it: 0 (training alone reads them)"]
@@ -134,7 +137,7 @@ def _about_missing(fit: CheckpointMatch) -> list[str]:
     )
 
 
-def _way_out(module: nn.Module, reader: WeightReader, names: list[str], fit: CheckpointMatch) -> str:
+def _fitting_option(module: nn.Module, reader: WeightReader, names: list[str], fit: CheckpointMatch) -> str:
     """Return the option that would make the checkpoint fit; empty where none would."""
     keys = [key for key in _prefixes(names) if _fits_under(key, module, reader, names)]
     if keys:
@@ -147,7 +150,9 @@ def _way_out(module: nn.Module, reader: WeightReader, names: list[str], fit: Che
 def _fits_under(key: str, module: nn.Module, reader: WeightReader, names: list[str]) -> bool:
     under = [name for name in names if name.startswith(f"{key}.")]
     wanted = list(module.state_dict(keep_vars=True))
-    return any(_exact(match_checkpoint(module, reader, names=renamed)) for renamed, _ in _ways(under, wanted))
+    return any(
+        _exact(match_checkpoint(module, reader, names=renamed)) for renamed, _ in _renamings(under, wanted)
+    )
 
 
 def _prefixes(names: list[str]) -> list[str]:

@@ -154,12 +154,12 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
             f"TorchScript's forward takes {', '.join(names)}, got {', '.join(by_name)}", where="--input"
         )
     order = tuple(by_name[name] for name in names if name in by_name)
-    program = _convert(script, tuple(_stand_in(spec) for spec in order), plan.source)
+    program = _convert(script, tuple(_placeholder(spec) for spec in order), plan.source)
     takes = tuple(spec.name for spec in order)
     loaded = _in_memory(
         "torchscript",
-        KeywordModule(_unguarded(program), takes),
-        lambda: KeywordModule(_unguarded(program), takes),
+        KeywordModule(_without_guards(program), takes),
+        lambda: KeywordModule(_without_guards(program), takes),
         user_module,
     )
     loaded.inputs = order
@@ -206,7 +206,7 @@ def _convert(script: Any, examples: tuple[Tensor, ...], source: str) -> torch.ex
             ) from error
 
 
-def _stand_in(spec: TensorSpec) -> Tensor:
+def _placeholder(spec: TensorSpec) -> Tensor:
     """Return zeros of the spec's shape for the conversion, `DYNAMIC` for each symbolic size."""
     return torch.zeros(
         [DYNAMIC if isinstance(size, str) else size for size in spec.shape], dtype=spec.torch_dtype
@@ -223,10 +223,10 @@ def as_module(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, .
             hint="Export it with one tensor an argument",
         )
     names = tuple(spec.name for spec in inputs)
-    return KeywordModule(_unguarded(program), names[: args.num_leaves], tuple(kwargs.context))
+    return KeywordModule(_without_guards(program), names[: args.num_leaves], tuple(kwargs.context))
 
 
-def _unguarded(program: torch.export.ExportedProgram) -> nn.Module:
+def _without_guards(program: torch.export.ExportedProgram) -> nn.Module:
     """Return the program as a module whose layers can be quantized."""
     # Guards would forbid sizes of 1 when the program is captured again; sizes are checked by our own specs.
     known = "check_guards" in inspect.signature(program.module).parameters

@@ -11,7 +11,7 @@ from ..errors import NotUsableError
 from .loaded_model import LoadedModel
 
 
-def another(loaded: LoadedModel) -> LoadedModel:
+def unfilled_copy(loaded: LoadedModel) -> LoadedModel:
     """Return the model once more, as it was before `fill`, without opening the source again.
 
     Readers, samples and tokens are those of `loaded`.

@@ -62,16 +62,16 @@ def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | N
     if target is None or loaded.reader is None:
         return []
     begin = time.perf_counter()
-    source = _renamed(loaded)
+    source = _source_name(loaded)
     said = stream_layers(target, loaded.reader, source) if chosen == "offload" else ""
-    how = _giver(chosen, loaded.reader, target, source)
+    how = _loader_for(chosen, loaded.reader, target, source)
     slots = _slots(target)
     held = set(loaded.reader.names())
     for group in slots.values():
         _fill_one(group, source, loaded.reader, held, how)
-    _none_left(target)
+    _refuse_meta_buffers(target)
     seconds = time.perf_counter() - begin
-    why = "; ".join(text for text in (f"{len(slots)} tensors", _said(how), said) if text)
+    why = "; ".join(text for text in (f"{len(slots)} tensors", _summary_of(how), said) if text)
     return [Finding("load", f"fill {chosen}", seconds, "s", why)]
 
 
@@ -119,7 +119,7 @@ def _fill_one(
         assign(slot.owner, slot.attribute, value)
 
 
-def _giver(strategy: str, reader: WeightReader, target: nn.Module, source: Callable[[str], str]) -> Give:
+def _loader_for(strategy: str, reader: WeightReader, target: nn.Module, source: Callable[[str], str]) -> Give:
     if strategy == "meta":
         return MappedLoader(reader)
     if strategy == "per-tensor":
@@ -140,15 +140,15 @@ class SequentialLoader:
         return read_as(self.reader, name, dtype)
 
 
-def _said(give: Give) -> str:
+def _summary_of(give: Give) -> str:
     return give.summary() if isinstance(give, MappedLoader) else ""
 
 
-def _renamed(loaded: LoadedModel) -> Callable[[str], str]:
+def _source_name(loaded: LoadedModel) -> Callable[[str], str]:
     return lambda name: loaded.renames.get(name, name)
 
 
-def _none_left(module: nn.Module) -> None:
+def _refuse_meta_buffers(module: nn.Module) -> None:
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if buffer.is_meta:
             raise SourceError(

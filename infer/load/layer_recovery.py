@@ -50,7 +50,7 @@ def _drop_unread(module: fx.GraphModule) -> None:
                     del held[name]
 
 
-def _given(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> dict[str, Any]:
+def _arguments(node: fx.Node, names: tuple[str, ...], defaults: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
@@ -68,17 +68,17 @@ Made = tuple[nn.Module, Any, fx.Node] | None
 
 
 def _linear(module: fx.GraphModule, node: fx.Node) -> Made:
-    given = _given(node, ("x", "weight", "bias"), {"bias": None})
+    given = _arguments(node, ("x", "weight", "bias"), {"bias": None})
     weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
     if weight is None or weight.dim() != 2 or (bias is None) != (given["bias"] is None):
         return None
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    return _filled(layer, weight, bias), given["x"], given["weight"]
+    return _with_weights(layer, weight, bias), given["x"], given["weight"]
 
 
 def _conv2d(module: fx.GraphModule, node: fx.Node) -> Made:
     defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given = _given(node, ("x", "weight", *defaults), defaults)
+    given = _arguments(node, ("x", "weight", *defaults), defaults)
     weight, bias = _parameter(module, given["weight"]), _parameter(module, given["bias"])
     if weight is None or (bias is None) != (given["bias"] is None):
         return None
@@ -91,7 +91,7 @@ def _conv2d(module: fx.GraphModule, node: fx.Node) -> Made:
         bias=bias is not None,
         device="meta",
     )
-    return _filled(layer, weight, bias), given["x"], given["weight"]
+    return _with_weights(layer, weight, bias), given["x"], given["weight"]
 
 
 def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
@@ -99,10 +99,10 @@ def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
     if weight is None:
         return None
     layer = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-    return _filled(layer, weight, None), node.args[1], node.args[0]  # type: ignore[return-value]
+    return _with_weights(layer, weight, None), node.args[1], node.args[0]  # type: ignore[return-value]
 
 
-def _filled(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+def _with_weights(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
     layer.weight = _as_parameter(weight)
     if bias is not None:
         layer.bias = _as_parameter(bias)
@@ -138,10 +138,10 @@ def _can_replace(owner: nn.Module, layer: nn.Module, read: list[str]) -> bool:
     """Return true if `layer` can take the place of `owner`, which holds nothing else that the program reads."""
     if owner._modules and not isinstance(owner, LAYERS):
         return False
-    return all(_same(owner, layer, name.rpartition(".")[2]) for name in read)
+    return all(_is_shared(owner, layer, name.rpartition(".")[2]) for name in read)
 
 
-def _same(owner: nn.Module, layer: nn.Module, name: str) -> bool:
+def _is_shared(owner: nn.Module, layer: nn.Module, name: str) -> bool:
     one, other = getattr(owner, name, None), getattr(layer, name, None)
     return isinstance(one, Tensor) and isinstance(other, Tensor) and one.data_ptr() == other.data_ptr()
 

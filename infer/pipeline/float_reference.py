@@ -48,7 +48,7 @@ class FloatForms:
         if self._original.onnx is not None:
             return self.runner(plan)
         if self._keeps_state and self._module is not None:
-            return Own(self._module, self._original)
+            return UserModuleRunner(self._module, self._original)
         return Eager(self._original)
 
     def forms(
@@ -102,7 +102,9 @@ class FloatForms:
             return self.runner(plan.with_(backend="eager"), shape)
         if shape is not None:
             return opened(Eager(self._graph(shape)), shape, plan.device)
-        return Eager(self._original) if self._module is None else Own(self._module, self._original)
+        return (
+            Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)
+        )
 
     def _graph(self, shape: StepShape | None) -> Graph:
         if shape is None or self._step is None:
@@ -134,7 +136,7 @@ def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Ten
     return lambda inputs: call(**inputs)
 
 
-class Own:
+class UserModuleRunner:
     """The user's own module, called as its users call it: nothing is checked or renamed."""
 
     def __init__(self, module: nn.Module, graph: Graph) -> None:

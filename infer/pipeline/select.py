@@ -111,7 +111,7 @@ class Trials:
             trial.scores_only = scores_only
             self.trials.append(trial)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
-            self._failed(name, at.name, error, _others(name, small, plan))
+            self._failed(name, at.name, error, _other_backends(name, small, plan))
 
     def _form(self, name: str) -> tuple[Graph, StepShape | None, Path, ScoresOnly | None]:
         """Choose the graph for a backend, its shape as a step, its folder, and why it only scores text."""
@@ -175,7 +175,7 @@ class _Steps:
         self.reporter.step(name, detail)
 
 
-def _others(name: str, graph: Graph, plan: Plan) -> list[str]:
+def _other_backends(name: str, graph: Graph, plan: Plan) -> list[str]:
     """List the backends that may lower a graph that this one failed with."""
     return [
         other
@@ -205,9 +205,9 @@ def choose(tried: Trials) -> Selected:
     """
     plan, trials = tried.plan, tried.trials
     pool = [t for t in trials if t.failure(plan) is None] or trials
-    ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst(t, pool)), t.seconds))
+    ranked = sorted(pool, key=lambda t: (max(latency.SLOWER, _worst_ratio(t, pool)), t.seconds))
     best = ranked[0]
-    why = _why(best, ranked) if plan.backend == "auto" else "asked for"
+    why = _choice_reason(best, ranked) if plan.backend == "auto" else "asked for"
     results = [_result(trial, chosen=trial is best) for trial in trials]
     tried.reporter.found([*(result.finding() for result in results), *best.findings])
     tried.reporter.found(metric.finding() for metric in best.fidelity)
@@ -220,7 +220,7 @@ def _result(trial: Trial, *, chosen: bool) -> BackendResult:
     return BackendResult(trial.backend, "chosen" if chosen else "tried", seconds, trial.verdict)
 
 
-def _worst(trial: Trial, pool: Sequence[Trial]) -> float:
+def _worst_ratio(trial: Trial, pool: Sequence[Trial]) -> float:
     """Return the largest ratio to the fastest trial's time over the batch sizes; infinite when not timed."""
     timed = [t.typical for t in pool if t.latency]
     ratios = [
@@ -229,13 +229,13 @@ def _worst(trial: Trial, pool: Sequence[Trial]) -> float:
     return max(ratios, default=math.inf)
 
 
-def _why(best: Trial, ranked: Sequence[Trial]) -> str:
+def _choice_reason(best: Trial, ranked: Sequence[Trial]) -> str:
     if len(ranked) == 1:
         return "the only one that was tried"
     if not best.latency:
         return "not timed"
     others = ", ".join(f"{t.backend} {t.seconds / best.seconds:.2f}x" for t in ranked[1:])
-    worst = _worst(best, ranked)
+    worst = _worst_ratio(best, ranked)
     nearest = f"at most {worst:.2f}x of the fastest at a batch size, the others more"
     return f"{'the fastest here' if worst <= latency.SLOWER else nearest}; time of the others: {others}"
 

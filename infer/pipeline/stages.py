@@ -191,7 +191,7 @@ def compress_model(
     unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
     if unchanged and graph.module is None:
         return _form(plan, original, original.loaded, reporter)
-    copy = sources.another(original.loaded)
+    copy = sources.unfilled_copy(original.loaded)
     if plan.quant == "none":
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
         return _form(plan, original, copy, reporter)

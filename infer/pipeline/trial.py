@@ -184,7 +184,7 @@ def run_trial(
     reference = floats.reference(plan)
     compared, kept = _compare(plan, reference, runner, original)
     if isinstance(runner, FullSequenceRunner):
-        compared += _in_schedules(reference, runner, original, spared_tokens(small))
+        compared += _judge_schedules(reference, runner, original, spared_tokens(small))
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
@@ -204,7 +204,9 @@ def run_trial(
     return trial
 
 
-def _in_schedules(reference: Any, runner: FullSequenceRunner, original: Graph, spared: int) -> list[Metric]:
+def _judge_schedules(
+    reference: Any, runner: FullSequenceRunner, original: Graph, spared: int
+) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
     windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
 
@@ -260,7 +262,7 @@ def _compare(
         got = {name: value.cpu() for name, value in got.items()}
         comparison.add(expected, got, inputs)
         if not kept:
-            kept = _golden(plan, reference, runner, graph, inputs)
+            kept = _golden_rows(plan, reference, runner, graph, inputs)
             usual = batch_sizes.root_mean_squares(expected)
     return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual)], kept
 
@@ -280,7 +282,7 @@ def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, flo
     return found
 
 
-def _golden(
+def _golden_rows(
     plan: Plan, reference: Any, runner: Any, graph: Graph, inputs: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     """Two rows to keep, with their outputs; synthetic ones where the plan allows no real ones."""

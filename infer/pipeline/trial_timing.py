@@ -27,7 +27,7 @@ FASTEST = "the fastest float form"
 
 
 @dataclass(frozen=True)
-class Form:
+class FloatForm:
     """A float form and its seconds a call, by batch size."""
 
     name: str
@@ -55,7 +55,7 @@ def time_trials(
     took: dict[str, float] = {}
     for trial in judged:
         try:
-            took[trial.backend] = sum(_glance(trial.runner, original, plan, served=True).values())
+            took[trial.backend] = sum(_time_briefly(trial.runner, original, plan, served=True).values())
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             failed(trial, error)
     judged = [t for t in judged if t.backend in took]
@@ -64,10 +64,10 @@ def time_trials(
         own = [t for t in judged if t.shape == shape]
         backends = _worth_lowering(plan, original, {t.backend: took[t.backend] for t in own})
         runners, absent = floats.forms(plan.with_(backend=own[0].backend), backends, shape, step)
-        forms = _look(runners, floats.seconds.setdefault(shape, {}), original, plan)
+        forms = _time_float_forms(runners, floats.seconds.setdefault(shape, {}), original, plan)
         findings += [*absent, *(_finding(form) for form in forms)]
         for trial in own:
-            _time(trial, forms, original, plan, step)
+            _time_trial(trial, forms, original, plan, step)
     return findings
 
 
@@ -84,24 +84,24 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
     return found
 
 
-def _look(
+def _time_float_forms(
     runners: Mapping[str, Any], known: dict[str, dict[int, float]], original: Graph, plan: Plan
-) -> list[Form]:
+) -> list[FloatForm]:
     """Time the float forms in turns; `known` keeps their seconds for the trials that come after."""
     if not runners.keys() <= known.keys():
         for batch in plan.batches:
             calls = [call_of(runner, original, batch) for runner in runners.values()]
             for name, taken in zip(runners, latency.in_turns(calls, device=plan.device), strict=True):
                 known.setdefault(name, {})[batch] = taken.p50
-    return [Form(name, runner, known[name]) for name, runner in runners.items()]
+    return [FloatForm(name, runner, known[name]) for name, runner in runners.items()]
 
 
-def _time(
-    trial: Trial, forms: Sequence[Form], original: Graph, plan: Plan, step: Callable[[str, str], None]
+def _time_trial(
+    trial: Trial, forms: Sequence[FloatForm], original: Graph, plan: Plan, step: Callable[[str, str], None]
 ) -> None:
     """Pairs with the form that is fastest at each batch size."""
     rivals = {batch: min(forms, key=lambda form: form.seconds[batch]) for batch in plan.batches}
-    trial.baseline = _named(rivals, several=len(forms) > 1)
+    trial.baseline = _baseline_name(rivals, several=len(forms) > 1)
     trial.forms = {form.name: dict(form.seconds) for form in forms}
     step("time", f"{trial.backend} against {trial.baseline}")
     for batch, rival in rivals.items():
@@ -117,7 +117,7 @@ def _time(
         trial.prompt = latency.paired(ours, theirs, device=plan.device)
 
 
-def _named(rivals: Mapping[int, Form], *, several: bool) -> str:
+def _baseline_name(rivals: Mapping[int, FloatForm], *, several: bool) -> str:
     """Name the rival: `the fastest float form (inductor float32)`, only its name where there was no other."""
     names = {form.name for form in rivals.values()}
     each = ", ".join(f"{form.name} at batch {batch}" for batch, form in rivals.items())
@@ -137,7 +137,7 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
     return lambda: runner.run(inputs)
 
 
-def _glance(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
+def _time_briefly(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> dict[int, float]:
     """Seconds a call at each batch size, a short look."""
     return {
         batch: latency.measure(
@@ -151,6 +151,6 @@ def _glance(runner: Any, graph: Graph, plan: Plan, *, served: bool = False) -> d
     }
 
 
-def _finding(form: Form) -> Finding:
+def _finding(form: FloatForm) -> Finding:
     each = ", ".join(f"{formatting.seconds(s)} at batch {batch}" for batch, s in form.seconds.items())
     return Finding("time", f"float form {form.name}", sum(form.seconds.values()), "s", each)

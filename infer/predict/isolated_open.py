@@ -36,7 +36,7 @@ def open_in_subprocess(folder: Path, *, trust_code: bool = False) -> None:
     pid = os.fork()
     if pid == 0:
         _open(folder)
-    _judge(_waited(pid), folder)
+    _raise_for_status(_wait_for_child(pid), folder)
 
 
 def _open(folder: Path) -> None:
@@ -67,7 +67,7 @@ def _data_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
-def _waited(pid: int) -> int | None:
+def _wait_for_child(pid: int) -> int | None:
     """Wait for the child; its status, or None after `PATIENCE`, when it is killed."""
     deadline, done, status = time.monotonic() + PATIENCE, 0, 0
     try:
@@ -82,7 +82,7 @@ def _waited(pid: int) -> int | None:
             os.waitpid(pid, 0)
 
 
-def _judge(status: int | None, folder: Path) -> None:
+def _raise_for_status(status: int | None, folder: Path) -> None:
     hint = "It was not made here, and is damaged or hostile: make it again from its source"
     if status is None:
         raise ArtifactError(f"opening it takes more than {PATIENCE:.0f} s", where=str(folder), hint=hint)

@@ -127,7 +127,7 @@ class ExclusiveCalls:
                     "this Predictor is closed", hint="Open the artifact again with Predictor.load"
                 )
             outputs = self._runner.run(inputs)
-        return {name: _at_hand(value) for name, value in outputs.items()}
+        return {name: _on_cpu(value) for name, value in outputs.items()}
 
     def close(self) -> None:
         """Free the model; calls after this raise `UsageError`."""
@@ -146,6 +146,6 @@ class TensorInputs(ExclusiveCalls):
         self.name, self.version, self.task = manifest.name, manifest.version, manifest.task
 
 
-def _at_hand(value: Tensor) -> Tensor:
+def _on_cpu(value: Tensor) -> Tensor:
     """On the CPU, without a graph of gradients."""
     return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value

@@ -48,7 +48,7 @@ CLUSTER = ("host", "port", "anonymous", "api_key_file", "ray", "ray_address", "r
 def check(options: ServeOptions) -> None:
     """Raise `UsageError` for options that Ray deployments do not support."""
     if said := [
-        field.flag for field in fields(ServeOptions) if field.name in LOCAL and _given(options, field)
+        field.flag for field in fields(ServeOptions) if field.name in LOCAL and _is_set(options, field)
     ]:
         raise UsageError(
             f"--ray has no {', '.join(said)}",
@@ -62,7 +62,7 @@ def check(options: ServeOptions) -> None:
         raise UsageError(f"expected --target-requests above 0, got {options.target_requests}")
 
 
-def _given(options: ServeOptions, field: Field) -> bool:
+def _is_set(options: ServeOptions, field: Field) -> bool:
     return getattr(options, field.name) != field.default
 
 
@@ -93,7 +93,7 @@ def deployment_options(options: ServeOptions) -> dict[str, Any]:
 def replica_args(options: ServeOptions) -> dict[str, Any]:
     """Return the arguments of `application`: options that differ from their default, as plain values."""
     named = [field for field in fields(ServeOptions) if field.name not in (*LOCAL, *CLUSTER)]
-    return {f.name: msgspec.to_builtins(getattr(options, f.name)) for f in named if _given(options, f)}
+    return {f.name: msgspec.to_builtins(getattr(options, f.name)) for f in named if _is_set(options, f)}
 
 
 def from_args(args: Mapping[str, Any]) -> ServeOptions:

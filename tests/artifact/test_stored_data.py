@@ -214,7 +214,7 @@ def test_inspect_names_rows_that_an_older_version_stored(
 ) -> None:
     numbers(tmp_path)
     monkeypatch.setattr(capture, "_zeros", lambda program: program.example_inputs)
-    monkeypatch.setattr(storage, "_hollow_examples", lambda examples: examples)
+    monkeypatch.setattr(storage, "_examples_without_data", lambda examples: examples)
     made = optimize(plan(source, tmp_path / "private.npz"), tmp_path / "old.infer").path
     lines = inspection.inspect(made)["data"]
     assert any("bytes of example inputs in graph.pt2" in line for line in lines)

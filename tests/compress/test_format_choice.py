@@ -39,7 +39,7 @@ class Net(nn.Module):
         return self.small(self.third(self.second(self.first(x).relu()).relu()))
 
 
-class Said(Reporter):
+class FindingsReporter(Reporter):
     def of(self, what: str) -> Finding:
         return next(f for f in self.findings if f.what == what)
 
@@ -61,7 +61,7 @@ def assignment(
         ratio = (times or {}).get((small.packed.format, names[id(layer)]), 0.5)
         return layer_timing.LayerTime(1e-3 * ratio, 1e-3, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Assignment(plan, real, Said(), time=time)
+    return assign.Assignment(plan, real, FindingsReporter(), time=time)
 
 
 def decided(made: assign.Assignment) -> dict[str, str]:
@@ -357,7 +357,7 @@ def decoder(
         ratio, floats = times.get(names[id(layer)], {}).get(len(x), 0.3), 1e-3 + 1e-4 * len(x)
         return layer_timing.LayerTime(floats * ratio, floats, ratio, ratio * 0.99, ratio * 1.01)
 
-    return assign.Assignment(plan, real, Said(), time=time)
+    return assign.Assignment(plan, real, FindingsReporter(), time=time)
 
 
 def test_layers_of_a_language_model_are_timed_at_the_rows_of_its_steps() -> None:

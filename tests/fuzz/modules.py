@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass
-class Ending:
+class CaseOutcome:
     """Outcome of a case: exit code 0 … 7, the message of a refusal, and the fault, if any."""
 
     code: int
@@ -119,7 +119,7 @@ def exported(model: torch.nn.Module, recipe: generated.Recipe, folder: Path, for
     return str(path)
 
 
-def run(case: Case, folder: Path) -> Ending:
+def run(case: Case, folder: Path) -> CaseOutcome:
     """Optimize one case in `folder`, which is empty, and judge what came of it."""
     plan, output = plan_of(case, folder), folder / "out.infer"
     before = set(folder.iterdir())
@@ -132,14 +132,14 @@ def run(case: Case, folder: Path) -> Ending:
     except Exception as error:  # noqa: BLE001 - exit code 1 is what is looked for
         if refusal := library_errors.as_resource_error(error):
             return refused(refusal.exit_code, str(refusal), set(folder.iterdir()) - before)
-        return Ending(1, library_errors.describe(error), traceback.format_exc())
+        return CaseOutcome(1, library_errors.describe(error), traceback.format_exc())
     try:
-        return Ending(0, wrong=differs(case, plan, output))
+        return CaseOutcome(0, wrong=differs(case, plan, output))
     except Exception:  # noqa: BLE001 - an artifact that does not run is as wrong
-        return Ending(0, wrong=traceback.format_exc())
+        return CaseOutcome(0, wrong=traceback.format_exc())
 
 
-def refused(code: int, said: str, left: set[Path]) -> Ending:
+def refused(code: int, said: str, left: set[Path]) -> CaseOutcome:
     wrong = ""
     if code not in REFUSALS:
         wrong = f"exit code {code}"
@@ -149,7 +149,7 @@ def refused(code: int, said: str, left: set[Path]) -> Ending:
         wrong = "no sentence"
     elif re.search(r"could not (lower|run) this model", said):
         wrong = "" if EXPECTED_FAILURES.search(said) else "a backend failed"
-    return Ending(code, said, wrong)
+    return CaseOutcome(code, said, wrong)
 
 
 # Words of Python and of libraries about themselves, which tell a user nothing; exceptions of the model itself do.
@@ -205,7 +205,7 @@ def shapes_differ(expected: list[Tensor], got: list[Any]) -> str:
     return "" if one == other else f"expected {one}, got {other}"
 
 
-def table(endings: Mapping[Case, Ending]) -> str:
+def table(endings: Mapping[Case, CaseOutcome]) -> str:
     """Count outcomes by block, form, backend and format."""
     lines: dict[str, Counter[str]] = {}
     for case, ending in endings.items():
@@ -228,7 +228,7 @@ def main() -> int:
     end = time.monotonic() + seconds
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    endings: dict[Case, Ending] = {}
+    endings: dict[Case, CaseOutcome] = {}
     reasons: Counter[str] = Counter()
     for seed in range(first, first + number):
         if time.monotonic() > end:

@@ -38,7 +38,7 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]  # a deadlin
 ANY_HEADER = "in header - object with unexpected properties"  # HTTP has no closed set of headers
 
 
-class Bridge:
+class LoopBridge:
     """The app on a loop of its own, for callers that bring a new loop with every request."""
 
     def __init__(self, app: Any, home: asyncio.AbstractEventLoop) -> None:
@@ -73,7 +73,7 @@ class Bridge:
 
 
 @contextlib.contextmanager
-def service(folder: Path, **options: Any) -> Iterator[tuple[Service, Bridge]]:
+def service(folder: Path, **options: Any) -> Iterator[tuple[Service, LoopBridge]]:
     """Every kind of model, ready, and the app in front of it."""
     limits = ServeLimits(timeout_seconds=20, generation_seconds=20)
     made = raw_http.models(folder)
@@ -87,7 +87,7 @@ def service(folder: Path, **options: Any) -> Iterator[tuple[Service, Bridge]]:
 
     try:
         asyncio.run_coroutine_threadsafe(start(), loop).result()
-        yield serving, Bridge(build(serving), loop)
+        yield serving, LoopBridge(build(serving), loop)
     finally:
         for model in serving.models.values():
             loop.call_soon_threadsafe(model.stop, NotReadyError("over"))

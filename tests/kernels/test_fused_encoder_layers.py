@@ -275,7 +275,7 @@ def test_arguments_that_are_left_out_have_their_defaults() -> None:
     assert max(differences(step, (1, 1), (2, 5))) < 1e-5
 
 
-class Outspoken(nn.Module):
+class EveryOutput(nn.Module):
     """Gives back what every layer makes."""
 
     def __init__(self, layers: int) -> None:
@@ -290,7 +290,7 @@ class Outspoken(nn.Module):
 
 
 def test_a_chain_may_give_any_number_of_values() -> None:
-    step = exported(Outspoken(80))
+    step = exported(EveryOutput(80))
     chained, plain = prepack.packed(step), prepack.packed(step, fuse_layers=False)
     assert targets(chained)["infer.chain.default"] == 1
     with torch.no_grad():

@@ -148,7 +148,7 @@ def test_no_onnx_file_holds_a_trap(graph: Graph, tmp_path: Path, target: str) ->
 def test_without_vnni_onnx_runtime_gets_unsigned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ort = plugins.get("backends", "ort")
     monkeypatch.setattr(ort, "hardware", SimpleNamespace(has_vnni=lambda: False))
-    assert ort._form("cpu") == "ort-u8u8"
+    assert ort._int8_target("cpu") == "ort-u8u8"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ PAGE = 4
 LENGTHS = (9, 1, 14, 6, 3)
 
 
-class Replays:
+class FakeGraphs:
     """Stand-in of `torch.cuda` graphs: a call is recorded with its addresses and run again by replay."""
 
     def __init__(self, error: str = "") -> None:
@@ -89,7 +89,7 @@ def decode(step: Step, cache: Tensor, count: int, blocks: int = 5) -> dict[str, 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_replayed_step_gives_the_logits_and_the_cache_of_the_plain_one(step: Step, count: int) -> None:
     plain, cache = filled(step), filled(step)
-    graphed = GraphedStep(step, "cpu", Replays())
+    graphed = GraphedStep(step, "cpu", FakeGraphs())
     want = step.run(decode(step, plain, count))["logits"]
     got = graphed.run(decode(step, cache, count))["logits"]
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -97,7 +97,7 @@ def test_a_replayed_step_gives_the_logits_and_the_cache_of_the_plain_one(step: S
 
 
 def test_batches_of_one_bucket_share_a_recording_and_keep_their_answers(step: Step) -> None:
-    cache, recorder = filled(step), Replays()
+    cache, recorder = filled(step), FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
     first = graphed.run(decode(step, cache, 5))["logits"]
     kept = first.clone()
@@ -113,12 +113,12 @@ def test_fewer_rows_of_logits_than_sequences(step: Step) -> None:
     named = decode(step, cache, 3)
     want = step.run(named)["logits"]
     named["logit_rows"] = torch.tensor([2])
-    got = GraphedStep(step, "cpu", Replays()).run(named)["logits"]
+    got = GraphedStep(step, "cpu", FakeGraphs()).run(named)["logits"]
     torch.testing.assert_close(got, want[2:], rtol=1e-4, atol=1e-5)
 
 
 def test_prefill_and_mixed_steps_run_as_they_are(step: Step) -> None:
-    cache, recorder = step.shape.new_cache(40), Replays()
+    cache, recorder = step.shape.new_cache(40), FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
     for new in ([3, 2], [1, 4], [0, 2]):
         named = inputs(step.shape, cache, (0, 0), new)
@@ -130,7 +130,7 @@ def test_prefill_and_mixed_steps_run_as_they_are(step: Step) -> None:
 def test_a_failed_recording_is_reported_once_and_the_step_still_runs(step: Step) -> None:
     cache = filled(step)
     want = step.run(decode(step, cache, 2))["logits"]
-    graphed = GraphedStep(step, "cpu", Replays("operation not permitted when stream is capturing\nmore"))
+    graphed = GraphedStep(step, "cpu", FakeGraphs("operation not permitted when stream is capturing\nmore"))
     for _ in range(2):
         assert torch.equal(graphed.run(decode(step, cache, 2))["logits"], want)
     assert [(f.value, f.why) for f in graphed.findings] == [
@@ -139,7 +139,7 @@ def test_a_failed_recording_is_reported_once_and_the_step_still_runs(step: Step)
 
 
 def test_another_cache_starts_anew(step: Step) -> None:
-    recorder = Replays()
+    recorder = FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
     one, other = filled(step), filled(step)
     for cache in (one, other, other):
@@ -148,7 +148,7 @@ def test_another_cache_starts_anew(step: Step) -> None:
 
 
 def test_buckets_may_be_recorded_ahead(step: Step) -> None:
-    cache, recorder = filled(step), Replays()
+    cache, recorder = filled(step), FakeGraphs()
     before = cache.clone()
     graphed = GraphedStep(step, "cpu", recorder)
     graphed.prepare(cache, [Bucket(1, 8), Bucket(2, 8)])

@@ -18,7 +18,7 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling_options import Sampling
-from tests.support.fake_step import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
+from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
 
 PAGE = 4
 
@@ -325,7 +325,7 @@ def test_max_tokens_0_generates_no_tokens() -> None:
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
 def test_drafts_change_no_token_and_save_steps(sampling: dict[str, Any], wrong: float) -> None:
     asked = request("a", letters(7), max_tokens=60, **sampling)
-    plain, guesses = engine(), Guesses(3, wrong)
+    plain, guesses = engine(), FallibleDrafts(3, wrong)
     plain.submit(asked)
     outputs = drive(plain)
     drafted = engine(speculation=guesses)
@@ -375,8 +375,8 @@ class Evens:
         return OnlyEven(constraint["length"])
 
 
-@pytest.mark.parametrize("speculation", [None, Guesses(3, 0.2)])
-def test_a_grammar_allows_what_it_allows_and_ends_where_it_ends(speculation: Guesses | None) -> None:
+@pytest.mark.parametrize("speculation", [None, FallibleDrafts(3, 0.2)])
+def test_a_grammar_allows_what_it_allows_and_ends_where_it_ends(speculation: FallibleDrafts | None) -> None:
     running = engine(grammars=Evens(), speculation=speculation)
     for name, n in (("a", 1), ("b", 2)):
         asked = request(name, letters(5), max_tokens=30, temperature=1.0, seed=3, n=n)
@@ -434,7 +434,7 @@ def test_integrity_notices_a_page_that_was_forgotten() -> None:
 
 
 def test_pages_of_rejected_drafts_are_released() -> None:
-    running = engine(speculation=Guesses(1, 1.0), max_draft=16)
+    running = engine(speculation=FallibleDrafts(1, 1.0), max_draft=16)
     running.submit(request("a", letters(4), max_tokens=40))
     while not running.idle:
         running.step()

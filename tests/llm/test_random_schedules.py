@@ -13,7 +13,7 @@ from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampler import Sampler
 from infer.llm.engine.sampling_options import Sampling
-from tests.support.fake_step import EOS, VOCABULARY, FakeStep, Guesses, expected, fake_shape
+from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = 4
@@ -30,7 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-class Visitors:
+class RandomClients:
     """Clients with prompts of a few families with common beginnings; some sampled, some with n > 1, some cancelled."""
 
     def __init__(self, seed: int, longest: int) -> None:
@@ -66,15 +66,15 @@ def test_ten_thousand_requests_get_their_own_tokens_and_leak_nothing(name: str) 
     engine = Engine(
         FakeStep(PAGE), shape, tokenizer=None, eos_ids=[EOS], limits=EngineLimits(**setting["limits"]),
         kv_bytes=setting["pages"] * shape.layers * shape.page_bytes, clock=lambda: now[0],
-        speculation=Guesses(5) if setting.get("drafts") else None,
+        speculation=FallibleDrafts(5) if setting.get("drafts") else None,
     )  # fmt: skip
-    visitors = Visitors(11, longest=PAGE * setting["pages"])
+    clients = RandomClients(11, longest=PAGE * setting["pages"])
     asked: dict[str, Request] = {}
     found: dict[tuple[str, int], list[Output]] = defaultdict(list)
     random = np.random.default_rng(13)
     while len(asked) < count or not engine.idle:
         while len(asked) < count and len(engine.scheduler.waiting) < 20 and random.random() < 0.8:
-            request = visitors.request(f"r{len(asked)}")
+            request = clients.request(f"r{len(asked)}")
             engine.submit(request)
             asked[request.id] = request
         if random.random() < 0.1:

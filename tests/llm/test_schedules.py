@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the export
 IDS = torch.randint(3, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(1))
 
 
-class Planted(nn.Module):
+class FaultyLayer(nn.Module):
     """A feed-forward layer with a fault in front of it."""
 
     def __init__(self, inner: nn.Module, fault: Callable[[Tensor], Tensor]) -> None:
@@ -74,7 +74,7 @@ FAULTS = (far_convolution, short_convolution, running_mean, mean_of_the_call, pl
 
 def plant(model: nn.Module, fault: Callable[[Tensor], Tensor]) -> None:
     layer = model.model.layers[1]
-    layer.mlp = Planted(layer.mlp, fault)
+    layer.mlp = FaultyLayer(layer.mlp, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)

@@ -11,7 +11,7 @@ from torch import nn
 from infer.errors import SourceError
 from infer.load.meta_model import build_on_meta
 from tests.fuzz import modules
-from tests.fuzz.modules import Case, Ending
+from tests.fuzz.modules import Case, CaseOutcome
 from tests.support import generated_modules as generated
 
 # Seed, form, backend, format, exit code.
@@ -44,7 +44,7 @@ def test_state_that_outlives_a_call_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_counts_endings_by_kind() -> None:
     case = Case(6, "pickle", "eager", "none", True)
-    lines = modules.table({case: Ending(5, "a sentence")}).splitlines()
+    lines = modules.table({case: CaseOutcome(5, "a sentence")}).splitlines()
     row = next(line for line in lines if line.startswith("conv3d"))
     assert row.split() == ["conv3d", "0", "0", "0", "0", "1", "0", "0"]
 

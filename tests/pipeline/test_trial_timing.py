@@ -16,7 +16,7 @@ from infer.graph import capture
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, summarize
 from infer.pipeline import trial_timing
-from infer.pipeline.float_reference import EAGER, FloatForms, Own
+from infer.pipeline.float_reference import EAGER, FloatForms, UserModuleRunner
 from infer.pipeline.trial import Timing, Trial
 from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
@@ -191,7 +191,7 @@ def test_the_rival_in_plain_torch_is_the_users_own_module(tmp_path: Path) -> Non
     module = Net().eval()
     made = graph(module)
     plain = FloatForms(made, tmp_path, module=module)._plain(PLAN, None)
-    assert isinstance(plain, Own)
+    assert isinstance(plain, UserModuleRunner)
     torch.testing.assert_close(plain.run(made.samples), made.run(made.samples))
 
 

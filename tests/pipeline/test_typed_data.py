@@ -90,7 +90,7 @@ def _count(calls: Counter[str], name: str, call: Any, *args: Any, **named: Any) 
 
 
 @dataclass
-class Made:
+class RaisedArtifact:
     """An artifact whose sensitive layers rose, with what its run called and the steps that it told."""
 
     folder: Path
@@ -99,7 +99,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> RaisedArtifact:
     class Steps(Reporter):
         def step(self, name: str, detail: str = "") -> None:
             steps.append(name)
@@ -119,11 +119,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
             backend="ort", dtype="float32", device="cpu", **RISING,
         )  # fmt: skip
         stages.optimize(plan, folder, reporter=Steps())
-    return Made(folder, calls, steps)
+    return RaisedArtifact(folder, calls, steps)
 
 
 def test_renaming_every_display_label_changes_nothing_decided(
-    made: Made, tmp_path: Path, run_python: Callable[[str], str]
+    made: RaisedArtifact, tmp_path: Path, run_python: Callable[[str], str]
 ) -> None:
     output = tmp_path / "digits.infer"
     run_python(OPTIMIZE.format(models=MODELS, output=output, asked=RISING))
@@ -132,7 +132,7 @@ def test_renaming_every_display_label_changes_nothing_decided(
     assert renamed == plain
 
 
-def test_the_source_is_opened_once_though_layers_rise(made: Made) -> None:
+def test_the_source_is_opened_once_though_layers_rise(made: RaisedArtifact) -> None:
     assert made.steps.count("compress") > 1
     assert made.calls == {"identify": 1, "open_checkpoint": 1, "import_file": 1, "attach_samples": 1}
 

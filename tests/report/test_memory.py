@@ -125,7 +125,7 @@ def test_ceiling_names_bytes_bandwidth_peak_and_a_floor_per_batch(monkeypatch: p
     assert found.floor(3) is None
 
 
-class Looked(nn.Module):
+class EmbeddingAndLinear(nn.Module):
     """A table that is looked up, and a product."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Looked(nn.Module):
 
 def test_bytes_read_leave_out_tables_that_are_looked_up() -> None:
     graph = capture.capture(
-        Looked().eval(),
+        EmbeddingAndLinear().eval(),
         (TensorSpec("ids", "int64", ("batch", 3)),),
         {"ids": torch.ones(2, 3, dtype=torch.int64)},
     )

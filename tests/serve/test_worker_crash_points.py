@@ -95,7 +95,7 @@ class Processes:
         self.closing = True
 
 
-class Told(list[Output]):
+class ReceivedOutputs(list[Output]):
     """Outputs that one request received."""
 
     @property
@@ -122,35 +122,35 @@ def made() -> Iterator[Callable[..., tuple[RemoteEngine, Processes, list[Wire]]]
         engine_client.close()
 
 
-def ask(engine_client: RemoteEngine, id: str, *, stream: bool = False) -> Told:
-    told = Told()
+def ask(engine_client: RemoteEngine, id: str, *, stream: bool = False) -> ReceivedOutputs:
+    collected = ReceivedOutputs()
     request = Request(id=id, prompt=[sum(id.encode())], sampling=Sampling(max_tokens=3))
-    engine_client.submit(request, told.extend, replay=not stream)
-    return told
+    engine_client.submit(request, collected.extend, replay=not stream)
+    return collected
 
 
 def test_unsent_request_counts_no_worker_death(made: Any) -> None:
     dead, again, last = Wire(refuses=True), Wire(refuses=True), Wire()
     engine_client, _, _ = made(dead, again, last)
-    told = [ask(engine_client, "a"), ask(engine_client, "b")]
+    collected = [ask(engine_client, "a"), ask(engine_client, "b")]
     for wire in (dead, again):  # two deaths, and neither process had them
         wait_until(lambda w=wire: engine_client.worker.wire is w)
         wire.die()
     wait_until(lambda: last.requests == ["a", "b"])
     last.answer("a")
     last.answer("b")
-    wait_until(lambda: all(one.finish == "length" for one in told))
+    wait_until(lambda: all(one.finish == "length" for one in collected))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_sent_request_is_resent_after_worker_death(made: Any, stream: bool) -> None:
     engine_client, _, (first, second) = made(Wire(), Wire())
-    told = ask(engine_client, "a", stream=stream)
+    collected = ask(engine_client, "a", stream=stream)
     wait_until(lambda: first.requests == ["a"])
     first.die()
     wait_until(lambda: second.requests == ["a"])
     second.answer("a")
-    wait_until(lambda: told.finish == "length")
+    wait_until(lambda: collected.finish == "length")
 
 
 def test_death_after_some_tokens_restarts_unstreamed_requests(made: Any) -> None:
@@ -188,7 +188,7 @@ def test_requests_during_restart_reach_the_next_worker_once(made: Any) -> None:
 
 def test_messages_for_a_dead_worker_never_reach_the_next(made: Any) -> None:
     engine_client, processes, (first, second) = made(Wire(), Wire())
-    told = ask(engine_client, "a")
+    collected = ask(engine_client, "a")
     wait_until(lambda: first.requests == ["a"])
     processes.gate.clear()
     first.die()
@@ -201,12 +201,12 @@ def test_messages_for_a_dead_worker_never_reach_the_next(made: Any) -> None:
     assert not [message for message in second.got if isinstance(message, CancelRequest)]
     second.answer("b")
     wait_until(lambda: after.finish == "length")
-    assert not told
+    assert not collected
 
 
 def test_request_written_before_two_deaths_is_refused(made: Any) -> None:
     engine_client, _, (first, second, third) = made(Wire(), Wire(), Wire())
-    told, other = ask(engine_client, "a"), ask(engine_client, "b")
+    collected, other = ask(engine_client, "a"), ask(engine_client, "b")
     wait_until(lambda: first.requests == ["a", "b"])
     first.die()
     wait_until(lambda: second.requests == ["a"])
@@ -214,16 +214,16 @@ def test_request_written_before_two_deaths_is_refused(made: Any) -> None:
     wait_until(lambda: third.requests == ["b"])
     third.answer("b")
     wait_until(lambda: other.finish == "length")
-    assert isinstance(told.error, PoisonError)
+    assert isinstance(collected.error, PoisonError)
 
 
 def test_giving_up_the_worker_fails_waiting_requests_with_503(made: Any) -> None:
     engine_client, _, (first,) = made(Wire())
-    told = ask(engine_client, "a")
+    collected = ask(engine_client, "a")
     wait_until(lambda: first.requests == ["a"])
     first.die()
-    wait_until(lambda: told.finish == "error")
-    assert isinstance(told.error, NotReadyError)
+    wait_until(lambda: collected.finish == "error")
+    assert isinstance(collected.error, NotReadyError)
     with pytest.raises(NotReadyError):
         ask(engine_client, "b")
 

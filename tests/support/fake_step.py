@@ -97,14 +97,14 @@ def expected(request: Request, index: int = 0, sampler: Sampler | None = None) -
     return alone.tokens[state.prompt_length :]
 
 
-class Guesses:
+class FallibleDrafts:
     """Drafts that are right now and then: what follows in truth, with a wrong token at random places."""
 
     def __init__(self, seed: int, wrong: float = 0.2) -> None:
         self.random, self.wrong = np.random.default_rng(seed), wrong
         self.observed: list[tuple[int, int]] = []
 
-    def open(self, request: Request) -> Guesses:
+    def open(self, request: Request) -> FallibleDrafts:
         return self
 
     def draft(self, tokens: Sequence[int], limit: int) -> list[int]:

@@ -28,7 +28,7 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
 
     `metrics` are those of the comparison that failed. Pinned layers stay as they are.
     """
-    reason = _hopeless(assignment)
+    reason = _reason_to_stop(assignment)
     if reason:
         return reason
     over = excess(
@@ -76,7 +76,7 @@ def raise_formats(assignment: Assignment, metrics: Sequence[Metric]) -> str | No
     return None
 
 
-def _hopeless(assignment: Assignment) -> str | None:
+def _reason_to_stop(assignment: Assignment) -> str | None:
     if assignment.plan.quant == "none":
         return "nothing is quantized"
     if assignment.calibration_set.model is None:

@@ -30,7 +30,7 @@ def count_calls(
     linears = [layer for layer in layers if is_linear(layer)]
     for batch in batches:
         now: dict[int, CallCounts] = {id(layer): {} for layer in linears}
-        handles = [layer.register_forward_pre_hook(_counting(now[id(layer)])) for layer in linears]
+        handles = [layer.register_forward_pre_hook(_counting_hook(now[id(layer)])) for layer in linears]
         try:
             with torch.no_grad(), library_errors.float_model_errors():
                 model(**batch)
@@ -42,7 +42,7 @@ def count_calls(
     return {key: uses for key, uses in found.items() if any(uses)}
 
 
-def _counting(use: CallCounts) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _counting_hook(use: CallCounts) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
         shape = (args[0].shape[:-1].numel(), args[0].shape[-1])
         use[shape] = use.get(shape, 0) + 1
@@ -64,12 +64,12 @@ def count_step_calls(
     tokens = next(iter(window.values())).numel()
     seen = count_calls(model, layers, [window])
     return {
-        key: [_of_workload(uses[0], tokens, batch, is_head=key == id(head)) for batch in batches]
+        key: [_scale_to_workload(uses[0], tokens, batch, is_head=key == id(head)) for batch in batches]
         for key, uses in seen.items()
     }
 
 
-def _of_workload(use: CallCounts, tokens: int, batch: int, *, is_head: bool) -> CallCounts:
+def _scale_to_workload(use: CallCounts, tokens: int, batch: int, *, is_head: bool) -> CallCounts:
     """Scale a layer's calls to the workload: its share of the window's tokens holds for each step."""
     steps = WORKLOAD.logits(batch) if is_head else WORKLOAD.steps(batch)
     found: CallCounts = {}

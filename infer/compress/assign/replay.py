@@ -62,7 +62,7 @@ class Replay:
     def _replayed(self, done: Sequence[Block]) -> list[Tensor]:
         try:
             for block in done:
-                block.module.forward = _giving(block.output)  # type: ignore[method-assign]
+                block.module.forward = _returning(block.output)  # type: ignore[method-assign]
             return self._forward()
         finally:
             for block in done:
@@ -82,7 +82,7 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def _giving(output: Any) -> Callable[..., Any]:
+def _returning(output: Any) -> Callable[..., Any]:
     def forward(*args: Any, **named: Any) -> Any:
         return pytree.tree_map_only(Tensor, Tensor.clone, output)  # callers may write into what they get
 

@@ -70,7 +70,9 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
     """Decide which layers leave `plan.quant` for being slow; raise `GateError` when none stays."""
     plan = assignment.plan
     assignment.reporter.step("dispatch", "each layer shape against float")
-    timings = Timings(assignment, layer_timing.LayerTimer(plan, assignment.time), _uses(assignment, free))
+    timings = Timings(
+        assignment, layer_timing.LayerTimer(plan, assignment.time), _layer_calls(assignment, free)
+    )
     whole = not assignment.budgeted and is_weight_only(plan)
     lost, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
     clock = timings.clock
@@ -90,7 +92,7 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
         )
 
 
-def _uses(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
+def _layer_calls(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
     layers = [site.layer for weight in free for site in weight.sites]
     if assignment.calibration_set.steps:
         return count_step_calls(
@@ -117,14 +119,16 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
         assignment.reporter.progress(done, len(free), weight.name)
         if not assignment.budgeted and plan.quant not in assignment.candidates.accepted(weight):
             continue
-        kept = _fast(timings, weight, [f for f in assignment.candidates.accepted(weight) if f in wanted])
+        kept = _not_slower(
+            timings, weight, [f for f in assignment.candidates.accepted(weight) if f in wanted]
+        )
         if weight.name in assignment.slow and not assignment.budgeted:
-            _leave(assignment, weight, kept)
+            _keep_first(assignment, weight, kept)
             lost.append(weight.name)
     return lost
 
 
-def _fast(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]:
+def _not_slower(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]:
     """Filter the formats that are not slower than float, noting the others; the first suffices without a budget."""
     kept = []
     for format in formats:
@@ -137,7 +141,7 @@ def _fast(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]
     return kept
 
 
-def _leave(assignment: Assignment, weight: Weight, kept: Sequence[str]) -> None:
+def _keep_first(assignment: Assignment, weight: Weight, kept: Sequence[str]) -> None:
     taken, why = kept[0] if kept else FLOAT, "; ".join(assignment.slow[weight.name].values())
     assignment.set(weight, taken, "speed", why)
 
@@ -155,7 +159,7 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
         if timed := timings.of(weight, plan.quant):
             now[name] = timed
     staying = list(now)
-    while staying and (index := _losing(now)) is not None:
+    while staying and (index := _slowest_batch(now)) is not None:
         worst = max(staying, key=lambda name: now[name][index].seconds - now[name][index].float_seconds)
         staying.remove(worst)
         weight = weights[worst]
@@ -163,14 +167,14 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
             f"{plan.quant} takes {now[worst][index].describe(timings.where(weight, index))}"
         )
         rest = [f for f in fallback_formats(plan) if f in assignment.candidates.accepted(weight)]
-        kept = _fast(timings, weight, rest)
-        now[worst] = timings.of(weight, kept[0]) if kept else [_as_float(t) for t in now[worst]]
-        _leave(assignment, weight, kept)
+        kept = _not_slower(timings, weight, rest)
+        now[worst] = timings.of(weight, kept[0]) if kept else [_float_time(t) for t in now[worst]]
+        _keep_first(assignment, weight, kept)
         lost.append(worst)
     return lost, _summary(assignment, now)
 
 
-def _losing(now: Mapping[str, Sequence[LayerTime]]) -> int | None:
+def _slowest_batch(now: Mapping[str, Sequence[LayerTime]]) -> int | None:
     """Return the plan's batch index at which all layers together are slowest; None when at none."""
     totals = _totals(now)
     index = max(range(len(totals)), key=lambda i: totals[i].ratio)
@@ -181,7 +185,7 @@ def _totals(now: Mapping[str, Sequence[LayerTime]]) -> list[LayerTime]:
     return [LayerTime.total([(1, timed) for timed in column]) for column in zip(*now.values(), strict=True)]
 
 
-def _as_float(timed: LayerTime) -> LayerTime:
+def _float_time(timed: LayerTime) -> LayerTime:
     return LayerTime(timed.float_seconds, timed.float_seconds, 1.0, 1.0, 1.0)
 
 

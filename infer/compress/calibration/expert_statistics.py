@@ -72,7 +72,7 @@ class ExpertStats(OneExpertStats):
         return OneExpertStats(self.absmax, (self.square_sum[expert] / count).float(), count)
 
 
-def see_experts(
+def record_experts(
     stats: dict[str, Any], name: str, mask: Tensor | None, layer: ExpertLinear, args: tuple[Any, ...]
 ) -> None:
     """Add one call of an `ExpertLinear` to the statistics; tokens that `mask` hides don't count."""

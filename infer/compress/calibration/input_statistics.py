@@ -19,7 +19,7 @@ from ... import library_errors
 from ...errors import SourceError, UsageError
 from ...load.expert_layers import ExpertLinear
 from ..layer_kinds import CONVOLUTIONS, is_layer, is_looked_up, is_product, pair, product_input, rows_of
-from .expert_statistics import see_experts
+from .expert_statistics import record_experts
 from .gptq import Factor, factor
 from .smoothquant import Balance, balance, balance_rows
 
@@ -155,9 +155,11 @@ def calibrate(
     layers = [(n, m) for n, m in model.named_modules() if is_layer(m) and not is_looked_up(m)]
     width = hessian_width([m for _, m in layers]) if hessian else 0
     mask: list[Tensor | None] = [None]
-    handles = [m.register_forward_pre_hook(partial(_see, stats, name, width, mask)) for name, m in layers]
+    handles = [
+        m.register_forward_pre_hook(partial(_record_input, stats, name, width, mask)) for name, m in layers
+    ]
     convolutions = [(name, m) for name, m in layers if isinstance(m, CONVOLUTIONS)]
-    handles += [m.register_forward_hook(partial(_see_result, stats, name)) for name, m in convolutions]
+    handles += [m.register_forward_hook(partial(_record_output, stats, name)) for name, m in convolutions]
     training = model.training
     count = 0
     try:
@@ -203,7 +205,7 @@ def _columns(layer: nn.Module) -> int:
     return rows_of(layer)[0].numel()
 
 
-def _see(
+def _record_input(
     stats: dict[str, LayerStats],
     name: str,
     width: int,
@@ -212,7 +214,7 @@ def _see(
     args: tuple[Any, ...],
 ) -> None:
     if isinstance(layer, ExpertLinear):
-        see_experts(stats, name, mask[0], layer, args)
+        record_experts(stats, name, mask[0], layer, args)
         return
     rows = _rows(layer, args[0], mask[0]).detach().float().cpu()
     if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
@@ -236,7 +238,7 @@ def _empty(columns: int) -> LayerStats:
     return LayerStats(torch.zeros(()), square, 0, histogram, 0.0)
 
 
-def _see_result(
+def _record_output(
     stats: dict[str, LayerStats], name: str, layer: nn.Module, args: tuple[Any, ...], result: Tensor
 ) -> None:
     rows = _rows(layer, result, None).detach().float().cpu()

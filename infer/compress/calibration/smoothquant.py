@@ -54,11 +54,11 @@ def balance(rows: Tensor, weight: Tensor, step: Tensor) -> Balance | None:
     seen, judging = rows[::2], rows[1::2]
     want = judging @ weight.t()
     usual = [step, *(seen.abs().amax() * CLIPS / LEVELS).clamp_min(TINY)]
-    best, least = None, min(_lost(judging, weight, each, want) for each in usual) * (1 - LEAST_GAIN)
+    best, least = None, min(_static_error(judging, weight, each, want) for each in usual) * (1 - LEAST_GAIN)
     for multiplier in _multipliers(seen, weight):
         own, balanced = judging * multiplier, weight / multiplier
         for tried in ((seen * multiplier).abs().amax() * CLIPS / LEVELS).clamp_min(TINY):
-            lost = _lost(own, balanced, tried, want)
+            lost = _static_error(own, balanced, tried, want)
             if lost < least:
                 best, least = Balance(multiplier, tried), lost
     return best
@@ -74,9 +74,9 @@ def balance_rows(rows: Tensor, weights: Sequence[Tensor], *, feedback: bool) -> 
     weight = torch.cat([w[:: -(-len(w) * len(weights) // MOST_ROWS)].detach().float() for w in weights])
     seen, judging = rows[::2], rows[1::2]
     share = LEFT_BY_FEEDBACK if feedback else 1.0
-    best, least = None, _lost_by_rows(judging, weight, share) * (1 - LEAST_GAIN)
+    best, least = None, _dynamic_error(judging, weight, share) * (1 - LEAST_GAIN)
     for multiplier in _multipliers(seen, weight):
-        lost = _lost_by_rows(judging * multiplier, weight / multiplier, share)
+        lost = _dynamic_error(judging * multiplier, weight / multiplier, share)
         if lost < least:
             best, least = Balance(multiplier), lost
     return best
@@ -92,7 +92,7 @@ def _multipliers(seen: Tensor, weight: Tensor) -> Iterator[Tensor]:
         yield multiplier / multiplier[used].log().mean().exp() if bool(used.any()) else multiplier
 
 
-def _lost_by_rows(rows: Tensor, weight: Tensor, share: float) -> float:
+def _dynamic_error(rows: Tensor, weight: Tensor, share: float) -> float:
     """Return the error of a dynamic int8 product; `share` of the weights' error counts."""
     low, high = rows.amin(1, keepdim=True).clamp_max(0), rows.amax(1, keepdim=True).clamp_min(0)
     step = ((high - low) / (2 * LEVELS)).clamp_min(TINY)
@@ -102,7 +102,7 @@ def _lost_by_rows(rows: Tensor, weight: Tensor, share: float) -> float:
     return float(torch.stack([of_rows.norm(), share * of_weight.norm()]).norm())
 
 
-def _lost(rows: Tensor, weight: Tensor, step: Tensor, want: Tensor) -> float:
+def _static_error(rows: Tensor, weight: Tensor, step: Tensor, want: Tensor) -> float:
     """Return the norm of a product's error with int8 rows and int8 weights."""
     scale = (weight.abs().amax(1, keepdim=True) / LEVELS).clamp_min(TINY)
     rounded = (rows / step).round().clamp(-LEVELS, LEVELS) * step

@@ -89,33 +89,33 @@ class ToolParser:
             return False
         bare = inner.startswith("{") and (self.style == "llama" or inner is not rest)
         if bare:
-            self._take(len(self._text) - len(inner))
-        return self._go(self._call if bare else self._content)
+            self._consume(len(self._text) - len(inner))
+        return self._enter(self._call if bare else self._content)
 
     def _content(self) -> bool:
         at = self._text.find(self._marker)
         if at >= 0:
-            self._say(self._text[:at].rstrip())
+            self._emit_content(self._text[:at].rstrip())
             self._text = self._text[at:]
-            self._take(len(self._marker))
+            self._consume(len(self._marker))
             self._sure = True
-            return self._go(self._opened if self.style == "mistral" else self._call)
+            return self._enter(self._after_marker if self.style == "mistral" else self._call)
         hold = 0 if self._last else held(self._text, self._marker)
         text = self._text[: len(self._text) - hold]
-        self._say(text.rstrip() if self._last and self.calls else text)
+        self._emit_content(text.rstrip() if self._last and self.calls else text)
         self._text = self._text[len(text) :]
         return False
 
-    def _opened(self) -> bool:
+    def _after_marker(self) -> bool:
         """Read after [TOOL_CALLS]: a list, or a name."""
         rest = self._text.lstrip()
         if rest.startswith("["):
-            self._take(len(self._text) - len(rest) + 1)
-            return self._go(self._call)
+            self._consume(len(self._text) - len(rest) + 1)
+            return self._enter(self._call)
         named = _NAMED.match(self._text)
         if named:
-            self._begin(named[1], named.end(), depth=0)
-            return self._go(self._arguments)
+            self._begin_call(named[1], named.end(), depth=0)
+            return self._enter(self._arguments)
         return self._not_a_call() if self._last else False
 
     def _call(self) -> bool:
@@ -124,12 +124,12 @@ class ToolParser:
         if header:
             name = load(header[1])
             if self._sure or name in self.schemas:
-                self._begin(str(name), header.end(), depth=1)
-                return self._go(self._arguments)
+                self._begin_call(str(name), header.end(), depth=1)
+                return self._enter(self._arguments)
             return self._not_a_call()
         body, complete = self._body()
         if complete or self._last:
-            return self._whole(body)
+            return self._unusual_call(body)
         if not self._sure and (_OTHER.match(self._text) or not self._text.lstrip().startswith("{")):
             return self._not_a_call()
         return False
@@ -143,7 +143,7 @@ class ToolParser:
         stop = Scan().end(self._text, start) if self._text[start:].startswith("{") else -1
         return (self._text[:stop], True) if stop >= 0 else (self._text, False)
 
-    def _whole(self, body: str) -> bool:
+    def _unusual_call(self, body: str) -> bool:
         """Read a call that is not in the usual form."""
         value = load(body)
         if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -157,9 +157,9 @@ class ToolParser:
             arguments = load(arguments)
         if not isinstance(arguments, dict) or not (self._sure or name in self.schemas):
             return self._not_a_call()
-        self._begin(name, len(body), depth=0)
+        self._begin_call(name, len(body), depth=0)
         self._out.append(ToolDelta(index=self.calls - 1, arguments=json.dumps(arguments, ensure_ascii=False)))
-        return self._go(self._after)
+        return self._enter(self._between_calls)
 
     def _parameters(self, name: str, text: str) -> dict[str, Any]:
         """Read <parameter=…>: text where the tool's schema says so, else JSON if it parses."""
@@ -180,15 +180,15 @@ class ToolParser:
         if stop < 0:
             return False
         self._scan = Scan(depth=self._outer)
-        return self._go(self._rest if self._outer else self._after)
+        return self._enter(self._skip_rest if self._outer else self._between_calls)
 
-    def _rest(self) -> bool:
+    def _skip_rest(self) -> bool:
         """Skip the rest of the object around the arguments."""
         stop = self._scan.end(self._text, 0)
         self._text = "" if stop < 0 else self._text[stop:]
-        return stop >= 0 and self._go(self._after)
+        return stop >= 0 and self._enter(self._between_calls)
 
-    def _after(self) -> bool:
+    def _between_calls(self) -> bool:
         """Look for another call, or content, after a call."""
         self._given_up = ""
         if self.style == "hermes":
@@ -197,18 +197,18 @@ class ToolParser:
                 self._text = "" if self._last else self._text[-len(_END) :]
                 return False
             self._text = self._text[min(found) :].removeprefix(_END)
-            return self._go(self._content)
+            return self._enter(self._content)
         rest = self._text.lstrip(" \t\r\n;,")
         if not rest:
             self._text = "" if self._last else self._text
             return False
         if rest.startswith("{"):
-            self._take(len(self._text) - len(rest))
-            return self._go(self._call)
+            self._consume(len(self._text) - len(rest))
+            return self._enter(self._call)
         self._text = rest.removeprefix("]") if self.style == "mistral" else rest
-        return self._go(self._content)
+        return self._enter(self._content)
 
-    def _begin(self, name: str, stop: int, depth: int) -> None:
+    def _begin_call(self, name: str, stop: int, depth: int) -> None:
         """Start a call of `name`; the text continues at `stop`, with its arguments or behind them."""
         prefix = "" if self.style == "mistral" else "call_"
         number = secrets.token_hex(12)[
@@ -220,21 +220,21 @@ class ToolParser:
         self._scan, self._outer = Scan(), depth
 
     def _not_a_call(self) -> bool:
-        self._say(self._given_up)
+        self._emit_content(self._given_up)
         self._given_up = ""
         if self._text:  # a character at least, lest it be taken for a call again
-            self._say(self._text[0])
+            self._emit_content(self._text[0])
             self._text = self._text[1:]
-        return self._go(self._content)
+        return self._enter(self._content)
 
-    def _take(self, count: int) -> None:
+    def _consume(self, count: int) -> None:
         self._given_up += self._text[:count]
         self._text = self._text[count:]
 
-    def _say(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         if text:
             self._out.append(ToolDelta(content=text))
 
-    def _go(self, state: Callable[[], bool]) -> bool:
+    def _enter(self, state: Callable[[], bool]) -> bool:
         self._state = state
         return True

@@ -56,7 +56,7 @@ class Overview(msgspec.Struct):
     models: list[ServedModel]
 
 
-class ModelNow(msgspec.Struct):
+class ModelStatus(msgspec.Struct):
     """Snapshot of one model.
 
     `running`: rows of the batch, or requests between first and last token. The rest are counts since the
@@ -82,7 +82,7 @@ class ModelNow(msgspec.Struct):
     prefix: tuple[int, int] | None = None
 
 
-class Now(msgspec.Struct):
+class ServerStatus(msgspec.Struct):
     """Snapshot of the server.
 
     `instance`: which server, where a balancer has several behind one address; `time`: seconds of a monotonic
@@ -94,7 +94,7 @@ class Now(msgspec.Struct):
     state: str
     active: int
     memory: int
-    models: dict[str, ModelNow]
+    models: dict[str, ModelStatus]
 
 
 def overview(service: Service) -> Overview:
@@ -140,21 +140,21 @@ def example_file(predictor: Any) -> Any:
     return found if found is not None and found.is_file() else None
 
 
-def now(service: Service) -> Now:
-    return Now(
+def server_status(service: Service) -> ServerStatus:
+    return ServerStatus(
         instance=service.instance,
         time=time.monotonic(),
         state=service.state,
         active=service.active,
         memory=service.memory.processes.resident_bytes(),
-        models={name: _now(service, name, model) for name, model in service.models.items()},
+        models={name: _model_status(service, name, model) for name, model in service.models.items()},
     )
 
 
-def _now(service: Service, name: str, model: TensorEngine | LLMEngine) -> ModelNow:
+def _model_status(service: Service, name: str, model: TensorEngine | LLMEngine) -> ModelStatus:
     metrics = service.metrics
     times = metrics.times.get(name)
-    found = ModelNow(
+    found = ModelStatus(
         running=model.running,
         waiting=model.waiting,
         requests=metrics.values_by_label(metrics.requests, name, "code"),

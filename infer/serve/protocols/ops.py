@@ -20,7 +20,7 @@ from ..http.request_context import RequestContext
 from ..http.routing import JSON, ErrorFormat, Response, Route, error_text
 from ..observability import status_page
 from ..observability.metrics import CONTENT_TYPE
-from ..observability.status_page import Now, Overview
+from ..observability.status_page import Overview, ServerStatus
 from ..service import Service
 
 LINKS = {
@@ -57,7 +57,7 @@ class Error(msgspec.Struct):
     error: str
 
 
-class Home(msgspec.Struct):
+class ServerInfo(msgspec.Struct):
     name: str
     version: str
     models: list[str]
@@ -82,7 +82,7 @@ def routes(service: Service) -> list[Route]:
     return [
         get(
             "/",
-            Home,
+            ServerInfo,
             home,
             "The page, for browsers; else name, version and where to go on",
             401,
@@ -98,7 +98,7 @@ def routes(service: Service) -> list[Route]:
         get("/docs", "text/html; charset=utf-8", docs, "These routes for people"),
         get("/page/{file}", "*/*", asset, "A file of the page at /", 404, open=True),
         get("/ops/models", Overview, models, "The served models and what was measured of them"),
-        get("/ops/now", Now, now, "What is running and waiting, and counts since the start"),
+        get("/ops/now", ServerStatus, now, "What is running and waiting, and counts since the start"),
         get(
             "/ops/models/{model}/example",
             InferRequest,
@@ -109,12 +109,12 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def home(context: RequestContext) -> Home | Response:
+async def home(context: RequestContext) -> ServerInfo | Response:
     """Return the page to browsers, also without a key: it holds no data of the server."""
     if b"text/html" in context.headers.get(b"accept", b""):
         return index_page()
     context.require_key()
-    return Home("infer", context.service.version, list(context.service.models), LINKS)
+    return ServerInfo("infer", context.service.version, list(context.service.models), LINKS)
 
 
 async def health(context: RequestContext) -> Status:
@@ -184,8 +184,8 @@ async def models(context: RequestContext) -> Overview:
     )
 
 
-async def now(context: RequestContext) -> Now:
-    return status_page.now(context.service)
+async def now(context: RequestContext) -> ServerStatus:
+    return status_page.server_status(context.service)
 
 
 async def example(context: RequestContext) -> InferRequest:
