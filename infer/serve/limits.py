@@ -28,6 +28,12 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_bytes: Annotated[int, Option("bytes of all requests that are being read or answered")] = (
         512 << 20
     )
+    max_image_pixels: Annotated[int, Option("pixels of one image file, checked before it is decoded")] = (
+        64 << 20
+    )
+    max_audio_seconds: Annotated[float, Option("length of one sound file, checked while it is decoded")] = (
+        1800.0
+    )
     max_json_depth: Annotated[int, Option("nesting of objects and lists")] = 64
     max_header_bytes: Annotated[
         int, Option("bytes of a request's headers, and of the trailers of a chunked body")

@@ -119,7 +119,7 @@ class MediaModel:
         return answers.label_scores(logits, self.labels, activation_of(self.meta, len(logits)), top)
 
     def answer(self, outputs: Mapping[str, np.ndarray], opened: Any) -> Any:
-        """Return the answer of the task, ready for JSON, from the outputs of one row and the image or sound."""
+        """Return the answer of the task, ready for JSON, from the outputs of one row and what `open` returned."""
         ways: dict[str, Callable[[], Any]] = {
             "image-classification": lambda: self.label_scores(outputs["logits"]),
             "audio-classification": lambda: self.label_scores(outputs["logits"]),

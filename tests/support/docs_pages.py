@@ -53,6 +53,9 @@ def _value(value: object) -> str:
 
 
 FIXED = """
+Of one request with files, fixed: a form has at most 64 parts, each with at most 16 headers and each field at most 64
+KiB; 64 files; an image to segment has at most 16 Mi pixels, a sound file at most 32 channels.
+
 Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `logprobs` and
 `top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages at most 4096, tools at most
 128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions. A model's name is

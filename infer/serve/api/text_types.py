@@ -133,21 +133,48 @@ class Classified(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class PredictRequest(msgspec.Struct, kw_only=True):
-    """Body of /predict, as TEI has it.
+class PredictParameters(msgspec.Struct, kw_only=True):
+    """Parameters of a prediction for images and sound, as Hugging Face's inference API has them.
 
-    `inputs`: a text, a pair of texts, or a list of lists that hold a text or a pair each.
+    `top_k`: labels or objects; `threshold`: least score of an object; `function_to_apply`: the activation of labels.
+    """
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+class PredictRequest(msgspec.Struct, kw_only=True):
+    """Body of /predict, as TEI has it, and Hugging Face's inference API for images and sound.
+
+    `inputs`: a text, a pair of texts, or a list of lists that hold a text or a pair each; for a model of images or
+    sound a file as base64 or data URL, or a list of them. As a form: `file`, and the other fields by name.
     """
 
     inputs: str | list[str | list[str]]
     model: str | None = None
     raw_scores: bool = False
     truncate: bool = True
+    parameters: PredictParameters = msgspec.field(default_factory=PredictParameters)
 
 
-class LabelScore(msgspec.Struct):
-    score: float
+class Box(msgspec.Struct):
+    """Corners of an object in pixels of the image."""
+
+    xmin: int
+    ymin: int
+    xmax: int
+    ymax: int
+
+
+class LabelScore(msgspec.Struct, omit_defaults=True):
+    """A label with its score. `box`: of an object; `mask`: of a segmented class, a PNG as base64; its score is null."""
+
+    score: float | None
     label: str
+    box: Box | None = None
+    mask: str | None = None
 
 
-Predictions = list[LabelScore | list[LabelScore]]  # of one input, or of a batch
+# Of one input, or of a batch; numbers are the vector of an image.
+Predictions = list[LabelScore | float | list[LabelScore | float]]

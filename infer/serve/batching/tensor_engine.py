@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import DeadlineError, InferError, OverloadedError
+from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..limits import ServeLimits
 from ..llm.tokenizer_pool import encoder_tokenizer_pool
 from ..observability.metrics import ModelMetrics
@@ -53,6 +54,8 @@ class TensorEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.queue.latency.seed(getattr(predictor, "speeds", ()))
         self.texts = encoder_tokenizer_pool(predictor)
+        reads_media = predictor.task in (*IMAGE_TASKS, *SOUND_TASKS)
+        self.media = MediaModel.of(predictor) if reads_media else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the threads; results go to `loop`. Call once."""

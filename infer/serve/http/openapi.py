@@ -76,10 +76,20 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
         headers.append(_header("Inference-Header-Content-Length", {"type": "integer", "minimum": 0}))
     operation["parameters"] = path + headers
     if route.In is not None:
-        operation["requestBody"] = {"required": True, "content": _content(route.In, schema, route.binary)}
+        operation["requestBody"] = {"required": True, "content": _accepted(route, schema)}
     if api_key and not route.open:
         operation["security"] = [{"key": []}]
     return operation
+
+
+def _accepted(route: Route, schema: dict[Any, Any]) -> dict[str, Any]:
+    """Return the media types of a request's body with their schemas; a file itself is of `image/*` or `audio/*`."""
+    content = _content(route.In, schema, route.binary)
+    files = {
+        media: {"schema": {"type": "string", "format": "binary"}} for media in route.accepts if "*" in media
+    }
+    typed = {media: content[JSON] for media in route.accepts if "*" not in media}
+    return {**content, **typed, **files} if JSON in route.accepts else {**typed, **files}
 
 
 def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Classification of texts and pairs: /classify as vLLM has it, and /predict of TEI."""
+"""Predictions of texts, pairs, images and sound: /classify as vLLM has it, and /predict of TEI.
+
+Images and sound come as base64, as a form, or as the body itself, which Hugging Face's InferenceClient sends.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from ...artifact.label_scores import activation_of, scores_of
 from ...errors import InferError, InputError, OverloadedError
 from ...llm.text.tokenizer import TextOrPair
-from ..api import text_request
+from ..api import media_predictions, media_request, text_request
 from ..api.openai_errors import ERROR_FORMAT, require_json
 from ..api.text_types import (
     Classification,
@@ -19,13 +22,18 @@ from ..api.text_types import (
     ClassifyRequest,
     LabelScore,
     Predictions,
+    PredictParameters,
     PredictRequest,
     TextUsage,
 )
 from ..batching.tensor_engine import TensorEngine
+from ..http.multipart import FORM, media_of
 from ..http.request_context import RequestContext
-from ..http.routing import ErrorFormat, NonfiniteError, Route, error_text
+from ..http.routing import BINARY, JSON, ErrorFormat, NonfiniteError, Route, error_text
 from ..service import Service
+
+FILES = ("image/*", "audio/*")
+CLASSIFIERS = ("classification", "image-classification", "audio-classification")
 
 
 class TeiError(msgspec.Struct):
@@ -50,17 +58,27 @@ TEI_ERRORS = ErrorFormat("tei", _tei_status, _tei_body, TeiError)
 
 def routes(service: Service) -> list[Route]:
     both = Classified | Predictions
-    given: dict[str, Any] = {"errors": (429,), "work": True}
+    given: dict[str, Any] = {"errors": (429, 501), "work": True}
     return [
-        Route("POST", "/classify", ClassifyRequest, both, classify, "Labels of texts", ERROR_FORMAT, **given),
+        Route(
+            "POST",
+            "/classify",
+            ClassifyRequest,
+            both,
+            classify,
+            "Labels of texts, images or sound",
+            ERROR_FORMAT,
+            **given,
+        ),
         Route(
             "POST",
             "/predict",
             PredictRequest,
             Predictions,
             predict,
-            "Labels of texts or pairs",
+            "Labels of texts, pairs, images or sound",
             TEI_ERRORS,
+            accepts=(JSON, FORM, *FILES),
             **given,
         ),
     ]
@@ -80,8 +98,13 @@ async def classify(context: RequestContext) -> Classified | Predictions:
         )
         return await _predictions(context, asked)
     texts: list[TextOrPair] = [request.input] if isinstance(request.input, str) else list(request.input or [])
-    engine = _engine(context, request.model)
-    values, used = await _values(context, engine, texts, "input", raw=not request.use_activation)
+    engine = text_request.find_text_model(context, request.model, CLASSIFIERS, "classify")
+    raw, used = not request.use_activation, 0
+    if engine.media is not None:
+        files, places, _ = media_predictions.files_of(texts, "input")
+        values = await media_predictions.file_scores(context, engine, files, places, raw=raw)
+    else:
+        values, used = await _values(context, engine, texts, "input", raw=raw)
     labels = _labels(engine)
     data = [
         Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
@@ -92,17 +115,58 @@ async def classify(context: RequestContext) -> Classified | Predictions:
 
 
 async def predict(context: RequestContext) -> Predictions:
+    media = media_of(context.headers)
+    if media == FORM:
+        form = await media_request.read_form(context)
+        engine = _any_engine(context, form.text("model"))
+        parameters = media_predictions.parameters_of(form)
+        return await _of_files(context, engine, [form.file("file")], ["file"], parameters)
+    if media.startswith(("image/", "audio/")) or media == BINARY or not (media or context.body[:1] == b"{"):
+        if not context.body:
+            raise InputError("expected a file, got an empty body")
+        return await _of_files(context, _any_engine(context, None), [bytes(context.body)], ["body"])
     require_json(context)
     return await _predictions(context, context.json(PredictRequest))
 
 
+def _any_engine(context: RequestContext, name: str | None) -> TensorEngine:
+    return text_request.find_text_model(
+        context, name, ("classification", *media_predictions.TASKS), "predict"
+    )
+
+
+async def _of_files(
+    context: RequestContext,
+    engine: TensorEngine,
+    files: list[bytes],
+    where: list[str],
+    parameters: PredictParameters | None = None,
+) -> Predictions:
+    """Return the prediction of one file."""
+    if engine.media is None:
+        raise InputError(
+            f"{engine.predictor.name} is a model of texts", where="model", hint="Send JSON with inputs"
+        )
+    parameters = parameters or PredictParameters()
+    (found,) = await media_predictions.predict_files(context, engine, files, where, parameters)
+    return [*found]
+
+
 async def _predictions(context: RequestContext, request: PredictRequest) -> Predictions:
     text_request.refuse_uncut(request.truncate)
+    engine = _any_engine(context, request.model)
+    if engine.media is not None:
+        files, places, many = media_predictions.files_of(request.inputs, "inputs")
+        parameters = request.parameters
+        if request.raw_scores:
+            parameters = msgspec.structs.replace(parameters, function_to_apply="none")
+        predictions = await media_predictions.predict_files(context, engine, files, places, parameters)
+        batch: list[Any] = [[*one] for one in predictions]
+        return batch if many else [*predictions[0]]
     texts, many = _read(request.inputs)
-    engine = _engine(context, request.model)
     values, _ = await _values(context, engine, texts, "inputs", raw=request.raw_scores)
     labels = _labels(engine)
-    found = [
+    found: list[Any] = [
         [LabelScore(float(row[i]), labels[i]) for i in np.argsort(-row, kind="stable").tolist()]
         for row in values
     ]
@@ -127,10 +191,6 @@ def _read(inputs: str | list[Any]) -> tuple[list[TextOrPair], bool]:
             raise InputError("expected [text] or [text, text]", where=f"inputs[{index}]")
         found.append(one[0] if len(one) == 1 else tuple(one))
     return found, True
-
-
-def _engine(context: RequestContext, name: str | None) -> TensorEngine:
-    return text_request.find_text_model(context, name, ("classification",), "classify texts")
 
 
 async def _values(

@@ -1,0 +1,141 @@
+"""Predictions of models of images and sound for /predict and /classify: labels, boxes, masks and vectors."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...artifact.label_scores import activation_of, scores_of
+from ...errors import InputError
+from ...tasks import answers
+from ...tasks.media_model import MediaModel
+from ..batching.tensor_engine import TensorEngine
+from ..http.multipart import Form
+from ..http.request_context import RequestContext
+from . import media_request
+from .text_types import Box, LabelScore, PredictParameters
+
+MOST_FILES = 64  # of one request
+MAX_MASK_PIXELS = 1 << 24  # of an image whose classes are given for each pixel
+ACTIVATIONS = {"softmax": "softmax", "sigmoid": "sigmoid", "none": "identity"}
+TASKS = (
+    "image-classification",
+    "audio-classification",
+    "object-detection",
+    "image-segmentation",
+    "image-embedding",
+)
+Prediction = list[LabelScore] | list[float]
+
+
+def parameters_of(form: Form) -> PredictParameters:
+    """Return the parameters that a form gives as fields."""
+    names = ("top_k", "threshold", "function_to_apply")
+    fields = {name: value for name in names if (value := form.text(name)) is not None}
+    try:
+        return msgspec.convert(fields, PredictParameters, strict=False)
+    except msgspec.ValidationError as error:
+        said, _, where = str(error).partition(" - at `$.")
+        raise InputError(said, where=where.rstrip("`")) from error
+
+
+async def predict_files(
+    context: RequestContext,
+    engine: TensorEngine,
+    files: Sequence[bytes],
+    where: Sequence[str],
+    parameters: PredictParameters,
+) -> list[Prediction]:
+    """Return the prediction of each file, labels best first."""
+    model, outputs, sizes = await run_files(context, engine, files, where)
+    for place, size in zip(where, sizes, strict=True):
+        if model.task == "image-segmentation" and size[0] * size[1] > MAX_MASK_PIXELS:
+            raise InputError(
+                f"expected an image of at most {MAX_MASK_PIXELS} pixels to segment, got {size[1]} x {size[0]}",
+                where=place,
+                hint="Send it smaller; masks have the size of the image",
+            )
+    return await media_request.in_thread(context, _predictions, model, outputs, sizes, parameters)
+
+
+async def file_scores(
+    context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str], *, raw: bool
+) -> np.ndarray:
+    """Return scores or logits of a classifier, float32 [len(files), labels]."""
+    model, outputs, _ = await run_files(context, engine, files, where)
+    logits = np.stack([output["logits"] for output in outputs]).astype(np.float32, copy=False)
+    return logits if raw else scores_of(logits, activation_of(model.meta, logits.shape[1]))
+
+
+async def run_files(
+    context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str]
+) -> tuple[MediaModel, list[dict[str, np.ndarray]], list[tuple[int, int]]]:
+    """Decode and run files: the outputs of each, and the height and width of each image."""
+    if not 1 <= len(files) <= MOST_FILES:
+        raise InputError(
+            f"expected 1 to {MOST_FILES} files, got {len(files)}", where=where[0] if where else "inputs"
+        )
+    model = media_request.media_model(engine)
+    engine.check_admission(timeout=context.timeout())
+    tensors, sizes = await media_request.open_files(context, model, files, where)
+    return model, await media_request.run_tensors(context, engine, tensors), sizes
+
+
+def _predictions(
+    model: MediaModel,
+    outputs: Sequence[Mapping[str, np.ndarray]],
+    sizes: Sequence[tuple[int, int]],
+    parameters: PredictParameters,
+) -> list[Prediction]:
+    return [_prediction(model, output, size, parameters) for output, size in zip(outputs, sizes, strict=True)]
+
+
+def _prediction(
+    model: MediaModel, outputs: Mapping[str, np.ndarray], size: tuple[int, int], parameters: PredictParameters
+) -> Prediction:
+    if model.task == "image-embedding":
+        return [float(value) for value in outputs["embedding"]]
+    if model.task == "object-detection":
+        threshold = answers.THRESHOLD if parameters.threshold is None else parameters.threshold
+        found = answers.boxes(outputs["logits"], outputs["pred_boxes"], size, model.labels, threshold)
+        return [
+            LabelScore(one["score"], one["label"], box=Box(**one["box"])) for one in found[: parameters.top_k]
+        ]
+    if model.task == "image-segmentation":
+        return _masks(answers.class_map(outputs["logits"], size), model)
+    logits = outputs["logits"]
+    named = ACTIVATIONS.get(parameters.function_to_apply or "", "") or activation_of(model.meta, len(logits))
+    top = answers.label_scores(logits, model.labels, named, parameters.top_k)
+    return [LabelScore(one["score"], one["label"]) for one in top]
+
+
+def _masks(classes: np.ndarray, model: MediaModel) -> list[LabelScore]:
+    """Return a PNG mask of each class of an image, 255 on its pixels, the largest class first."""
+    from PIL import Image
+
+    counts, found = np.bincount(classes.reshape(-1)), list[LabelScore]()
+    for kind in (int(i) for i in np.argsort(-counts, kind="stable") if counts[i]):
+        file = io.BytesIO()
+        Image.fromarray((classes == kind).astype(np.uint8) * 255).save(file, "png")
+        mask = base64.b64encode(file.getvalue()).decode()
+        found.append(LabelScore(None, answers.name_of(model.labels, kind), mask=mask))
+    return found
+
+
+def files_of(inputs: Any, where: str) -> tuple[list[bytes], list[str], bool]:
+    """Decode base64 `inputs`: one, or a list of them; the files, their places, and True for a list."""
+    if isinstance(inputs, str):
+        return [media_request.from_base64(inputs, where)], [where], False
+    places = [f"{where}[{index}]" for index in range(len(inputs))]
+    files = []
+    for one, place in zip(inputs, places, strict=True):
+        one = one[0] if isinstance(one, list) and len(one) == 1 else one
+        if not isinstance(one, str):
+            raise InputError("expected a file as base64", where=place)
+        files.append(media_request.from_base64(one, place))
+    return files, places, True
