@@ -42,11 +42,7 @@ def b64(data: bytes) -> str:
 
 
 def two_halves(size: tuple[int, int] = (40, 20)) -> bytes:
-    image = Image.new("RGB", size, RED)
-    image.paste(GREEN, (size[0] // 2, 0, *size))
-    file = io.BytesIO()
-    image.save(file, "png")
-    return file.getvalue()
+    return fake_media.two_colors(RED, GREEN, size)
 
 
 def ask(client: httpx.Client, model: str, inputs: Any, path: str = "/predict", **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ import pytest
 
 from infer.serve.protocols import ops
 from infer.spec import TensorSpec
-from tests.support import chromium
+from tests.support import chromium, fake_media
 from tests.support.chromium import Tab
 from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
-from tests.support.fake_predictors import Fake, Live, double, embedder, live
+from tests.support.fake_predictors import Fake, Live, classifier, double, embedder, live
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
@@ -187,6 +188,67 @@ def test_drawing_is_classified_with_the_best_class_first(tab: Tab) -> None:
     tab.run(f"document.querySelector('{panel} .primary').click()")
     best = tab.until(f"document.querySelector('{panel} .classes .best th')?.textContent")
     assert best in ("6", "7")
+
+
+MEDIA = (fake_media.colors, fake_media.detector, fake_media.segmenter, fake_media.listener)
+
+
+@pytest.fixture(scope="module")
+def media_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("hearing")
+    moods = classifier("moods", ["good", "bad"])
+    with live(*(make() for make in MEDIA), fake_media.transcriber(folder), moods) as server:
+        yield server
+
+
+def choose_file(tab: Tab, panel: str, data: bytes, name: str) -> None:
+    """Put a file into the panel's file input, and run the form."""
+    text = base64.b64encode(data).decode()
+    tab.run(
+        f"""(async () => {{
+          const bytes = Uint8Array.from(atob('{text}'), (c) => c.charCodeAt(0));
+          const list = new DataTransfer();
+          list.items.add(new File([bytes], '{name}'));
+          const input = document.querySelector('{panel} input[type=file]');
+          input.files = list.files;
+          input.dispatchEvent(new Event('change'));
+          await new Promise((done) => setTimeout(done, 200));
+          document.querySelector('{panel} .primary').click();
+        }})()"""
+    )
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_files_are_answered_by_labels_boxes_masks_and_text(
+    browser: Tab, media_server: Live, width: int, tmp_path: Path
+) -> None:
+    browser.errors.clear()
+    browser.show(width)
+    browser.go(f"{media_server.url}/?{time.monotonic()}")
+    browser.until("document.querySelectorAll('[role=tab]').length === 6")
+    halves = fake_media.two_colors((250, 10, 10), (10, 250, 10), (400, 200))
+    spoken = fake_media.wav(fake_media.speech("ab cad bee"))
+    for name, data, file, said in (
+        ("colors", halves, "a.png", "red"),
+        ("finder", halves, "a.png", "Objects, the surest first red 98.9 % green 98.9 %"),
+        ("parts", halves, "a.png", "Classes, the largest first"),
+        ("loudness", fake_media.wav(np.ones(400) * 0.9), "a.wav", "loud"),
+        ("hearing", spoken, "a.wav", "ab cad bee"),
+    ):
+        panel = choose(browser, name)
+        choose_file(browser, panel, data, file)
+        got = browser.until(f"document.querySelector('{panel} .result:not([aria-busy])')?.innerText")
+        assert said in " ".join(got.split()), got
+        assert browser.run(f"document.querySelectorAll('{panel} :is(.picture, audio)').length") == 1
+        assert browser.run("document.documentElement.scrollWidth") <= width, name
+        assert browser.run(NAMELESS) == [], name
+        browser.picture(tmp_path / f"{name}.png")
+    panel = choose(browser, "moods")
+    browser.run(f"document.querySelector('{panel} textarea').value = 'ggg'")
+    browser.run(f"document.querySelector('{panel} input').value = 'bbb'; document.querySelector('{panel} .primary').click()")
+    assert "Label of each pair" in browser.until(f"document.querySelector('{panel} .result')?.innerText")
+    assert browser.errors == []
 
 
 @needs_browser

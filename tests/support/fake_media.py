@@ -44,6 +44,15 @@ def png(color: tuple[int, int, int], size: tuple[int, int] = (12, 10)) -> bytes:
     return file.getvalue()
 
 
+def two_colors(left: tuple[int, int, int], right: tuple[int, int, int], size: tuple[int, int]) -> bytes:
+    """Return a PNG of two halves."""
+    image = Image.new("RGB", size, left)
+    image.paste(right, (size[0] // 2, 0, *size))
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
+
+
 def transcriber(folder: Path, name: str = "hearing", **meta: Any) -> Fake:
     """CTC model whose token of a frame is the frame's amplitude times 32; it hears at most four seconds at once."""
     folder.mkdir(exist_ok=True)

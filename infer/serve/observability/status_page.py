@@ -33,7 +33,7 @@ class ServedModel(msgspec.Struct):
     """A model on the status page.
 
     `kind`: its interface; `sizes`: least and most of every dynamic size; `context`: tokens of prompt and
-    completion; `report`: the parts of report.json that were measured when the artifact was made.
+    completion; `files`: those that it reads, if its artifact holds the preprocessing; `report`: the parts of report.json that were measured when the artifact was made.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ServedModel(msgspec.Struct):
     tokenizes: bool
     example: bool
     context: int | None
+    files: Literal["image", "sound"] | None
     report: dict[str, Any]
 
 
@@ -119,8 +120,16 @@ def _served(model: TensorEngine | LLMEngine) -> ServedModel:
         tokenizes=isinstance(model, TensorEngine) and takes_text(model),
         example=example_file(predictor) is not None and not text,
         context=model.context if isinstance(model, LLMEngine) else None,
+        files=_files(model),
         report=_report(predictor),
     )
+
+
+def _files(model: TensorEngine | LLMEngine) -> Literal["image", "sound"] | None:
+    media = model.media if isinstance(model, TensorEngine) else None
+    if media is None or media.steps is None:
+        return None
+    return "sound" if media.reads_sound else "image"
 
 
 def _tensor(spec: TensorSpec) -> Tensor:

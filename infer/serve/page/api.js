@@ -53,6 +53,11 @@ export async function post(path, body, options = {}) {
   return checked(path, { ...init, headers: { "Content-Type": "application/json", ...options.headers } });
 }
 
+// A form with a file; the browser names the media type and its boundary.
+export async function send(path, form) {
+  return checked(path, { method: "POST", body: form });
+}
+
 // The JSON of every `data:` line until [DONE]; a comment keeps the connection and says nothing.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -48,7 +48,7 @@ async function load() {
 
 function facts(model) {
   const { backend, precision, device } = model.report;
-  const known = [model.task.replace("-", " "), backend, precision, device, `version ${model.version}`];
+  const known = [model.task.replaceAll("-", " "), backend, precision, device, `version ${model.version}`];
   if (model.context) known.push(`${model.context.toLocaleString("en-US")} tokens of context`);
   return known.filter(Boolean);
 }
@@ -63,7 +63,7 @@ function view(model) {
     reportCard(model));
   const speed = h("span", { class: "speed" });
   const tab = h("button", { id: `tab-${model.name}`, type: "button", role: "tab", "aria-controls": panel.id, tabindex: -1,
-    onclick: () => show(model.name), onkeydown: step }, h("span", { class: "name" }, model.name), h("span", { class: "soft" }, model.task.replace("-", " ")), speed);
+    onclick: () => show(model.name), onkeydown: step }, h("span", { class: "name" }, model.name), h("span", { class: "soft" }, model.task.replaceAll("-", " ")), speed);
   return { model, tab, panel, live, speed, history: new History() };
 }
 

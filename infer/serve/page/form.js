@@ -3,6 +3,7 @@
 import { get, post } from "./api.js";
 import { field, h } from "./dom.js";
 import { ImageInput, imageLayout } from "./image.js";
+import { MediaForm } from "./media.js";
 import { cosines, ranked, shown, summary, timing } from "./result.js";
 import { flatten, infer, nest, product } from "./tensors.js";
 
@@ -35,6 +36,7 @@ export function tensorForm(model) {
 }
 
 function formOf(model) {
+  if (model.files) return new MediaForm(model);
   if (!model.tokenizes) return new TensorForm(model);
   if (model.task !== "classification") return new TextForm(model);
   return model.outputs[0].shape.at(-1) === 1 ? new RankForm(model) : new LabelForm(model);
@@ -64,15 +66,25 @@ class LabelForm {
   constructor(model) {
     this.model = model;
     this.box = h("textarea", { rows: 4, spellcheck: "false", value: SENTENCES });
-    this.elements = [field("Texts, one a line", this.box)];
+    this.second = h("input", { type: "text" });
+    this.elements = [field("Texts, one a line", this.box), field("Second text", this.second, "For models of pairs; it goes with each line")];
     this.buttons = [];
   }
 
   async run() {
+    if (this.second.value.trim()) return this.pairs(lines(this.box.value), this.second.value);
     const input = lines(this.box.value), began = performance.now();
     const answer = await (await post("classify", { model: this.model.name, input })).json();
     const rows = answer.data.map((each) => [`${each.label}: ${input[each.index]}`, Math.max(...each.probs)]);
     return [spent(began, answer.usage), ranked("Label of each text", rows)];
+  }
+
+  async pairs(first, second) {
+    const began = performance.now();
+    const inputs = first.map((text) => [text, second]);
+    const answer = await (await post("predict", { model: this.model.name, inputs })).json();
+    const rows = answer.map(([best], at) => [`${best.label}: ${first[at]}`, best.score]);
+    return [timing({ seconds: (performance.now() - began) / 1000 }), ranked("Label of each pair", rows)];
   }
 }
 

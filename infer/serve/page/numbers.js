@@ -23,6 +23,11 @@ export function bytes(value) {
   return value < 1000 ? `${Math.round(value)} B` : scaled(value, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]);
 }
 
+// Minutes and seconds of a place in a sound.
+export function clock(seconds) {
+  return `${Math.floor(seconds / 60)}:${(seconds % 60).toFixed(2).padStart(5, "0")}`;
+}
+
 export function share(value) {
   if (value === null || value === undefined) return "–";
   const percent = 100 * value;

@@ -102,9 +102,9 @@ export function cosines(texts, vectors) {
 }
 
 // Texts with a score each.
-export function ranked(caption, rows) {
+export function ranked(caption, rows, name = "text") {
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption }, h("table", {},
     h("caption", {}, caption),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "text"), h("th", { scope: "col", class: "num" }, "score"))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, name), h("th", { scope: "col", class: "num" }, "score"))),
     h("tbody", {}, rows.map(([text, score]) => h("tr", {}, h("th", { scope: "row" }, text), h("td", { class: "num" }, score.toFixed(4)))))));
 }
