@@ -246,7 +246,9 @@ def test_files_are_answered_by_labels_boxes_masks_and_text(
         browser.picture(tmp_path / f"{name}.png")
     panel = choose(browser, "moods")
     browser.run(f"document.querySelector('{panel} textarea').value = 'ggg'")
-    browser.run(f"document.querySelector('{panel} input').value = 'bbb'; document.querySelector('{panel} .primary').click()")
+    browser.run(
+        f"document.querySelector('{panel} input').value = 'bbb'; document.querySelector('{panel} .primary').click()"
+    )
     assert "Label of each pair" in browser.until(f"document.querySelector('{panel} .result')?.innerText")
     assert browser.errors == []
 

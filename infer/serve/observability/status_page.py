@@ -32,8 +32,9 @@ class Tensor(msgspec.Struct):
 class ServedModel(msgspec.Struct):
     """A model on the status page.
 
-    `kind`: its interface; `sizes`: least and most of every dynamic size; `context`: tokens of prompt and
-    completion; `files`: those that it reads, if its artifact holds the preprocessing; `report`: the parts of report.json that were measured when the artifact was made.
+    `kind`: its interface; `sizes`: least and most of every dynamic size; `context`: tokens of prompt and completion;
+    `files`: those that it reads, if its artifact holds the preprocessing; `report`: the parts of report.json that were
+    measured when the artifact was made.
     """
 
     name: str
