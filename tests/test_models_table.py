@@ -8,6 +8,7 @@ from torch import nn
 
 from bench.models import checks, table
 from bench.models.checks import BROKEN, NONE, REFUSED, WORKS, Cell
+from bench.models.decoders import ENTRIES
 from infer.errors import NotUsableError
 
 
@@ -92,3 +93,13 @@ def test_trained_weights_have_a_best_token_with_room() -> None:
     before = model.embed.weight.clone()
     checks.randomize(model, trained=True)
     assert torch.equal(model.embed.weight, before)
+
+
+def test_weights_like_trained_ones_add_little_behind_norms() -> None:
+    """OLMo 2 has its norms behind the layers: random ones added several times the embedding."""
+    model = ENTRIES["olmo2"].build()
+    checks.randomize(model, trained=True)
+    ids = torch.randint(3, 320, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before, after = model(ids, output_hidden_states=True).hidden_states[:2]
+    assert float((after - before).norm() / before.norm()) < 0.4

@@ -21,6 +21,7 @@ from torch import nn
 
 from infer.errors import InferError
 
+LAYER_SHARE = 0.3  # of the stream, that a layer adds to it in weights that are scaled like trained ones
 WORKS, REFUSED, BROKEN, NONE = "works", "refused", "broken", "not tried"
 
 
@@ -59,7 +60,8 @@ def randomize(model: nn.Module, *, trained: bool) -> None:
 
     - `trained` false: every weight takes part, attention too; vectors (norms, biases) are moved off their constants.
     - `trained` true: as much room between the best tokens as trained models have. Embeddings are large beside what the
-      layers add, and the output layer looks for the embedding of another token, so that its logits are peaked.
+      layers add, and the output layer looks for the embedding of another token, so that its logits are peaked. Where
+      norms stand behind the layers, random ones add several times the embedding: those embeddings grow.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -73,6 +75,7 @@ def randomize(model: nn.Module, *, trained: bool) -> None:
                 parameter.add_(noise * 0.05)
         if trained:
             _peak(model, generator)
+            _let_embeddings_lead(model)
 
 
 def _peak(model: Any, generator: torch.Generator) -> None:
@@ -86,6 +89,18 @@ def _peak(model: Any, generator: torch.Generator) -> None:
     if weight is not None and not tied and weight.shape == embedding.weight.shape:
         order = torch.randperm(len(weight), generator=generator)
         weight.copy_(embedding.weight[order] * 0.5)
+
+
+def _let_embeddings_lead(model: Any) -> None:
+    """Scale embeddings so that the first layer adds LAYER_SHARE of them, where it adds more than it has."""
+    embedding = model.get_input_embeddings()
+    if embedding is None or not hasattr(model, "config"):
+        return
+    ids = torch.arange(3, 3 + 32)[None]
+    before, after = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[:2]
+    added = float((after - before).norm() / before.norm())
+    if added > 1 - LAYER_SHARE:
+        embedding.weight.mul_(added / LAYER_SHARE)
 
 
 def without_memory_probe() -> None:

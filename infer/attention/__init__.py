@@ -26,10 +26,11 @@ from ..errors import NotUsableError
 from ..kernels.ops import library
 from ._args import AttentionArgs
 from ._pages import KV_DTYPES, PageLayout
+from ._portable import alibi, visible
 
 FOLDER = "infer.attention"
 
-__all__ = ["KV_DTYPES", "Args", "PageLayout", "choose"]
+__all__ = ["KV_DTYPES", "AttentionArgs", "PageLayout", "alibi", "choose", "visible"]
 
 
 _CHOSEN: dict[tuple[object, ...], str] = {}

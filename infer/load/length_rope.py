@@ -3,11 +3,12 @@
 With `rope_type` dynamic or longrope transformers computes other frequencies once a sequence is longer than the length
 of pretraining, for all of its tokens at once. A KV cache holds keys that were rotated before, and one step holds
 sequences of many lengths. So the frequencies of short sequences are kept, which are exact, and the context ends where
-others would begin.
+others would begin. Likewise with the dynamic mask of Doge, which drops keys of longer sequences.
 """
 
 from __future__ import annotations
 
+import inspect
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -19,16 +20,15 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 class FixedFrequencies(NamedTuple):
-    """Longest sequence for which the frequencies are exact, of how many the configuration allows, and the rope type."""
+    """Longest sequence that is computed exactly, of how many the configuration allows, and what changes beyond it."""
 
     longest: int
     allowed: int
-    kind: str
+    why: str
 
     def finding(self) -> Finding:
         more = f" of {self.allowed}" if self.allowed > self.longest else ""
-        why = f"{self.kind} positions: the frequencies of longer sequences depend on their length"
-        return Finding("load", "context", self.longest, f"tokens{more}", why)
+        return Finding("load", "context", self.longest, f"tokens{more}", self.why)
 
 
 def fix_frequencies(model: nn.Module) -> FixedFrequencies | None:
@@ -40,19 +40,22 @@ def fix_frequencies(model: nn.Module) -> FixedFrequencies | None:
     limits: dict[int, str] = {}
     for module in model.modules():
         kinds = _kinds(module)
-        forward = getattr(
-            type(module).forward, "__wrapped__", None
-        )  # without transformers' `dynamic_rope_update`
-        if not kinds or forward is None:
+        forward = inspect.unwrap(type(module).forward)  # without transformers' `dynamic_rope_update`
+        if not kinds or forward is type(module).forward:
             continue
         setattr(module, "forward", MethodType(forward, module))  # noqa: B010 - an attribute of this object alone
-        limits |= {_limit(module, layer, kind): kind for layer, kind in kinds.items()}
-    if not limits:
-        return None
+        for layer, kind in kinds.items():
+            why = f"{kind} positions: the frequencies of longer sequences depend on their length"
+            limits[_limit(module, layer, kind)] = why
     config: Any = model.config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    allowed = int(getattr(config, "max_position_embeddings", None) or 0)
+    if (kept := getattr(config, "keep_window_size", None)) and kept < allowed:
+        limits[int(kept)] = f"dynamic mask: longer sequences attend to the {kept} keys that it likes best"
+    if not limits:
+        return None
     longest = min(limits)
-    allowed = int(getattr(config, "max_position_embeddings", longest))
+    allowed = allowed or longest
     config.max_position_embeddings = min(longest, allowed)
     return FixedFrequencies(min(longest, allowed), allowed, limits[longest])
 

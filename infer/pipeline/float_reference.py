@@ -24,8 +24,8 @@ EAGER = "torch eager"
 
 class FloatForms:
     """Each form is made once. `step` captures the original as a step, for a language model; `module` is the user's own
-    module, called as the user calls it. `keeps_state`: a language model with state layers: outputs are
-    compared with those of the module, whose captured graph is cut into chunks for one length.
+    module, called as the user calls it. `rewritten`: layers of the captured graph are ours, so that outputs are
+    compared with those of the module.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class FloatForms:
         step: Callable[[], Graph] | None = None,
         module: nn.Module | None = None,
         *,
-        keeps_state: bool = False,
+        rewritten: bool = False,
     ) -> None:
-        self._keeps_state = keeps_state
+        self._rewritten = rewritten
         self._original, self._work, self._step, self._module = original, work, step, module
         self._runners: dict[str, Any] = {}
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
@@ -47,7 +47,7 @@ class FloatForms:
         """Return the form that outputs are compared with."""
         if self._original.onnx is not None:
             return self.runner(plan)
-        if self._keeps_state and self._module is not None:
+        if self._rewritten and self._module is not None:
             return UserModuleRunner(self._module, self._original)
         return Eager(self._original)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
 from ..llm.step.paged_step import capture_step
+from ..llm.step.whole_sequences import is_rewritten, use_whole_sequences
 from ..load.heads.text import Decoder
 from ..plan import Plan
 from ..reporter import Reporter
@@ -32,6 +34,11 @@ class Original:
     def module(self) -> nn.Module:
         """Raises `NotUsableError` for an ONNX source."""
         return module_of(self.loaded)
+
+    @property
+    def is_rewritten(self) -> bool:
+        """True for a language model of which some layers were captured in a form of ours."""
+        return isinstance(self.loaded.module, Decoder) and is_rewritten(self.loaded.module.model)
 
     @property
     def is_in_memory(self) -> bool:
@@ -77,19 +84,26 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
     if loaded.load == "offload":
         module = module_of(loaded).eval()
         return Graph(loaded.inputs, (), loaded.samples, loaded.sizes, module=module, task=loaded.task)
-    found = fixed_sizes.capture_at_any_sizes(
-        module_of(loaded).eval(),
-        loaded.inputs,
-        loaded.samples,
-        sizes=loaded.sizes,
-        outputs=loaded.outputs,
-        task=loaded.task,
-    )
+    with _at_any_length(loaded):
+        found = fixed_sizes.capture_at_any_sizes(
+            module_of(loaded).eval(),
+            loaded.inputs,
+            loaded.samples,
+            sizes=loaded.sizes,
+            outputs=loaded.outputs,
+            task=loaded.task,
+        )
     if found.fixed:
         loaded.limitations.append(found.fixed)
         (reporter or Reporter()).found([Finding("capture", "sizes", "fixed", why=found.fixed)])
     loaded.inputs, loaded.samples, loaded.sizes = found.graph.inputs, found.graph.samples, found.graph.sizes
     return found.graph
+
+
+def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
+    """Capture a language model without the layers whose own code is bound to the length at capture."""
+    decoder = decoder_of(loaded)
+    return nullcontext() if decoder is None else use_whole_sequences(decoder)
 
 
 def module_of(loaded: load.LoadedModel) -> nn.Module:
@@ -100,14 +114,15 @@ def module_of(loaded: load.LoadedModel) -> nn.Module:
 
 def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
     """Capture a copy of the float model with the inputs, samples and sizes of the source."""
-    graph = capture.capture(
-        module.eval(),
-        loaded.inputs,
-        loaded.samples,
-        sizes=loaded.sizes,
-        outputs=loaded.outputs,
-        task=loaded.task,
-    )
+    with _at_any_length(loaded):
+        graph = capture.capture(
+            module.eval(),
+            loaded.inputs,
+            loaded.samples,
+            sizes=loaded.sizes,
+            outputs=loaded.outputs,
+            task=loaded.task,
+        )
     return graph if loaded.load == "offload" else fixed_sizes.with_named_rows(graph)
 
 

@@ -139,7 +139,7 @@ def search(
         folder / "trials" / "float",
         lambda: original.step,
         original.loaded.module if is_torch else None,
-        keeps_state=original.mode.shape is not None and original.mode.shape.state_floats > 0,
+        rewritten=original.is_rewritten,
     )
     judged, backend = False, plan.backend
     while True:

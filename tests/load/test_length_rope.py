@@ -36,6 +36,16 @@ def test_the_context_ends_where_other_frequencies_begin(case: str, tmp_path: Pat
     with torch.no_grad():
         model(input_ids=torch.randint(3, 320, (1, 60)))  # leaves other frequencies behind
         torch.testing.assert_close(loaded.module(ids), model(input_ids=ids, use_cache=False).logits)
+        before = loaded.module.model.model.rotary_emb.inv_freq.clone()
+        loaded.module(torch.randint(3, 320, (1, 300)))
+        assert torch.equal(loaded.module.model.model.rotary_emb.inv_freq, before)
+
+
+def test_the_context_ends_where_a_dynamic_mask_drops_keys(tmp_path: Path) -> None:
+    build("doge", keep_window_size=40).save_pretrained(tmp_path)
+    loaded = load.load(Plan(source=str(tmp_path), data="random"))
+    found = next(finding for finding in loaded.findings if finding.what == "context")
+    assert (loaded.sizes["seq"][1], found.value, "dynamic mask" in found.why) == (40, 40, True)
 
 
 def test_a_model_with_plain_positions_keeps_its_context(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ SIZES: dict[str, dict[str, Any]] = {
     # Attention in the model's own code.
     "bloom": {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4},
     "codegen": {**GPT, "rotary_dim": 8},
+    "doge": GROUPED,  # a number for each key added to its logits
     "falcon": {**COMMON, "multi_query": True, "alibi": False},
     "falcon (new decoder)": {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon (alibi)": {**COMMON, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...errors import NotUsableError
 
@@ -119,6 +120,34 @@ def _falcon_slopes(module: Any) -> Tensor:
     return (alibi_slopes(module.num_heads) * module.head_dim**-0.5).bfloat16()
 
 
+def _doge(
+    attend: Attend,
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Replace the forward of DogeAttention, whose dynamic mask adds a number made of its value to each key's logits.
+
+    That number is one more column of the keys, which the queries meet with the inverse of the scale. The context ends
+    where transformers would drop the keys with the smallest numbers, see `infer.load.length_rope`.
+    """
+    query, key, value = (
+        projection(hidden_states).unflatten(-1, (-1, module.head_dim))
+        for projection in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    added = torch.exp(module.A * functional.softplus(module.dt_proj(value.flatten(2))))
+    query, key, value = (x.transpose(1, 2) for x in (module.q_norm(query), module.k_norm(key), value))
+    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+    query, key = rotate(query, key, *position_embeddings)
+    inverse = torch.full_like(query[..., :1], 1 / module.scaling)
+    query = functional.pad(torch.cat([query, inverse], -1), (0, 7))  # kernels take multiples of 8
+    key = functional.pad(torch.cat([key, added.transpose(1, 2)[..., None].to(key.dtype)], -1), (0, 7))
+    mixed = attend(module, query, key, value, scaling=module.scaling)
+    return module.o_proj(mixed.flatten(2)), None
+
+
 def _xglm(attend: Attend, module: Any, hidden_states: Tensor, *_: Any, **given: Any) -> Any:
     """Replace the forward of XGLMAttention."""
     if given.get("key_value_states") is not None:
@@ -138,6 +167,7 @@ def _xglm_positions(attend: Attend, module: Any, position_ids: Tensor, *_: Any) 
 REPLACEMENTS: dict[str, tuple[str, Replacement]] = {
     "BloomAttention": ("forward", _bloom),
     "CodeGenAttention": ("_attn", _inner),
+    "DogeAttention": ("forward", _doge),
     "FalconAttention": ("forward", _falcon),
     "GPTJAttention": ("_attn", _inner),
     "GPTNeoSelfAttention": ("_attn", _gpt_neo),

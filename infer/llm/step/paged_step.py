@@ -223,7 +223,7 @@ def use_paged_attention(model: nn.Module) -> Iterator[None]:
     try:
         with (
             replaced_attention(model, _attend) as replaced,
-            use_state_cache(model, lambda: _CALL.get().state),
+            use_state_cache(model, lambda _: _CALL.get().state),
         ):
             if replaced and INTERFACE not in masks._global_mapping:
                 AttentionMaskInterface.register(INTERFACE, _unused_mask)

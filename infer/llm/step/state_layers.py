@@ -193,8 +193,8 @@ def state_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def use_state_cache(model: nn.Module, call: Callable[[], StateCall]) -> Iterator[None]:
-    """Rewrite the layers of `model` within the context; `call` returns the state of the step that runs."""
+def use_state_cache(model: nn.Module, call: Callable[[Tensor], StateCall]) -> Iterator[None]:
+    """Rewrite the layers of `model` within the context; `call` gives the state for input [batch, seq, hidden]."""
     layers = state_layers(model)
     before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
@@ -210,9 +210,10 @@ def use_state_cache(model: nn.Module, call: Callable[[], StateCall]) -> Iterator
 
 
 def _forward(
-    layer: nn.Module, call: Callable[[], StateCall], hidden_states: Tensor, *_: Any, **__: Any
+    layer: nn.Module, call: Callable[[Tensor], StateCall], hidden_states: Tensor, *_: Any, **__: Any
 ) -> Tensor | tuple[Tensor, None]:
-    """Stand in for the layer's forward on the one flat run of tokens, [1, tokens, hidden]."""
+    """Stand in for the layer's forward on [batch, seq, hidden]; a step has a batch of one."""
     name = type(layer).__name__
-    out = MIXERS[name](layer, hidden_states[0], call())[None]
+    flat = MIXERS[name](layer, hidden_states.flatten(0, 1), call(hidden_states))
+    out = flat.unflatten(0, hidden_states.shape[:2])
     return (out, None) if name in _RETURNS_PAIR else out
