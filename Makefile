@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm ray chaos endure fuzz clean
+.PHONY: demo test lint check docs docs-reference table models bench-quality bench-load bench-serve serve-tools bench-kernels bench-mixed bench-auto bench-traps bench-stream conformance bench-lm trt ray chaos endure fuzz clean
 demo: $(STAMP)
 	$(RUN) models/demo.py
 
@@ -93,6 +93,16 @@ conformance: $(STAMP)
 	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
 	$(RUN) -m pytest tests/serve/test_conformance.py
+
+# NVIDIA's builder, in a folder of its own: it parses and builds on a machine without a GPU. Tests use it where it is.
+RTX := tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116
+trt: $(STAMP) .trt/.installed
+	PYTHONPATH=.trt $(RUN) -m pytest tests/backends/test_trt_builder.py
+	PYTHONPATH=.trt $(RUN) -m bench.gpu.tensorrt_forms
+
+.trt/.installed: Makefile
+	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target .trt $(RTX)
+	touch $@
 
 # Ray brings 36 packages, so only who asks for a cluster gets them.
 ray: $(STAMP)

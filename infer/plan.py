@@ -30,7 +30,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     backend: Annotated[
-        str, Option("what runs the model: auto (the fastest here), eager, inductor, ort, trt", group=TARGET)
+        str,
+        Option("what runs the model: auto (the fastest here), eager, inductor, ort, trt[:rtx]", group=TARGET),
     ] = "auto"
     quant: Annotated[
         str,

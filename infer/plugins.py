@@ -13,8 +13,9 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from .errors import InferError, unknown
+from .errors import InferError, UsageError, unknown
 
 KINDS = {
     "backends": "backend",
@@ -32,12 +33,21 @@ def names(folder: str) -> list[str]:
     return own + [name for name in sorted(_foreign(folder)) if name not in own]
 
 
-def get(folder: str, name: str) -> ModuleType:
-    """Import a plug-in module; raise `UsageError` with the nearest name when there is none."""
-    if name not in names(folder):
+def get(folder: str, name: str) -> Any:
+    """Import a plug-in module; of `name:option` return what its `variant(option)` gives.
+
+    Raises `UsageError` with the nearest name when there is none, and for an option that the plug-in does not have.
+    """
+    base, _, option = name.partition(":")
+    if base not in names(folder):
         raise unknown(KINDS[folder], name, names(folder))
-    foreign = _foreign(folder).get(name)
-    return foreign.load() if foreign else importlib.import_module(f"{folder}.{name}")
+    foreign = _foreign(folder).get(base)
+    module = foreign.load() if foreign else importlib.import_module(f"{folder}.{base}")
+    if base == name:
+        return module
+    if not hasattr(module, "variant"):
+        raise UsageError(f"{KINDS[folder]} {base} has no options, got {name!r}")
+    return module.variant(option)
 
 
 def why_not(folder: str, name: str) -> str | None:

@@ -56,7 +56,16 @@ _PACKAGES = (
         "onnx",
         "onnxruntime",
     ),
-    *("onnxruntime-gpu", "onnxscript", "onnx-ir", "tensorrt", "triton", "uvicorn", "starlette"),
+    *(
+        "onnxruntime-gpu",
+        "onnxscript",
+        "onnx-ir",
+        "tensorrt",
+        "tensorrt-rtx-cu13-bindings",
+        "triton",
+        "uvicorn",
+        "starlette",
+    ),
 )
 
 
@@ -155,14 +164,17 @@ def versions() -> dict[str, str]:
 
 
 def use_tf32(dtype: str, device: str) -> None:
-    """Allow CUDA to multiply float32 in TF32; raise `NotUsableError` where unsupported."""
+    """Let CUDA multiply and convolve float32 in TF32 for dtype tf32 alone; raise `NotUsableError` where unsupported."""
     if dtype != "tf32":
+        if device.startswith("cuda"):
+            torch.backends.cudnn.allow_tf32 = False  # torch's own default is True
         return
     if not device.startswith("cuda"):
         raise NotUsableError(
             "dtype tf32 is not usable on this machine: no CUDA device", hint="Use --dtype fp32"
         )
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
 
 
 def why_slow(dtype: torch.dtype | str, device: str = "cpu") -> str | None:

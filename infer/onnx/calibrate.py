@@ -1,4 +1,4 @@
-"""Activation scales from real inputs, for targets that need them before run time."""
+"""Activation scales from real inputs, for targets that need them before run time: int8 and float8."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import NotUsableError
 from ..graph.program import Graph
+from ..kernels.ops.linear_fp8 import LARGEST
 from .graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 ROWS = 32
-_DYNAMIC = {"linear_int8": "linear_int8_static", "conv2d_int8": "conv2d_int8_static"}
+# A layer that computes its activation scale at run time → the static one, and the largest code of its type.
+_DYNAMIC = {
+    "linear_int8": ("linear_int8_static", 127.0),
+    "conv2d_int8": ("conv2d_int8_static", 127.0),
+    "linear_fp8": ("linear_fp8_static", LARGEST),
+}
 
 
 def needs_scales(model: ir.Model) -> bool:
-    """Return true if int8 layers of the model expect to compute their activation scales at run time."""
+    """Return true if quantized layers of the model expect to compute their activation scales at run time."""
     return any(node.domain == "infer" and node.op_type in _DYNAMIC for node in model.graph)
 
 
-def activation_scales(graph: Graph) -> dict[str, float]:
-    """Measure absmax / 127 of each dynamic int8 layer's input over the samples, by name of its codes.
+def input_ranges(graph: Graph) -> dict[str, float]:
+    """Measure the largest magnitude of each dynamic layer's input over the samples, by name of its codes.
 
     Raises `NotUsableError` when the graph came without samples.
     """
     program = graph.program
     if program is None or not graph.samples:
         raise NotUsableError(
-            "int8 needs real inputs to calibrate, and none are at hand",
-            hint="Optimize the model on this machine again, with --data or --quant int8:static",
+            "int8 and fp8 layers: TensorRT needs real inputs to calibrate, and none are at hand",
+            hint="Optimize the model on this machine again, with --data",
         )
     stored = {**program.state_dict, **program.constants}
     names = {value.data_ptr(): name for name, value in stored.items() if isinstance(value, torch.Tensor)}
@@ -42,29 +48,30 @@ def activation_scales(graph: Graph) -> dict[str, float]:
     inputs = {name: value[:ROWS] for name, value in graph.samples.items()}
     with torch.no_grad(), watch:
         graph.callable()(**inputs)
-    return {name: max(largest, 1e-30) / 127 for name, largest in watch.largest.items()}
+    return watch.largest
 
 
-def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
-    """Turn dynamic int8 layers into static ones with these scales, in place."""
+def make_static(model: ir.Model, ranges: Mapping[str, float]) -> None:
+    """Turn dynamic layers into static ones for these largest magnitudes, in place."""
     import onnx_ir as ir
 
     for node in list(model.graph):
         if node.domain != "infer" or node.op_type not in _DYNAMIC:
             continue
         emit = GraphBuilder(model.graph, node)
-        step = scales.get(emit.weight_name)
-        if step is None:
+        largest = ranges.get(emit.weight_name)
+        if largest is None:
             raise NotUsableError(
                 "no calibration input reached this layer, so its static scale is not known",
                 where=emit.weight_name,
                 hint="Give inputs that use it with --data, or pin it: --layer NAME=float",
             )
+        replaced, top = _DYNAMIC[node.op_type]
+        step = max(largest, 1e-30) / top
         name = f"{emit.prefix}/x_scale"
         given = list(node.inputs)
         given.insert(3, emit.constant(name, np.array(step, np.float32)))
         output = ir.val(f"{emit.prefix}/static")
-        replaced = _DYNAMIC[node.op_type]
         emit.nodes.append(
             ir.node(
                 replaced, given, dict(node.attributes), domain="infer", outputs=[output], name=f"{name}/layer"
@@ -74,7 +81,7 @@ def make_static(model: ir.Model, scales: Mapping[str, float]) -> None:
 
 
 class _RangeObserver(TorchDispatchMode):
-    """Interpreter that records the largest magnitude entering each dynamic int8 layer."""
+    """Interpreter that records the largest magnitude entering each dynamic layer."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def _decompositions(program: ExportedProgram, target: Target) -> dict[Any, Calla
     table: dict[Any, Callable[..., Any]] = dict(kernels.decompositions())
     own = _INT8 + _TABLES
     if target == "trt":
-        own += _EMBEDDINGS
+        own += (*_EMBEDDINGS, "linear_fp8")
     elif _has_uniform_embeddings(program):
         own += ("embedding_lut",)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}

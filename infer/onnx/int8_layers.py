@@ -3,8 +3,9 @@
     layer        ort-u8u8, ort-u8s8                             trt
     dynamic      QuantizeLinear per token, MatMulInteger        refused: activations must be calibrated
     static       QuantizeLinear, MatMulInteger                  QuantizeLinear, DequantizeLinear, MatMul
-    weight-only  DequantizeLinear, MatMul                       decoded when built
-    tables       see `tables.py`                                decoded when built
+    weight-only  DequantizeLinear, MatMul                       the same
+    tables       see `table_layers.py`                          int4: DequantizeLinear; else decoded when built
+    float8       decomposed before                              QuantizeLinear, DequantizeLinear, MatMul
     conv2d       QLinearConv where scales are known, else float QuantizeLinear, DequantizeLinear, Conv
 
 `u8u8` stores weights unsigned with zero point 128: without VNNI, x86's 8-bit product of unsigned by signed
@@ -34,8 +35,10 @@ _RULES = {
     "linear_int8_static": static,
     "linear_int8_weight": weight_only,
 }
-_DECODED = {
+_TRT_RULES = {
     "linear_lut": dequantize.linear,
+    "linear_int8_weight": dequantize.int8_linear,
+    "linear_fp8_static": dequantize.float8_linear,
     "embedding_lut": dequantize.embedding,
     "embedding_int8": dequantize.embedding,
 }
@@ -54,7 +57,8 @@ def rewrite(
 ) -> RewriteResult:
     """Rewrite every node of the domain `infer` for `target`, in place; other nodes stay.
 
-    `weights` says how ONNX Runtime computes with tables that it has no operator for (see `tables.py`).
+    `weights` says how ONNX Runtime computes with tables that it has no operator for (see `table_layers.py`), and for
+    TensorRT whether weights stay packed ("blocks") or are decoded when the model is written ("float").
     """
     done = RewriteResult()
     attention = [
@@ -67,10 +71,10 @@ def rewrite(
         if node.op_type == paged_attention.NAME:
             emit.replace(paged_attention.attend(emit))
             continue
-        if node.op_type in _RULES:
+        if target == "trt" and node.op_type in _TRT_RULES:
+            output, taken = _TRT_RULES[node.op_type](emit, weights)
+        elif node.op_type in _RULES:
             output, taken = _RULES[node.op_type](emit, target, form)
-        elif target == "trt" and node.op_type in _DECODED:
-            output, taken = _DECODED[node.op_type](emit, target)
         elif node.op_type == "linear_lut":
             output, taken = table_layers.linear(emit, target, weights)
         elif node.op_type == "embedding_lut":

@@ -84,12 +84,9 @@ def static(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, st
 
 
 def weight_only(emit: GraphBuilder, target: Target, form: Form) -> tuple[ir.Value, str]:
-    """Write a linear layer with a decoded weight and a float product."""
+    """Write a linear layer with a weight decoded at run time and a float product."""
     x, codes, scale, bias = inputs(emit, 4)
     x, restore = as_float(emit, x, target)
     dtype = float_type(emit, target)
-    if target == "trt":
-        weight, taken = decoded(emit, codes, scale, dtype), "layer in float, decoded when built"
-    else:
-        weight, taken = dequantized(emit, codes, scale, dtype), "int8 weights"
-    return restore(add_bias(emit, emit("MatMul", x, weight), bias, dtype)), taken
+    weight = dequantized(emit, codes, scale, dtype)
+    return restore(add_bias(emit, emit("MatMul", x, weight), bias, dtype)), "int8 weights"

@@ -32,6 +32,7 @@ def providers(device: str) -> list[Any]:
         "device_id": str(torch.device(device).index or 0),
         "arena_extend_strategy": "kSameAsRequested",
         "do_copy_in_default_stream": "1",
+        "use_tf32": str(int(torch.get_float32_matmul_precision() != "highest")),
     }
     return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 

@@ -1,6 +1,6 @@
-"""TensorRT 10 and 11: engine build from ONNX, inspection of the engine, and its runner.
+"""TensorRT 10 and 11 and TensorRT-RTX: engine build from ONNX, inspection of the engine, and its runner.
 
-Both versions are used alike: strong typing (always on in 11), precision from the ONNX graph alone, no calibrator.
+All are used alike: strong typing (always on in 11), precision from the ONNX graph alone, no calibrator.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from ..errors import NotUsableError, ResourceError
 from ..spec import TensorSpec
+from . import trt_library
 from .export import output_names
 
 Profile = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -24,6 +26,7 @@ PRECISIONS = {
     "float32": r"float32|\bfloat\b|\bfp32\b|f32f32",
     "float16": r"\bhalf\b|\bfp16\b|\bfloat16|\bf16f16|_f16f16",
     "bfloat16": r"\bbf16\b|bfloat16|bf16bf16",
+    "fp8": r"\bfp8\b|e4m3",
     "int8": r"\bint8\b|i8i8|_i8_|imma",
 }
 
@@ -43,42 +46,60 @@ def profiles(
     return {spec.name: shapes(spec) for spec in inputs if any(isinstance(size, str) for size in spec.shape)}
 
 
+class BuilderError(NotUsableError):
+    """A model that TensorRT's parser or builder refuses; the message holds its words."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Choices of one build. `device` None builds ahead of time, for `capabilities`, which only TensorRT-RTX can."""
+
+    library: str = trt_library.TENSORRT
+    device: str | None = "cuda"
+    capabilities: tuple[str, ...] = ()  # "89" and so on; of none given, all that the library covers together
+    tf32: bool = False  # float32 products may round their inputs to 10 bits
+
+
 def build(
-    model: Path, profile: Profile, device: str, cache: Path, precisions: set[str]
+    model: Path, profile: Profile, cache: Path, precisions: set[str], options: BuildOptions
 ) -> tuple[bytes, Counter[str]]:
     """Build the engine; return it serialized, and the number of layers that mention each precision.
 
-    `cache` keeps the timings of tactics between builds. Raises `NotUsableError` with the parser's words and node
-    names, or when the engine lacks one of `precisions`: an engine of another precision is never delivered.
+    `cache` keeps the timings of tactics between builds. Without a device nothing is counted. Raises `BuilderError`
+    with the parser's words and node names, and `NotUsableError` when the engine lacks one of `precisions`: an engine of
+    another precision is never delivered.
     """
-    import tensorrt as trt
-
-    logger = _logger()
+    trt = trt_library.imported(options.library)
+    title = trt_library.TITLES[options.library]
+    logger = _logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(model)):
-        raise NotUsableError(f"TensorRT can't read the model: {_parser_errors(parser)}")
-    config = _config(builder, profile, device)
-    timings = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
-    config.set_timing_cache(timings, True)
+        raise BuilderError(f"{title} can't read the model: {_parser_errors(parser)}")
+    config = _config(trt, builder, profile, options)
+    timings = None
+    if options.library == trt_library.TENSORRT:  # TensorRT-RTX times nothing while it builds
+        timings = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
+        config.set_timing_cache(timings, True)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise NotUsableError(f"TensorRT could not build an engine: {logger.last or 'it gave no reason'}")
-    _write(cache, bytes(memoryview(timings.serialize())))
+        raise BuilderError(f"{title} could not build an engine: {logger.last or 'it gave no reason'}")
+    if timings is not None:
+        _write(cache, bytes(memoryview(timings.serialize())))
     blob = bytes(memoryview(plan))
+    if options.device is None:
+        return blob, Counter()
     runtime = trt.Runtime(logger)
-    found = inspect(runtime.deserialize_cuda_engine(blob))
+    found = inspect(runtime.deserialize_cuda_engine(blob), trt)
     if found and (absent := sorted(precisions - found.keys())):
         got = ", ".join(f"{count} layers {name}" for name, count in found.items())
-        raise NotUsableError(f"TensorRT built no layer in {' or '.join(absent)}: {got}")
+        raise NotUsableError(f"{title} built no layer in {' or '.join(absent)}: {got}")
     return blob, found
 
 
-def inspect(engine: Any) -> Counter[str]:
+def inspect(engine: Any, trt: Any) -> Counter[str]:
     """Count the layers of an engine that mention each precision, in tensors or kernel name."""
-    import tensorrt as trt
-
     inspector = engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     return layer_precisions(text)
@@ -102,14 +123,18 @@ class TrtRunner:
     """Engine as a `Runner`: tensors stay on the device, work goes to torch's current stream."""
 
     def __init__(
-        self, blob: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], device: str
+        self,
+        blob: bytes,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        device: str,
+        library: str = trt_library.TENSORRT,
     ) -> None:
-        import tensorrt as trt
-
+        trt = trt_library.imported(library)
         self.inputs, self.outputs, self.device = inputs, outputs, torch.device(device)
         self._names = output_names(inputs, outputs)
         with torch.cuda.device(self.device):
-            self._runtime: Any = trt.Runtime(_logger())
+            self._runtime: Any = trt.Runtime(_logger(trt))
             self._engine: Any = self._runtime.deserialize_cuda_engine(blob)
             if self._engine is None:
                 raise NotUsableError(
@@ -169,13 +194,16 @@ class TrtRunner:
             )
 
 
-def _config(builder: Any, profile: Profile, device: str) -> Any:
-    import tensorrt as trt
-
+def _config(trt: Any, builder: Any, profile: Profile, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    free, _ = torch.cuda.mem_get_info(torch.device(device))
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(free * WORKSPACE_SHARE))
+    if not options.tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if options.device is not None:
+        free, _ = torch.cuda.mem_get_info(torch.device(options.device))
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(free * WORKSPACE_SHARE))
+    if options.capabilities:
+        _set_capabilities(trt, config, options.capabilities)
     if profile:
         shapes = builder.create_optimization_profile()
         for name, (low, middle, high) in profile.items():
@@ -194,9 +222,20 @@ def _parser_errors(parser: Any) -> str:
     return "; ".join(lines[:5]) or "it gave no reason"
 
 
-def _logger() -> Any:
+def _set_capabilities(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
+    """Build for these compute capabilities; raise `NotUsableError` for one that the library does not cover."""
+    config.num_compute_capabilities = len(capabilities)
+    for index, name in enumerate(capabilities):
+        known = getattr(trt.ComputeCapability, f"SM{name}", None)
+        if known is None or not config.set_compute_capability(known, index):
+            raise NotUsableError(
+                f"TensorRT-RTX does not build for compute capability {int(name) / 10:g}",
+                hint=f"It covers SM {', '.join(trt_library.RTX_CAPABILITIES)}",
+            )
+
+
+def _logger(trt: Any) -> Any:
     """Build a logger that stores TensorRT's last error and drops warnings."""
-    import tensorrt as trt
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
         def __init__(self) -> None:

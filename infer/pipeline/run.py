@@ -70,7 +70,7 @@ def resolve(plan: Plan, reporter: Reporter | None = None) -> Resolved:
     if plan.quant == "none" and (plan.bits is not None or plan.max_drop is not None):
         least = assign.smallest_format(plan.bits)
         run = run.choose("quant", least, "the smallest format that the budget may use")
-    if run.plan.backend == "trt" and run.plan.quant == "int8":
+    if run.plan.backend.partition(":")[0] == "trt" and run.plan.quant == "int8":
         run = run.choose("quant", "int8:static", "TensorRT computes int8 only with calibrated scales")
     if plan.backend != "auto" and (reason := plugins.why_not("backends", plan.backend)):
         other = "inductor" if plan.backend != "inductor" else "eager"

@@ -51,7 +51,7 @@ def as_artifact_error(folder: Path, what: str) -> Iterator[None]:
 def backend_of(manifest: store.Manifest, folder: Path) -> Any:
     """Return the artifact's backend; raises `ArtifactError` or `NotUsableError`."""
     known = plugins.names("backends")
-    if manifest.backend not in known:
+    if manifest.backend.partition(":")[0] not in known:
         raise ArtifactError(
             f"made for backend {manifest.backend!r}, which this infer does not have ({', '.join(known)})",
             where=str(folder),

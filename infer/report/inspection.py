@@ -17,6 +17,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import MAX_BYTES, REPORT
 from ..errors import ArtifactError
 from ..kernels import cpu
+from ..onnx import trt_library
 from ..predict import Predictor
 from ..regular_files import read_regular
 from ..spec import Finding
@@ -83,6 +84,7 @@ def doctor() -> list[Finding]:
     )
     reason = cpu.why_not()
     rows.append(Finding("machine", "native kernels", "no" if reason else cpu.isa(), why=reason or ""))
+    rows += trt_library.findings()
     for folder, kind in (("backends", "backend"), ("infer.compress.formats", "quantizer")):
         for name in plugins.names(folder):
             reason = plugins.why_not(folder, name)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from backends import trt
 from infer import device as hardware
 from infer.errors import NotUsableError
-from infer.onnx import trt_engine
+from infer.kernels.ops.linear_fp8 import to_float8
+from infer.onnx import trt_build, trt_engine, trt_library
 from infer.plan import Plan
 from infer.spec import TensorSpec
 from tests.support.onnx_models import Int8Conv, Int8Linear, Lut, graph, lowered, relative_error
@@ -48,13 +49,16 @@ def written(
     sizes = ",".join(map(str, sample.shape[1:]))
     kind = "float32" if sample.is_floating_point() else "int64"
     made = graph(module, f"input={kind}[batch,{sizes}]", sample)
-    done, wanted = trt.write_model(made, plan(**changes), folder / "model.onnx")
+    done, wanted = trt_build.write_model(made, plan(**changes), folder / "model.onnx")
     model = onnx.load(str(folder / "model.onnx"))
     return model, done, wanted, made.callable()(input=sample)[0]
 
 
 def run(folder: Path, sample: Tensor) -> Tensor:
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    """Run the file as it is written: ONNX Runtime's fusions would round activations to int8."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
     return torch.from_numpy(session.run(None, {"input": sample.numpy()})[0])
 
 
@@ -100,13 +104,65 @@ def test_table_layers_are_decoded_when_written(tmp_path: Path, bits: int) -> Non
     assert relative_error(run(tmp_path, ids), want) < 1e-5
 
 
-def test_weight_only_layers_are_decoded_when_written(tmp_path: Path) -> None:
-    module = nn.Sequential(Int8Linear(torch.randn(32, 64), "_weight"))
-    x = torch.randn(3, 64)
-    _, done, wanted, want = written(module, x, tmp_path, quant="int8:weight")
-    assert relative_error(run(tmp_path, x), want) < 1e-5
+@pytest.mark.parametrize("group", [64, 16])
+def test_uniform_tables_stay_int4_in_blocks(tmp_path: Path, group: int) -> None:
+    layer = Lut(128, 48, group=group)
+    layer.table = torch.arange(-8, 8)[None] / 8
+    module = nn.Sequential(layer)
+    x = torch.randn(3, 128)
+    model, done, wanted, want = written(module, x, tmp_path, quant="int4")
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear")
+    assert stored[node.input[0]].data_type == onnx.TensorProto.INT4
+    assert list(stored[node.input[1]].dims) == [128 // group, 48]
+    assert {a.name: a.i for a in node.attribute} == {"axis": 0, "block_size": group}
+    assert model.opset_import[0].version == 21
     assert wanted == set()
-    assert list(done.forms) == ["layer in float, decoded when built"]
+    assert relative_error(run(tmp_path, x), want) < 1e-5
+    assert list(done.forms) == ["int4 weights, packed in blocks"]
+
+
+@pytest.mark.parametrize("weights", ["blocks", "float"])
+def test_weight_only_layers_stay_int8_unless_refused(tmp_path: Path, weights: Any) -> None:
+    x = torch.randn(3, 64)
+    made = graph(nn.Sequential(Int8Linear(torch.randn(32, 64), "_weight")), "input=float32[batch,64]", x)
+    done, wanted = trt_build.write_model(
+        made, plan(quant="int8:weight"), tmp_path / "model.onnx", weights=weights
+    )
+    model = onnx.load(str(tmp_path / "model.onnx"))
+    packed = weights == "blocks"
+    assert ("DequantizeLinear" in {node.op_type for node in model.graph.node}) is packed
+    assert relative_error(run(tmp_path, x), made.callable()(input=x)[0]) < 1e-5
+    assert wanted == set()
+    assert list(done.forms) == ["int8 weights, packed" if packed else "layer in float, decoded when built"]
+
+
+class Float8Linear(nn.Module):
+    """A float8 layer of random weights, with activations calibrated from the samples."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        super().__init__()
+        codes, scale = to_float8(torch.randn(rows, columns))
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale[:, 0].contiguous())
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return torch.ops.infer.linear_fp8(input, self.codes, self.scale, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_float8_layers_are_pairs_of_quantize_and_dequantize(tmp_path: Path, dtype: str) -> None:
+    x = torch.randn(5, 64)
+    model, done, wanted, want = written(Float8Linear(64, 48), x, tmp_path, quant="fp8", dtype=dtype)
+    assert wanted == ({"fp8"} if dtype == "float32" else {"fp8", dtype})
+    operators = [node.op_type for node in model.graph.node if node.op_type != "Cast"]
+    assert sorted(operators) == ["DequantizeLinear", "DequantizeLinear", "MatMul", "QuantizeLinear"]
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    weight = next(node for node in model.graph.node if node.input[0] in stored)
+    assert stored[weight.input[0]].data_type == onnx.TensorProto.FLOAT8E4M3FN
+    assert list(done.forms) == ["float8, a scale per tensor"]
+    if dtype == "float32":
+        assert relative_error(run(tmp_path, x), want) < 0.05
 
 
 def test_calibration_needs_samples(tmp_path: Path) -> None:
@@ -115,7 +171,7 @@ def test_calibration_needs_samples(tmp_path: Path) -> None:
     )
     bare = type(made)(made.inputs, made.outputs, {}, made.sizes, made.program)
     with pytest.raises(NotUsableError, match="needs real inputs to calibrate"):
-        trt.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
+        trt_build.write_model(bare, plan(quant="int8"), tmp_path / "model.onnx")
 
 
 def test_profiles_come_from_the_sizes_and_the_usual_ones_are_clamped() -> None:
@@ -153,7 +209,8 @@ def test_refusals_say_why() -> None:
 def test_an_engine_of_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = {"sm": "90", "gpu": "H200"}
     monkeypatch.setattr(hardware, "fingerprint", lambda device: marks)
-    monkeypatch.setattr(trt, "_version", lambda: "11.4.0")
+    monkeypatch.setattr(trt_library, "library_version", lambda kind: "11.4.0")
+    monkeypatch.setattr(trt_library, "missing", lambda kind: None)
     (tmp_path / "compiled").mkdir()
     (tmp_path / trt.BUILD_INFO).write_text(json.dumps({"sm": "80", "gpu": "H200", "tensorrt": "10.13.0"}))
     with pytest.raises(NotUsableError, match=r"tensorrt 10.13.0, here 11.4.0; sm 80, here 90"):

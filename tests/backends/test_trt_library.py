@@ -1,0 +1,130 @@
+"""Choice between TensorRT and TensorRT-RTX, and what each says about itself; needs neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backends import trt
+from infer import device as hardware
+from infer import plugins
+from infer.errors import NotUsableError, UsageError
+from infer.onnx import session, trt_engine, trt_library
+from infer.report import inspection
+
+
+def have(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """Pretend that these libraries are installed, in version 9."""
+    monkeypatch.setattr(trt_library, "module_name", lambda kind: kind if kind in kinds else None)
+    monkeypatch.setattr(trt_library, "library_version", lambda kind: "9")
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, sm: str) -> None:
+    monkeypatch.setattr(hardware, "fingerprint", lambda device: {"sm": sm, "gpu": "a card"})
+
+
+@pytest.mark.parametrize(
+    ("installed", "option", "library"),
+    [
+        ((), "", "tensorrt"),
+        (("tensorrt",), "", "tensorrt"),
+        (("rtx",), "", "rtx"),
+        (("tensorrt", "rtx"), "", "tensorrt"),
+        (("tensorrt", "rtx"), "rtx", "rtx"),
+    ],
+)
+def test_the_library_is_the_installed_or_the_named_one(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], option: str, library: str
+) -> None:
+    have(monkeypatch, *installed)
+    assert plugins.get("backends", f"trt:{option}" if option else "trt").target.__self__.library == library
+
+
+def test_unknown_options_of_a_backend_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match=r"backend trt has no option 'lite'. Known: trt, trt:rtx"):
+        plugins.get("backends", "trt:lite")
+    with pytest.raises(UsageError, match=r"backend eager has no options, got 'eager:rtx'"):
+        plugins.get("backends", "eager:rtx")
+
+
+def test_missing_names_the_package_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert trt.missing() == "TensorRT is not installed (pip install 'infer[gpu]')"
+    assert trt.variant("rtx").missing() == "TensorRT-RTX is not installed (pip install 'infer[rtx]')"
+
+
+@pytest.mark.parametrize(
+    ("sm", "group"),
+    [("75", "75"), ("80", "80 86"), ("89", "89 120 121"), ("120", "89 120 121"), ("90", "90")],
+)
+def test_an_rtx_engine_is_tied_to_a_group_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, sm: str, group: str
+) -> None:
+    have(monkeypatch, "rtx")
+    on_gpu(monkeypatch, sm)
+    assert trt.target("cuda") == {"rtx": "9", "sm": group}
+    reason = trt._uncovered("cuda", "rtx")
+    assert (reason is None) is (sm != "90")
+    assert reason is None or reason.startswith(
+        "TensorRT-RTX builds for SM 75, 80, 86, 89, 120, 121, this GPU is SM 90"
+    )
+
+
+def test_engines_are_refused_without_their_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    have(monkeypatch, "tensorrt")
+    on_gpu(monkeypatch, "89")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / trt.BUILD_INFO).write_text(json.dumps({"rtx": "9", "sm": "89 120 121"}))
+    with pytest.raises(NotUsableError, match=r"built by TensorRT-RTX: TensorRT-RTX is not installed"):
+        trt.open(tmp_path, "cuda")
+
+
+def test_doctor_tells_both_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "rtx")
+    rows = {row.what: row for row in inspection.doctor() if row.stage == "tensorrt"}
+    assert (rows["TensorRT"].value, rows["TensorRT"].why) == (
+        "no",
+        "TensorRT is not installed (pip install 'infer[gpu]')",
+    )
+    assert rows["TensorRT-RTX"].value == "9"
+    assert "compute capability 7.5, 8, 8.6, 8.9, 12, 12.1" in rows["TensorRT-RTX"].why
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_float32_engines_have_no_tf32_unless_asked(tf32: bool) -> None:
+    cleared: list[str] = []
+    config = SimpleNamespace(clear_flag=cleared.append)
+    library: Any = SimpleNamespace(
+        ProfilingVerbosity=SimpleNamespace(DETAILED=1), BuilderFlag=SimpleNamespace(TF32="tf32")
+    )
+    builder = SimpleNamespace(create_builder_config=lambda: config)
+    options = trt_engine.BuildOptions(trt_library.RTX, None, (), tf32)
+    trt_engine._config(library, builder, {}, options)
+    assert cleared == ([] if tf32 else ["tf32"])
+
+
+def test_onnx_runtime_has_no_tf32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    assert session.providers("cuda")[0][1]["use_tf32"] == "0"
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert session.providers("cuda")[0][1]["use_tf32"] == "1"
+
+
+def test_convolutions_have_no_tf32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    hardware.use_tf32("float32", "cpu")
+    assert torch.backends.cudnn.allow_tf32 is True
+    hardware.use_tf32("float32", "cuda")
+    assert torch.backends.cudnn.allow_tf32 is False
+    hardware.use_tf32("tf32", "cuda")
+    assert torch.backends.cudnn.allow_tf32 is True
+    assert chosen == ["high"]
