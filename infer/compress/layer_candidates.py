@@ -10,7 +10,8 @@ from torch import nn
 from ..plan import Plan
 from . import Stats
 from .layer_formats import FLOAT, Format, format_of, names_of, pinned, quantizable
-from .pack_model import PackingCache, PackingResult, pack, packed_layers, refuses, row_source_of
+from .pack_model import PackingCache, PackingResult, pack, packed_layers, refuses
+from .row_source import row_source_of
 from .sites import Weight
 
 

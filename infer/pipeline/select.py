@@ -21,7 +21,8 @@ from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Choice, Finding, LayerChoice
 from .float_reference import EAGER, FloatForms
-from .trial import Trial, run_trial
+from .trial import Trial
+from .trial_comparison import run_trial
 from .trial_timing import time_trials
 
 

@@ -20,7 +20,8 @@ from ..predict.tensors import ExclusiveCalls
 from ..report import formatting, step_breakdown
 from ..spec import Finding
 from .float_reference import FloatForms
-from .trial import Timing, Trial, batches_of
+from .trial import Timing, Trial
+from .trial_comparison import batches_of
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
 FASTEST = "the fastest float form"

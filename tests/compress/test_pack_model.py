@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from infer import compress, kernels
-from infer.compress import QuantizationResult, pack_model
+from infer.compress import QuantizationResult, row_source
 from infer.compress.layers import QuantizedConv, QuantizedEmbedding, QuantizedLinear
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
@@ -145,7 +145,7 @@ def test_reading_blocks_from_a_checkpoint_equals_quantizing_in_memory(
     skeleton = copy.deepcopy(model).to("meta")
     skeleton.head.weight = skeleton.embed.weight
     shrink(model, name)
-    monkeypatch.setattr(pack_model, "BLOCK", block)
+    monkeypatch.setattr(row_source, "BLOCK", block)
     reader, done = CountingReader(tensors), []
     renames = {key: key.replace("inner", "mlp") for key in skeleton.state_dict() if "inner" in key}
     shrink(skeleton, name, reader=reader, renames=renames, progress=lambda *step: done.append(step))
@@ -182,7 +182,7 @@ class EndlessReader:
 
 
 def test_a_large_weight_never_is_in_float_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_model, "BLOCK", 1 << 18)
+    monkeypatch.setattr(row_source, "BLOCK", 1 << 18)
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1024, 4096))
     largest = 0

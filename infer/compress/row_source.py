@@ -1,0 +1,99 @@
+"""Rows of a weight in blocks: from the model, or from a checkpoint while the model is on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from ..errors import SourceError, UsageError
+from ..load.expert_layers import ExpertLinear
+from ..load.weights import WeightReader, check_finite
+from .layer_kinds import by_rows, is_stored_by_columns
+from .sites import Weight
+
+BLOCK = 1 << 22  # weights in float at a time
+
+
+@dataclass
+class RowSource:
+    """Source of a weight's rows: the model, or a checkpoint while the model is on meta."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str
+    rows: Callable[[int, int], Tensor]
+    rows_of_expert: int | None = None
+
+    def blocks(self, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield (first row, float32 block), checked for NaN and infinity, cut at multiples of `multiple` rows.
+
+        A block holds rows of one expert.
+        """
+        columns = max(torch.Size(self.shape[1:]).numel(), 1)
+        step = max(BLOCK // columns // multiple, 1) * multiple
+        for part in range(0, self.shape[0], self.rows_of_expert or self.shape[0]):
+            end = min(part + (self.rows_of_expert or self.shape[0]), self.shape[0])
+            for start in range(part, end, step):
+                block = self.rows(start, min(start + step, end)).detach().cpu().float().contiguous()
+                check_finite(self.name, block, row=start)
+                yield start, block
+
+
+def row_source_of(
+    weight: Weight, reader: WeightReader | None = None, renames: Mapping[str, str] | None = None
+) -> RowSource:
+    """Return the source of a weight's rows; `reader` is used while the model is on meta."""
+    tensor, layer = weight.tensor, weight.sites[0].layer
+    if not tensor.is_meta and isinstance(layer, ExpertLinear):
+        return _rows_of_experts(layer, tensor.dtype, weight.names[0], lambda first, last: tensor[first:last])
+    rows = by_rows(layer, tensor)
+    shape = tuple(rows.shape)
+    if not tensor.is_meta:
+        return RowSource(shape, tensor.dtype, weight.names[0], lambda start, stop: rows[start:stop])
+    if reader is None:
+        raise UsageError(
+            f"{weight.names[0]!r} has no data: the model is on the meta device and no checkpoint was given",
+            hint="Give the checkpoint as source, and the model's code with --model file.py:factory",
+        )
+    held = set(reader.names())
+    named = renames or {}
+    name = next((n for own in weight.names for n in (named.get(own, own),) if n in held), None)
+    if name is None:
+        raise SourceError(
+            f"the checkpoint has no tensor {' or '.join(map(repr, weight.names))}",
+            hint="It belongs to another model, or to another version of this one",
+        )
+    if tuple(reader.shape(name)) != tuple(tensor.shape):
+        raise SourceError(
+            f"expected a weight of shape {list(tensor.shape)}, the checkpoint has {list(reader.shape(name))}",
+            where=name,
+            hint="The checkpoint belongs to a model of other sizes",
+        )
+    if isinstance(layer, ExpertLinear):
+        return _rows_of_experts(layer, reader.dtype(name), name, partial(reader.rows, name))
+    if is_stored_by_columns(layer):  # a block of rows is in all rows that are stored
+        whole = cache(lambda: by_rows(layer, reader.rows(name, 0, len(tensor))))
+        return RowSource(shape, reader.dtype(name), name, lambda start, stop: whole()[start:stop])
+    return RowSource(
+        shape, reader.dtype(name), name, lambda start, stop: by_rows(layer, reader.rows(name, start, stop))
+    )
+
+
+def _rows_of_experts(
+    layer: ExpertLinear, dtype: torch.dtype, name: str, experts: Callable[[int, int], Tensor]
+) -> RowSource:
+    """Return the rows of all experts; a block reads the experts that it lies in, by `experts(first, last)`."""
+    count = layer.out_features
+    read = lru_cache(maxsize=1)(lambda e: by_rows(layer, experts(e, e + 1)))  # its blocks follow each other
+
+    def rows(start: int, stop: int) -> Tensor:
+        first = start // count
+        parts = [read(e) for e in range(first, -(-stop // count))]
+        held = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return held[start - first * count : stop - first * count]
+
+    return RowSource((layer.num_experts * count, layer.in_features), dtype, name, rows, count)

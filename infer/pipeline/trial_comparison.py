@@ -1,0 +1,166 @@
+"""A trial: a graph lowered by one backend and compared with the float original on its samples."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .. import fidelity, library_errors, plugins
+from ..artifact import golden
+from ..fidelity import batch_sizes
+from ..graph import storage
+from ..graph.program import Graph
+from ..llm.step.full_sequence import FullSequenceRunner
+from ..llm.step.schedule_consistency import compare_schedules, judged_windows, spared_tokens
+from ..llm.step.step_shape import StepShape
+from ..plan import Plan
+from ..report import roofline
+from ..results import Metric
+from .float_reference import FloatForms, opened
+from .trial import Trial
+
+MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
+
+
+def run_trial(
+    plan: Plan,
+    original: Graph,
+    small: Graph,
+    folder: Path,
+    work: Path,
+    step: Callable[[str, str], None],
+    floats: FloatForms | None = None,
+    shape: StepShape | None = None,
+) -> Trial:
+    """Lower `small` into `work/small` and compare it with `original` on its samples; `trial_timing` times it.
+
+    With `shape`, `small` is the step of a language model: whole windows are compared.
+    `floats` keeps the float forms for the next trial of the same original.
+    """
+    floats = floats or FloatForms(original, work)
+    backend = plugins.get("backends", plan.backend)
+    ours = lowering_folder(folder, work / "small")
+    lowered = backend.lower(small, plan, ours)
+    runner = opened(backend.open(ours, plan.device), shape, plan.device)
+    step("compare", plan.backend)
+    reference = floats.reference(plan)
+    compared, kept = _compare(plan, reference, runner, original)
+    if isinstance(runner, FullSequenceRunner):
+        compared += _judge_schedules(reference, runner, original, spared_tokens(small))
+    size = published_size(backend, folder, ours)
+    trial = Trial(
+        backend=plan.backend,
+        folder=ours,
+        fidelity=compared,
+        golden=kept,
+        size=size,
+        reads=size if small.program is None else roofline.bytes_read(small.program),
+        changed=plan.quant != "none" or plan.dtype != "float32",
+        findings=lowered.findings,
+        quantized=lowered.quantized,
+        runner=runner,
+        task=original.task,
+        shape=shape,
+    )
+    gc.collect()
+    return trial
+
+
+def _judge_schedules(
+    reference: Any, runner: FullSequenceRunner, original: Graph, spared: int
+) -> list[Metric]:
+    longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
+    windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
+
+    def logits(ids: Tensor) -> Tensor:
+        return reference.run({"input_ids": ids[None]})["logits"][0]  # type: ignore[no-any-return]
+
+    return compare_schedules(runner, windows, logits, spared=spared)
+
+
+def published_size(backend: Any, folder: Path, ours: Path) -> int:
+    """Bytes of the compiled form, plus graph and weights unless the compiled form stands for itself."""
+    parts = (
+        [ours / "compiled"]
+        if backend.PORTABLE
+        else [ours / "compiled", folder / "weights", folder / storage.PROGRAM]
+    )
+    files = [f for part in parts for f in (part.rglob("*") if part.is_dir() else [part])]
+    return sum(f.stat().st_size for f in files if f.is_file())
+
+
+def lowering_folder(source: Path, place: Path) -> Path:
+    """Make a folder to lower in that shares the graph and the weights of `source` by links."""
+    place.mkdir(parents=True)
+    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
+        if (source / name).exists():
+            (place / name).symlink_to((source / name).resolve())
+    return place
+
+
+def batches_of(graph: Graph, size: int) -> Iterator[dict[str, Tensor]]:
+    """Return the samples, at most `MAX_ROWS` of them, in batches of at most `size` rows."""
+    batched = all(s.batched for s in graph.inputs)
+    rows = min(len(next(iter(graph.samples.values()))), MAX_ROWS) if batched else 1
+    for start in range(0, rows, size):
+        yield {
+            s.name: graph.samples[s.name][start : start + size] if batched else graph.samples[s.name]
+            for s in graph.inputs
+        }
+
+
+def _compare(
+    plan: Plan, reference: Any, runner: Any, graph: Graph
+) -> tuple[list[Metric], dict[str, dict[str, Tensor]]]:
+    """Both runners over the samples; the first rows become the golden inputs and outputs."""
+    comparison = fidelity.Comparison(graph.task)
+    kept: dict[str, dict[str, Tensor]] = {}
+    usual: dict[str, float] = {}
+    for inputs in batches_of(graph, min(8, graph.sizes.get("batch", (1, 8))[1])):
+        with library_errors.float_model_errors():
+            expected = reference.run(inputs)
+        got = runner.run(inputs)
+        expected = {name: value.cpu() for name, value in expected.items()}
+        got = {name: value.cpu() for name, value in got.items()}
+        comparison.add(expected, got, inputs)
+        if not kept:
+            kept = _golden_rows(plan, reference, runner, graph, inputs)
+            usual = batch_sizes.root_mean_squares(expected)
+    return [*comparison.metrics(), *_at_sizes(reference, runner, graph, usual)], kept
+
+
+def _at_sizes(reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float]) -> list[Metric]:
+    """Compare at batches of one and three; the steps of a language model have schedules instead."""
+    if isinstance(runner, FullSequenceRunner) or not all(s.batched for s in graph.inputs):
+        return []
+    low, high = graph.sizes.get("batch", (1, 1))
+    rows = 1 if graph.module is not None or graph.task == "text-generation" else batch_sizes.ROWS
+    found: list[Metric] = []
+    for size in batch_sizes.SIZES:
+        if low <= size <= high:
+            batches = itertools.islice(batches_of(graph, size), -(-rows // size))
+            whole = ({s.name: s.with_rows(given[s.name], size) for s in graph.inputs} for given in batches)
+            found += batch_sizes.compare_size(size, whole, reference.run, runner.run, graph.task, usual)
+    return found
+
+
+def _golden_rows(
+    plan: Plan, reference: Any, runner: Any, graph: Graph, inputs: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Two rows to keep, with their outputs; synthetic ones where the plan allows no real ones."""
+    width = graph.outputs[0].shape[-1] if graph.task == "text-generation" and graph.outputs else 2
+    return golden.record(
+        reference,
+        runner,
+        graph.inputs,
+        inputs,
+        task=graph.task,
+        synthetic=not plan.golden,
+        vocabulary=width if isinstance(width, int) else 2,
+        seed=plan.seed,
+    )
