@@ -14,6 +14,7 @@ import torch
 from infer.graph import storage
 from infer.graph.program import Graph, plain_call
 from infer.kernels.passes import prepack
+from infer.kernels.passes.fused_program.padding import attention_length
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.spec import Finding
@@ -43,6 +44,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
 class Runner:
     def __init__(self, graph: Graph, device: str) -> None:
         self.inputs, self.outputs, self._device = graph.inputs, graph.outputs, device
+        self.attention_length = attention_length(graph.exported)
         self._call = plain_call(graph.exported, graph.inputs)
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
 from infer.kernels.passes import prepack
+from infer.kernels.passes.fused_program.padding import attention_length
 from infer.plan import Plan
 from infer.results import Lowered
 from infer.silence_logs import quiet
@@ -35,6 +36,7 @@ PORTABLE = False
 STEPS = True
 PACKAGE = "compiled/model.pt2"
 PACKINGS = "compiled/packed.json"
+ATTENTION_LENGTH = "compiled/attention_length.json"
 
 
 def missing() -> str | None:
@@ -73,6 +75,7 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         if prepack.usable(program):
             program, packings = prepack.plan_packing(program)
             (folder / PACKINGS).write_bytes(msgspec.json.encode(packings))
+            (folder / ATTENTION_LENGTH).write_bytes(msgspec.json.encode(attention_length(program)))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.cache("inductor")))
     try:
         with quiet():
@@ -95,6 +98,10 @@ class Runner:
         signature = storage.load_signature(folder)
         self.inputs, self.outputs, self._device = signature.inputs, signature.outputs, device
         self._weights = storage.load_weights(folder, device)
+        self.attention_length: int | None = None
+        if (folder / ATTENTION_LENGTH).exists():
+            found = (folder / ATTENTION_LENGTH).read_bytes()
+            self.attention_length = msgspec.json.decode(found, type=int | None)
         if (folder / PACKINGS).exists():
             cpu.load()  # before the package, which calls it
             packings = msgspec.json.decode(

@@ -1,176 +1,213 @@
-"""Goodput of a sentence encoder with mixed lengths: infer, OpenVINO int8 and sentence-transformers behind one queue.
+"""Goodput of sentence encoders with mixed lengths, over HTTP: infer, OpenVINO int8, sentence-transformers, infinity.
 
-    python -m bench.serve.encoder_goodput minilm.infer
+    python -m bench.serve.encoder_goodput [--models minilm,bert-base] [--systems infer,openvino] [--backend auto]
 
-Requests of one text each arrive at random (Poisson), their lengths log-uniform. One thread takes all that wait, up to
-`--rows`, pads them to the longest and runs them: the thin server that a peer would have, the same for every engine,
-with arrivals in simulated time and each batch really run. A batch takes the CPU time of this process, one thread, so
-that other programs on the machine disturb little. Goodput is the highest rate at which the 99th percentile stays
-below `--slo` ms. Answers are compared with sentence-transformers' float32 before anything is timed.
+Open loop: requests of one text each reach `/v1/embeddings` on 127.0.0.1 at the times of a Poisson process, their
+lengths drawn log-uniform from LENGTHS. Goodput is the highest rate, found by bisection to within 8 %, at which p99,
+from when a request was due, is at most `--slo` ms. Every model has one thread; client and server share the machine,
+so that only the ratios mean something. MiniLM has its published weights, BERT-base random ones.
+
+The rivals of int8 run behind the thin server of `encoder_servers.py`, which pads a batch to its longest row, in two
+ways: one request at a time, as OpenVINO Model Server runs them, and batches of up to BATCH_TOKENS padded tokens; the
+better one counts. infinity serves by itself, where it can be imported. A system whose p99 is above the limit at the
+lowest rate has no goodput. Answers are compared with the float model's before anything is timed. What takes minutes
+to make is kept in .work/encoder-goodput; `--prepare` makes only that.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import importlib.util
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
-import torch
 
 from bench.kernels import whole_models_rivals as rivals
-from infer import Predictor
+from bench.serve import encoder_processes as processes
+from bench.serve.overload import Client, client
+from bench.serve.reporting import exit_code, progress, write_results
 
-Batch = dict[str, np.ndarray]
-Engine = Callable[[Batch], np.ndarray]
-LEAST_COSINE = 0.97  # of any answer with the float model's
-
-
-def batch_of(rows: list[np.ndarray]) -> Batch:
-    """Return input_ids and attention_mask, int64 [len(rows), longest], padded on the right."""
-    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    mask = np.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], mask[i, : len(row)] = row, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def texts(count: int, low: int, high: int, seed: int) -> list[np.ndarray]:
-    """Return rows of token ids: [CLS], words, [SEP]; log-uniform lengths."""
-    draw = np.random.default_rng(seed)
-    lengths = np.exp(draw.uniform(np.log(low), np.log(high + 1), count)).astype(int)
-    return [np.concatenate([[101], draw.integers(1996, 20000, n - 2), [102]]) for n in lengths]
+LENGTHS = {"minilm": (8, 128), "bert-base": (8, 64)}
+BATCH_TOKENS = 256
+WAYS = {
+    "infer": ("infer", 0),
+    "openvino": ("openvino", 0),
+    "openvino-batched": ("openvino", BATCH_TOKENS),
+    "sentence-transformers": ("sentence-transformers", BATCH_TOKENS),
+    "infinity": ("infinity", 0),
+}
+BARS = {"openvino": 1.5, "sentence-transformers": 2.0, "infinity": 2.0}
+LEAST_COSINE = 0.97  # of our answers with the float model's
+TEXTS, CHECKED = 256, 12
+LOWEST_RATE, STEP, CLOSE = 2.0, 1.6, 1.08
 
 
-def ours(artifact: str) -> Engine:
-    predictor = Predictor.load(artifact, threads=1, trust_code=True)
-    wanted = {spec.name for spec in predictor.inputs}
-    name = predictor.outputs[0].name
-    return lambda batch: predictor.predict({k: v for k, v in batch.items() if k in wanted})[name]
+def missing(system: str) -> str | None:
+    """Return why a system cannot be measured here, or None."""
+    if system.startswith("openvino"):
+        return rivals.missing("OpenVINO")
+    module = {"sentence-transformers": "sentence_transformers", "infinity": "infinity_emb"}.get(system)
+    absent = module is not None and importlib.util.find_spec(module) is None
+    return f"{module} is not installed" if absent else None
 
 
-def sentence_transformers(folder: str) -> Engine:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(folder, device="cpu").eval()
-
-    @torch.inference_mode()
-    def run(batch: Batch) -> np.ndarray:
-        given = {name: torch.from_numpy(value) for name, value in batch.items()}
-        return model(given)["sentence_embedding"].numpy()
-
-    return run
+def request_of(text: str) -> bytes:
+    """Return the HTTP request for the embedding of a text, as base64."""
+    body = json.dumps({"model": processes.NAME, "input": text, "encoding_format": "base64"}).encode()
+    head = "POST /v1/embeddings HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def openvino(folder: str, kept: Path) -> Engine:
-    """Return OpenVINO's int8 by NNCF, with pooling and normalization beside it, as its documentation has them."""
-    from transformers import AutoModel
-
-    class Hidden(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-            weight = attention_mask.unsqueeze(-1).float()
-            return torch.nn.functional.normalize(
-                (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9), dim=-1
-            )
-
-    path = kept / "float.onnx"
-    axes = {name: {0: "batch", 1: "seq"} for name in ("input_ids", "attention_mask")}
-    tensors = [
-        {name: torch.from_numpy(value) for name, value in batch_of(texts(8, 8, 128, seed)).items()}
-        for seed in range(8)
-    ]
-    rivals.make_onnx(Hidden(), tensors[0], axes, path)
-    call = rivals.open_openvino(rivals.make_openvino(path, tensors, is_transformer=True))
-    return lambda batch: call({name: torch.from_numpy(value) for name, value in batch.items()}).numpy()
+def smallest_cosine(port: int, texts: list[str], right: np.ndarray) -> float:
+    """Return the smallest cosine of an answer with the float model's."""
+    cosines = []
+    for text, wanted in zip(texts[:CHECKED], right, strict=False):
+        asked = {"model": processes.NAME, "input": text, "encoding_format": "base64"}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=asked, timeout=60)
+        answer.raise_for_status()
+        vector = np.frombuffer(base64.b64decode(answer.json()["data"][0]["embedding"]), "<f4")
+        cosines.append(vector @ wanted / (np.linalg.norm(vector) * np.linalg.norm(wanted)))
+    return float(min(cosines))
 
 
-def check(engine: Engine, wanted: Engine, rows: list[np.ndarray]) -> float:
-    """Return the smallest cosine of an answer with the float model's, in one padded batch."""
-    got, right = engine(batch_of(rows)), wanted(batch_of(rows))
-    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(right, axis=1)
-    return float(((got * right).sum(1) / norms).min())
+class Load:
+    """Runs of one system at a rate; `rates`: p99 in ms and processor ms a request of each rate that was run."""
+
+    def __init__(self, sender: Client, pid: int, seconds: float) -> None:
+        self._sender, self._pid, self._seconds = sender, pid, seconds
+        self.rates: dict[float, tuple[float, float]] = {}
+
+    def p99(self, rate: float) -> float:
+        """Return the 99th percentile in ms; infinite if a request was refused or lost."""
+        before = processes.cpu_seconds(self._pid)
+        seed = 1000 + len(self.rates)
+        rows = self._sender.fire([[self._seconds, rate]], seed=seed, timeout=0.0)
+        used = sum(processes.cpu_seconds(self._pid).values()) - sum(before.values())
+        kept = rows[rows[:, 0] > 0.1 * self._seconds]
+        took = np.where(kept[:, 3] == 200, kept[:, 2] - kept[:, 0], np.inf)
+        found = float(np.quantile(took, 0.99, method="higher")) * 1e3
+        self.rates[round(rate, 1)] = (round(found, 1), round(used / len(rows) * 1e3, 2))
+        return found
 
 
-def p99(engine: Engine, rows: list[np.ndarray], rate: float, most: int) -> float:
-    """Return the 99th percentile in ms of the time from arrival to answer, at `rate` requests a second."""
-    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / rate, len(rows)))
-    now, first, took = 0.0, 0, np.zeros(len(rows))
-    while first < len(rows):
-        now = max(now, arrivals[first])
-        last = min(int(np.searchsorted(arrivals, now, side="right")), first + most)
-        began = time.process_time()
-        engine(batch_of(rows[first:last]))
-        now += time.process_time() - began
-        took[first:last] = now - arrivals[first:last]
-        first = last
-    return float(np.quantile(took, 0.99)) * 1e3
-
-
-def goodput(
-    engine: Engine, rows: list[np.ndarray], most: int, slo: float, clock: Callable[[], float]
-) -> float:
-    """Return the highest rate, within 5 %, that keeps p99 below `slo` ms."""
-    low, high = 1.0, 4.0
-    while p99(engine, rows, high, most) <= slo:
-        low, high = high, high * 2
-    while high / low > 1.05:
+def goodput(load: Load, slo: float, first: float) -> float:
+    """Return the highest rate, within `CLOSE`, that keeps p99 at or below `slo` ms; 0 if the lowest does not."""
+    low, high = 0.0, first
+    while load.p99(high) <= slo:
+        low, high = high, high * STEP
+    while low == 0.0:
+        if high <= LOWEST_RATE:
+            return 0.0
+        high /= STEP
+        if load.p99(high) <= slo:
+            low, high = high, high * STEP
+    while high / low > CLOSE:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if p99(engine, rows, middle, most) <= slo else (low, middle)
+        low, high = (middle, high) if load.p99(middle) <= slo else (low, middle)
     return low
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("artifact")
-    parser.add_argument("--folder", help="Hugging Face folder; default: MiniLM of models/minilm.py")
-    parser.add_argument("--slo", type=float, default=50.0)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--lengths", type=int, nargs=2, default=(8, 256))
-    parser.add_argument("--requests", type=int, default=200)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    folder = asked.folder
-    if folder is None:
-        sys.path.insert(0, "models")
-        import minilm
+@contextmanager
+def running(system: str, model: processes.Prepared) -> Iterator[tuple[int, int]]:
+    """Start a system; yield its port and process id."""
+    engine, batch_tokens = WAYS[system]
+    with processes.started(engine, model, batch_tokens) as (port, pid):
+        yield port, pid
 
-        folder = str(minilm.checkpoint_folder())
-    with tempfile.TemporaryDirectory() as kept:
-        right = sentence_transformers(folder)
-        engines: dict[str, Engine] = {"infer": ours(asked.artifact)}
-        if (reason := rivals.missing("OpenVINO")) is None:
-            engines["openvino-int8"] = openvino(folder, Path(kept))
-        else:
-            print(f"no OpenVINO: {reason}")
-        engines["sentence-transformers"] = right
-        rows = texts(asked.requests, *asked.lengths, seed=1)
-        found: dict[str, dict[str, float]] = {}
-        for name, engine in engines.items():
-            cosine = check(engine, right, rows[:16])
-            if cosine < LEAST_COSINE:
-                print(f"{name}: cosine {cosine:.4f} is below {LEAST_COSINE}: not timed")
+
+def measure(system: str, model: processes.Prepared, options: argparse.Namespace) -> dict[str, Any]:
+    with running(system, model) as (port, pid), tempfile.TemporaryDirectory() as folder:
+        cosine = smallest_cosine(port, model.texts, model.vectors)
+        began = time.perf_counter()
+        requests = [request_of(text) for text in model.texts]
+        nothing = np.zeros((len(requests), 1), np.float32)
+        with client(port, requests, nothing, np.array(model.lengths, float), Path(folder)) as sender:
+            load = Load(sender, pid, options.seconds)
+            sender.fire([[2.0, 10.0]], seed=1)
+            rate = goodput(load, options.slo, options.first)
+        seconds = time.perf_counter() - began
+    return {"goodput": rate, "cosine": cosine, "seconds": seconds, "rates": load.rates}
+
+
+def best_rival(found: dict[str, dict[str, Any]], rival: str) -> float | None:
+    """Return the goodput of the better way to run a rival; None if it was not measured."""
+    rates = [one["goodput"] for name, one in found.items() if name.startswith(rival)]
+    return max(rates, default=None)
+
+
+def judged(model: str, found: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the table lines of one model, and the bars that it misses."""
+    lines, missed = [], []
+    ours = found.get("infer", {}).get("goodput", 0.0)
+    for system, one in found.items():
+        ratio = f"{ours / one['goodput']:.2f}" if one["goodput"] else "no rate"
+        cpu = min(used for _, used in one["rates"].values())
+        rate = f"{one['goodput']:.0f}" if one["goodput"] else f"none from {LOWEST_RATE:g}"
+        lines.append(
+            f"| {model} | {system} | {rate} | {'' if system == 'infer' else ratio} | {cpu:.2f} | {one['cosine']:.4f} |"
+        )
+    for rival, bar in BARS.items():
+        theirs = best_rival(found, rival)
+        if theirs is not None and "infer" in found and ours < bar * theirs:
+            missed.append(f"{model}: {ours / theirs:.2f} x {rival}, bar {bar} x")
+    if found.get("infer", {"cosine": 1.0})["cosine"] < LEAST_COSINE:
+        missed.append(f"{model}: cosine {found['infer']['cosine']:.4f}, bar {LEAST_COSINE}")
+    return lines, missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default=",".join(LENGTHS))
+    parser.add_argument("--systems", default=",".join(WAYS))
+    parser.add_argument("--backend", default="auto", help="backend of our artifact, when it is made")
+    parser.add_argument("--slo", type=float, default=50.0, help="p99 in ms")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of one run at a rate")
+    parser.add_argument("--first", type=float, default=30.0, help="first rate tried")
+    parser.add_argument("--prepare", action="store_true", help="only make what is measured")
+    options = parser.parse_args()
+    table, missed, results = [], list[str](), dict[str, Any]()
+    for name in options.models.split(","):
+        model = processes.prepare(name, LENGTHS[name], TEXTS, options.backend, progress)
+        if options.prepare:
+            continue
+        found = results[name] = {}
+        for system in options.systems.split(","):
+            if (reason := missing(system)) is not None:
+                progress(f"{name}, {system}: {reason}")
                 continue
-            rate = goodput(engine, rows, asked.rows, asked.slo)
-            found[name] = {"requests_per_second": rate, "smallest_cosine": cosine}
-            print(
-                f"{name:24} {rate:8.1f} requests/s at p99 <= {asked.slo:g} ms, cosine {cosine:.4f}",
-                flush=True,
-            )
-        for name in found:
-            if name != "infer" and "infer" in found:
-                ratio = found["infer"]["requests_per_second"] / found[name]["requests_per_second"]
-                print(f"infer / {name}: {ratio:.2f}")
-        print(json.dumps(found))
-    return 0
+            try:
+                found[system] = measure(system, model, options)
+            except processes.NotStartedError as error:
+                progress(f"{name}, {system}: {error}")
+                continue
+            progress(f"{name}, {system}: {found[system]}")
+        lines, below = judged(name, found)
+        table, missed = table + lines, missed + below
+    if options.prepare:
+        return 0
+    head = (
+        "| model | system | requests/s at p99 <= "
+        + f"{options.slo:g} ms | infer ÷ it | CPU ms/request | cosine |"
+    )
+    lengths = ", ".join(f"{name} {LENGTHS[name][0]}-{LENGTHS[name][1]}" for name in results)
+    note = f"\nTexts of log-uniform length in tokens: {lengths}. One thread for each model.\n"
+    write_results(
+        "serve-encoders",
+        {"models": results},
+        "\n".join([head, "|---|---|---|---|---|---|", *table]) + "\n" + note,
+    )
+    return exit_code(missed)
 
 
 if __name__ == "__main__":

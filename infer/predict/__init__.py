@@ -15,6 +15,7 @@ from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
+from ..latency import work_of_rows
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.full_sequence import FullSequenceRunner
@@ -119,20 +120,27 @@ class Predictor(TextGeneration):
         """The content of report.json: what was tried, chosen, measured and refused."""
         return read_report(self.path)
 
-    def warmup(self) -> list[tuple[int, float]]:
+    def warmup(self) -> list[tuple[float, float]]:
         """Run the golden inputs at batch 1 and at the largest batch, so that no request pays for a first run.
 
-        Returns (elements of the largest input, seconds) of each run.
+        Returns (work, seconds) of each run. Work is the elements of the largest input, or `latency.work_of_rows` of a
+        model that computes no padding.
         """
-        kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[int, float]]()
+        kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[float, float]]()
         row_bytes = sum(v.nbytes // len(v) if v.dim() else v.nbytes for v in kept.values())
         for rows in sorted({1, min(self.max_batch, max(MAX_WARM_BYTES // row_bytes, 1))}):
             inputs = {spec.name: spec.with_rows(kept[spec.name], rows) for spec in self.inputs}
             seconds = self._seconds(inputs)
             if seconds < QUICK:
                 seconds = min(seconds, self._seconds(inputs))
-            taken.append((max(tensor.numel() for tensor in inputs.values()), seconds))
+            taken.append((self._work(inputs), seconds))
         return taken
+
+    def _work(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        mask = inputs.get("attention_mask")
+        if self.attention_length is None or mask is None:
+            return max(tensor.numel() for tensor in inputs.values())
+        return work_of_rows(mask.sum(dim=1).numpy(), self.attention_length)
 
     def _seconds(self, inputs: dict[str, torch.Tensor]) -> float:
         began = time.perf_counter()

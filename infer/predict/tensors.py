@@ -20,7 +20,10 @@ Array = np.ndarray | Tensor
 
 
 class ExclusiveCalls:
-    """Calls of a runner with tensors that are checked against its specs."""
+    """Calls of a runner with tensors that are checked against its specs.
+
+    `attention_length`: see `latency.work_of_rows`; None where the runner computes padding.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class ExclusiveCalls:
         self._batched = all(s.batched for s in (*inputs, *outputs))
         self._fitting = FastInputs(inputs, sizes)
         self._runner, self._lock = runner, threading.Lock()
+        self.attention_length: int | None = getattr(runner, "attention_length", None)
 
     def predict(self, inputs: Any) -> Any:
         """Run one batch; more than `max_batch` rows run in several pieces.

@@ -13,7 +13,7 @@ from infer.compress import quantize_model
 from infer.kernels.cpu import build as compiling
 from infer.kernels.ops.fused_program import HEADER
 from infer.kernels.passes import prepack
-from infer.kernels.passes.fused_program import partition
+from infer.kernels.passes.fused_program import padding, partition
 from infer.plan import Plan
 from tests.kernels.test_fused_encoder_layers import WIDTH, Layer
 
@@ -139,3 +139,11 @@ def test_a_row_has_the_same_bits_in_every_packed_batch() -> None:
             program, (x[row : row + 1, :tokens].contiguous(), real[row : row + 1, :tokens].contiguous())
         )
         torch.testing.assert_close(alone[0], together[row], rtol=1e-6, atol=1e-6)
+
+
+def test_programs_without_padding_tell_where_attention_costs_as_much_as_layers() -> None:
+    packed = prepack.packed(exported(Pooled("mean")))
+    layers = 4 * WIDTH * WIDTH + 2 * WIDTH * 192
+    assert padding.attention_length(packed) == round(layers / (padding.ATTENTION_COST * 2 * WIDTH))
+    assert padding.attention_length(prepack.packed(exported(Pooled("all")))) is None
+    assert padding.attention_length(prepack.packed(exported(Pooled("mean")), fuse_layers=False)) is None

@@ -19,9 +19,11 @@ class Clock:
 class ManualClockQueue:
     """A batch queue and its clock; `put` adds an item of four elements a row."""
 
-    def __init__(self, max_batch: int = 4, num_executors: int = 1, **limits: Any) -> None:
+    def __init__(
+        self, max_batch: int = 4, num_executors: int = 1, *, packed: bool = False, **limits: Any
+    ) -> None:
         self.clock = Clock()
-        self.queue = BatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors)
+        self.queue = BatchQueue(max_batch, ServeLimits(**limits), self.clock, num_executors, packed=packed)
         self.admission, self.latency = self.queue.admission, self.queue.latency
 
     def put(
@@ -33,9 +35,11 @@ class ManualClockQueue:
         priority: int = 2,
         elements: int = 4,
         tenant: str = "",
+        row_work: float = 0.0,
     ) -> QueueItem:
         deadline, size = self.clock.now + timeout, rows * elements * 4
         item = QueueItem({}, {}, key, rows, elements, size, deadline, priority, None, 0, tenant=tenant)
+        item.row_work = row_work
         self.queue.admit([item], deadline)
         return item
 

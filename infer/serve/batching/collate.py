@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ...errors import InferError, InputError
+from ...latency import work_of_rows
 from ...spec import TensorSpec
 
 Arrays = dict[str, np.ndarray]
 BATCH = "batch"  # symbolic size of the first dimension of batched tensors
+MASK = "attention_mask"  # input that is 0 for padding
 Allocate = Callable[
     [str, tuple[int, ...], Any], np.ndarray
 ]  # name, shape, dtype → uninitialized array for that input
@@ -34,11 +36,26 @@ def run_arrays(predictor: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
     return outputs
 
 
+class RequestSize(NamedTuple):
+    """Size of one request.
+
+    `sizes`: symbolic sizes; `key`: batch key; `elements`: of a row of its largest input; `row_work`: see `QueueItem`.
+    """
+
+    sizes: dict[str, int]
+    key: Hashable
+    rows: int
+    elements: int
+    size_bytes: int
+    row_work: float
+
+
 class Collator:
     """Collation by a predictor's `inputs`, `outputs`, `sizes`, `max_batch` and `padding`, if it has one.
 
     `batched`: every tensor has the batch as its first dimension. `ragged`: sizes that may differ within one batch,
-    because each input that has them names a padding value and each output can be cut back. bfloat16 is held in uint16
+    because each input that has them names a padding value and each output can be cut back. `packed`: the model computes
+    no padding, so that rows of any length share a batch at the cost of their real tokens. bfloat16 is held in uint16
     arrays: numpy has no such type.
     """
 
@@ -52,6 +69,8 @@ class Collator:
         limit = min(predictor.max_batch, max_batch or predictor.max_batch)
         self.max_batch = limit if self.batched else 1
         self.ragged = self._ragged()
+        self._attention_length: int | None = getattr(predictor, "attention_length", None)
+        self.packed = self._attention_length is not None and bool(self.ragged) and MASK in self.inputs
         self._quick = [(s.name, np.dtype(s.dtype), s.shape, len(s.shape)) for s in self.inputs.values()]
 
     def _ragged(self) -> frozenset[str]:
@@ -107,20 +126,29 @@ class Collator:
 
     def key(self, sizes: Mapping[str, int]) -> Hashable:
         """Return the batch key: requests of equal key may share a batch. `check` made dtypes and fixed sizes equal."""
+        free = self.ragged if self.packed else frozenset()
         return tuple(
             sorted(
                 (s, length_bucket(n) if s in self.ragged else n)
                 for s, n in sizes.items()
-                if s != BATCH or not self.batched
+                if s not in free and (s != BATCH or not self.batched)
             )
         )
 
-    def measure(self, arrays: Arrays) -> tuple[dict[str, int], Hashable, int, int, int]:
-        """Return sizes, key, rows, elements of a row of the largest input, and bytes. Raises `InputError`."""
+    def measure(self, arrays: Arrays) -> RequestSize:
+        """Return the size of a request. Raises `InputError`."""
         sizes = self.check(arrays)
         rows = sizes.get(BATCH, 1) if self.batched else 1
         elements = max((array.size // max(rows, 1) for array in arrays.values()), default=0)
-        return sizes, self.key(sizes), rows, elements, sum(array.nbytes for array in arrays.values())
+        size = sum(array.nbytes for array in arrays.values())
+        return RequestSize(sizes, self.key(sizes), rows, elements, size, self.row_work(arrays))
+
+    def row_work(self, arrays: Arrays) -> float:
+        """Return the mean work of the rows of a request to a model that computes no padding; 0.0 of any other."""
+        if not self.packed or self._attention_length is None:
+            return 0.0
+        lengths = arrays[MASK].sum(axis=1).clip(1)
+        return work_of_rows(lengths, self._attention_length) / max(len(lengths), 1)
 
     def split(self, arrays: Arrays, rows: int) -> list[Arrays]:
         """Split a request into parts of at most `max_batch` rows, in order."""

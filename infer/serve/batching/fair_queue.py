@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from .admission import AdmissionController, FairDeadlineBudget
-from .queue import LOOK_PAST, BatchFill, BatchQueue
+from .queue import LOOK_PAST, BatchQueue
 from .queue_items import HeapEntry, NextBatch, QueueItem
 from .tenant_queue import TenantQueue
 from .waiting_items import WaitingItems
@@ -112,7 +112,7 @@ class FairBatchQueue(BatchQueue):
 
     def _fill_fairly(self, kind: Hashable, taken: NextBatch) -> None:
         """Fill the batch as `_fill` does, each time from the tenant that would have the lowest counter."""
-        fill, now = BatchFill(), self.clock()
+        fill, now = self._new_fill(), self.clock()
         joined: dict[QueueItem, int] = {}  # item → number of its requests in the batch
         passed: list[tuple[TenantQueue, HeapEntry]] = []
         turns = [
@@ -127,7 +127,7 @@ class FairBatchQueue(BatchQueue):
         def max_work() -> float:
             return budget.max_work(part, entry, served, next(iter(joined), item).work_per_request)
 
-        while turns and fill.rows < self.max_batch and len(passed) < LOOK_PAST:
+        while turns and not self._filled(fill) and len(passed) < LOOK_PAST:
             served, number, part = turns[0]
             head = part.first_viable(kind, now, taken.expired)
             if head is None:
@@ -165,5 +165,5 @@ class FairBatchQueue(BatchQueue):
     def _cost(self, item: QueueItem) -> float:
         """Return the predicted seconds of one request of the item in a full batch."""
         elements = max(item.elements, 1)
-        full = elements * max(min(self.max_batch, self.limits.max_batch_elements // elements), 1)
+        full = item.work_per_row * max(min(self.max_batch, self.limits.max_batch_elements // elements), 1)
         return item.work_per_request * (self.latency.seconds(full) / full or UNMEASURED)

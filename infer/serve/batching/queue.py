@@ -19,26 +19,30 @@ from .queue_items import HeapEntry, NextBatch, QueueItem
 from .waiting_items import WaitingItems
 
 LOOK_PAST = 16  # items that do not fit and may be overtaken while a batch is filled
+LARGEST_SHARE = 1 / 3  # of the waiting work that one batch without padding may have beyond the useful work
 
 
 @dataclass(slots=True)
 class BatchFill:
     """State of a batch while it is filled.
 
-    `widest`: elements of a row; `bound`: most work with which its items meet their deadlines; `short`: reason to end it
-    while more items wait.
+    `widest`: elements of a row; `work`: of its items, without padding; `bound`: most work with which its items meet
+    their deadlines; `enough`: work beyond which it takes no more items; `short`: reason to end it while more wait.
     """
 
     rows: int = 0
     widest: int = 1
+    work: float = 0.0
     bound: float = math.inf
+    enough: float = math.inf
     short: str = "full"
 
 
 class BatchQueue(WaitingItems):
     """Queue bounded in requests, rows, bytes and predicted wait; gives batches. Not thread-safe.
 
-    `num_executors`: batches that run at a time; executors are numbered from 0.
+    `num_executors`: batches that run at a time; executors are numbered from 0. `packed`: the model computes no padding,
+    so that the work of a batch is the sum of its items' work; else it is rows x elements of the widest row.
     """
 
     def __init__(
@@ -47,12 +51,15 @@ class BatchQueue(WaitingItems):
         limits: ServeLimits,
         clock: Callable[[], float] = time.monotonic,
         num_executors: int = 1,
+        *,
+        packed: bool = False,
     ) -> None:
         super().__init__(clock, LatencyModel())
+        self.packed = packed
         self.max_batch, self.limits, self.num_executors = max_batch, limits, num_executors
         self.admission = AdmissionController(self, self)
         self.draining = False
-        self.running: dict[int, tuple[int, float]] = {}  # executor → work of its batch, start time
+        self.running: dict[int, tuple[float, float]] = {}  # executor → work of its batch, start time
         self.finished = -math.inf  # time of the last measured batch
 
     def admission_for(self, tenant: str) -> AdmissionController:
@@ -96,11 +103,14 @@ class BatchQueue(WaitingItems):
         self._run(taken, executor)
         return taken
 
-    def _run(self, taken: NextBatch, executor: int) -> int:
+    def _run(self, taken: NextBatch, executor: int) -> float:
         """Note that the batch runs from now on; return its work."""
         if not taken.items:
-            return 0
-        work = sum([e.rows for e in taken.items]) * max([1, *[e.elements for e in taken.items]])
+            return 0.0
+        if self.packed:
+            work = sum([e.work for e in taken.items])
+        else:
+            work = sum([e.rows for e in taken.items]) * max([1, *[e.elements for e in taken.items]])
         self.running[executor] = work, self.clock()
         return work
 
@@ -122,7 +132,7 @@ class BatchQueue(WaitingItems):
 
     def _fill(self, queue: list[HeapEntry], taken: NextBatch) -> None:
         """Move items into the batch as far as they fit and no feasible deadline is missed; others keep their place."""
-        fill, passed = BatchFill(), list[HeapEntry]()
+        fill, passed = self._new_fill(), list[HeapEntry]()
         now, kind, budget = self.clock(), queue[0][3].key, None
 
         def max_work() -> float:
@@ -132,7 +142,7 @@ class BatchQueue(WaitingItems):
                 budget = DeadlineBudget(self.items(kind), self, now, least)
             return budget.max_work(entry[:2])
 
-        while queue and fill.rows < self.max_batch and len(passed) < LOOK_PAST:
+        while queue and not self._filled(fill) and len(passed) < LOOK_PAST:
             entry = heapq.heappop(queue)
             item = entry[3]
             if not item.waiting:
@@ -154,8 +164,21 @@ class BatchQueue(WaitingItems):
             heapq.heappush(queue, entry)
         taken.reason = self._reason(fill, short=bool(passed))
 
+    def _new_fill(self) -> BatchFill:
+        """Return an empty batch.
+
+        Without padding a batch of more than the useful work gains no throughput, and its first items wait for its last:
+        then a batch ends there, or at a share of what waits.
+        """
+        if not self.packed:
+            return BatchFill()
+        return BatchFill(enough=max(self.latency.useful_work, self.ahead()[1] * LARGEST_SHARE))
+
+    def _filled(self, fill: BatchFill) -> bool:
+        return fill.rows >= self.max_batch or fill.work >= fill.enough
+
     def _reason(self, fill: BatchFill, *, short: bool) -> str:
-        return "full" if fill.rows >= self.max_batch else fill.short if short else "idle"
+        return "full" if self._filled(fill) else fill.short if short else "idle"
 
     def _fit(
         self, fill: BatchFill, item: QueueItem, most: int, now: float, max_work: Callable[[], float]
@@ -168,15 +191,26 @@ class BatchQueue(WaitingItems):
         each = item.rows // item.requests
         fit = (min(self.max_batch, self.limits.max_batch_elements // wider) - rows) // each
         fit = min(max(fit, 0 if rows else 1), most)
+        if fit and rows:
+            fit = min(self._requests_within(fill.enough, fill, item, fit), fit)
         if fit and rows + fit > 1:
-            work = min(fill.bound, own, max_work())
-            if (rows + fit * each) * wider > work:
+            in_time = self._requests_within(min(fill.bound, own, max_work()), fill, item, fit)
+            if in_time < fit:
                 fill.short = "deadline"
-                fit = min(max(int((work / wider - rows) // each), 0 if rows else 1), fit)
+                fit = max(in_time, 0 if rows else 1)
         if fit:
             fill.rows, fill.widest = rows + fit * each, wider
+            fill.work += fit * item.work_per_request
             fill.bound = min(fill.bound, own)
         return fit
+
+    def _requests_within(self, work: float, fill: BatchFill, item: QueueItem, most: int) -> int:
+        """Return how many requests of the item, at most `most`, may join a batch of at most this work."""
+        if self.packed:
+            return int(max(min((work - fill.work) / item.work_per_request, most), 0))
+        each = item.rows // item.requests
+        rows = work / max(fill.widest, item.elements) - fill.rows
+        return int(max(min(rows, most * each), 0) // each)
 
     def _in_time(self, item: QueueItem, now: float) -> float:
         """Return the most work of a batch in which the item meets its deadline.

@@ -25,7 +25,7 @@ class QueueItem:
 
     A subclass may hold `requests` whole requests of equally many rows, in order, and divide them. `elements`: of one
     row of its largest input. `deadline`, `arrived`: clock seconds. `owner`: an `ItemOwner` that gets the result.
-    `index`: number among the items of its owner.
+    `index`: number among the items of its owner. `row_work`: mean work of its rows, 0: `elements`.
     """
 
     inputs: dict[str, Any]
@@ -43,16 +43,22 @@ class QueueItem:
     deaths: int = 0  # worker crashes while it ran
     requests: int = 1
     tenant: str = ""  # API key whose share of the queue it uses
+    row_work: float = 0.0
 
     @property
-    def work(self) -> int:
-        """Work as `LatencyModel` counts it: rows x elements."""
-        return self.rows * max(self.elements, 1)
+    def work_per_row(self) -> float:
+        """Work of one row as `LatencyModel` counts it: elements with padding, or real tokens."""
+        return self.row_work or max(self.elements, 1)
 
     @property
-    def work_per_request(self) -> int:
+    def work(self) -> float:
+        """Work of all its rows."""
+        return self.rows * self.work_per_row
+
+    @property
+    def work_per_request(self) -> float:
         """Work of one of its requests."""
-        return self.rows // self.requests * max(self.elements, 1)
+        return self.rows // self.requests * self.work_per_row
 
     def take(self, count: int) -> QueueItem:
         """Split off its first `count` requests; only an item of several has any to give."""

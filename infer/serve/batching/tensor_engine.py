@@ -46,7 +46,7 @@ class TensorEngine:
         self.collator = Collator(predictor, limits.max_batch)
         executors = getattr(predictor, "executors", None) or [LocalExecutor(predictor, clock)]
         self.queue = (FairBatchQueue if fair else BatchQueue)(
-            self.collator.max_batch, limits, clock, len(executors)
+            self.collator.max_batch, limits, clock, len(executors), packed=self.collator.packed
         )
         self.quarantine = Quarantine()
         self.lock, self.stopping = threading.Lock(), False
@@ -168,14 +168,28 @@ class TensorEngine:
             item.owner.fail(error)
 
     def _submit(self, owner: ItemOwner, arrays: Arrays, deadline: float, priority: int, tenant: str) -> None:
-        sizes, key, rows, elements, _ = self.collator.measure(arrays)
-        for index, part in enumerate(self.collator.split(arrays, rows)):
-            own = {**sizes, BATCH: len(next(iter(part.values())))} if self.collator.batched else sizes
-            size = sum(array.nbytes for array in part.values())
-            count = own[BATCH] if self.collator.batched else 1
+        whole = self.collator.measure(arrays)
+        parts = self.collator.split(arrays, whole.rows)
+        for index, part in enumerate(parts):
+            sizes, count, size, work = whole.sizes, whole.rows, whole.size_bytes, whole.row_work
+            if len(parts) > 1:
+                count = len(next(iter(part.values())))
+                sizes = {**sizes, BATCH: count}
+                size, work = sum(array.nbytes for array in part.values()), self.collator.row_work(part)
             owner.items.append(
                 QueueItem(
-                    part, own, key, count, elements, size, deadline, priority, owner, index, tenant=tenant
+                    inputs=part,
+                    sizes=sizes,
+                    key=whole.key,
+                    rows=count,
+                    elements=whole.elements,
+                    size_bytes=size,
+                    deadline=deadline,
+                    priority=priority,
+                    owner=owner,
+                    index=index,
+                    tenant=tenant,
+                    row_work=work,
                 )
             )
         if len(self.quarantine):

@@ -1,4 +1,4 @@
-"""Text inputs of tensor models: tokenization off the event loop, rows of similar length in one batch."""
+"""Text inputs of tensor models: tokenization off the event loop, padded rows of similar length in one batch."""
 
 from __future__ import annotations
 
@@ -97,8 +97,10 @@ async def infer_rows(
     priority: int = DEFAULT_PRIORITY,
     tenant: str = "",
 ) -> InferResult:
-    """Run rows grouped by length bucket, each group cut to its longest row; keep the order of the rows."""
-    groups = _groups(arrays) if engine.collator.ragged and not _has_ragged_output(engine) else []
+    """Run rows in their order; those of a model that computes padding are grouped by length bucket and cut."""
+    collator = engine.collator
+    grouped = collator.ragged and not collator.packed and not _has_ragged_output(engine)
+    groups = _groups(arrays) if grouped else []
     if len(groups) < 2:
         return await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
     tasks = [

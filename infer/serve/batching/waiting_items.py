@@ -21,7 +21,7 @@ class WaitingItems:
         self.clock, self.latency = clock, latency
         self.requests = self.rows = self.bytes = 0
         self._queues: dict[Hashable, list[HeapEntry]] = {}
-        self._waiting: dict[int, tuple[int, int]] = {}  # priority → rows and work
+        self._waiting: dict[int, tuple[int, float]] = {}  # priority → rows and work
         self._order = itertools.count()
         self._dead = 0  # heap entries of items that wait no more
 
@@ -45,7 +45,7 @@ class WaitingItems:
 
         Without a deadline all waiting work of the priority counts as ahead.
         """
-        rows = work = 0
+        rows, work = 0, 0.0
         if deadline is None:
             for urgency, (item_rows, item_work) in self._waiting.items():
                 if urgency <= priority:
@@ -166,7 +166,7 @@ class QueueState(Protocol):
     num_executors: int
     draining: bool
     requests: int
-    running: dict[int, tuple[int, float]]  # executor → work of its batch, start time
+    running: dict[int, tuple[float, float]]  # executor → work of its batch, start time
     finished: float  # time of the last measured batch
 
     @property

@@ -107,17 +107,19 @@ def _queue(
     arrays = template.read([request.numbers for request in requests])
     if arrays is None:
         return False
-    sizes, key, rows, elements, size = template.piece
+    piece = template.piece
+    rows = piece.rows
     count = len(requests)
     timer = Timer(engine, template, timeout, count)
     group = RequestGroup(timer, requests)
     item = GroupItem(
         inputs=arrays,
-        sizes={**sizes, BATCH: rows * count} if engine.collator.batched else sizes,
-        key=key,
+        sizes={**piece.sizes, BATCH: rows * count} if engine.collator.batched else piece.sizes,
+        key=piece.key,
         rows=rows * count,
-        elements=elements,
-        size_bytes=size * count,
+        elements=piece.elements,
+        size_bytes=piece.size_bytes * count,
+        row_work=engine.collator.row_work(arrays),
         deadline=engine.clock() + timeout,
         priority=template.priority,
         owner=group,

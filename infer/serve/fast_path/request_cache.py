@@ -9,7 +9,7 @@ found by these bytes; the numbers are checked every time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +21,7 @@ from ...spec import TensorSpec
 from ..api.kserve_response import HEADER_LENGTH, RequestedOutputs
 from ..api.kserve_tensors import narrow
 from ..api.kserve_types import InferRequest
-from ..batching.collate import Arrays, Collator
+from ..batching.collate import Arrays, Collator, RequestSize
 from ..http.app import App, Endpoint, Scope
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import queue_tenant_of, requested_timeout
@@ -116,12 +116,12 @@ class BodyTemplate:
     outputs: RequestedOutputs
     timeout: float
     size: int
-    piece: tuple[dict[str, int], Hashable, int, int, int]
+    piece: RequestSize
     priority: int
 
     @property
     def rows(self) -> int:
-        return self.piece[2]
+        return self.piece.rows
 
     def read(self, numbers: Sequence[bytes]) -> Arrays | None:
         """Decode the tensors of requests, concatenated along their first dimension; None if any numbers do not fit."""

@@ -21,6 +21,7 @@ from ..fork_server.messages import (
     TokenRows,
 )
 from ..workers.messages import ErrorMessage, decode_error
+from .tokenizer_batches import TokenizerBatches
 
 INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
@@ -91,6 +92,7 @@ class ForkedTokenizer:
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self._short, self._long = TokenizerProcess(fork_server), TokenizerProcess(fork_server)
+        self._batches = TokenizerBatches(self._encode_short)
 
     def start(self) -> None:
         """Start the fork server now, so that the first text need not wait for it."""
@@ -113,13 +115,22 @@ class ForkedTokenizer:
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ids and the token types of each text or pair of an encoder; no types without pairs."""
         given = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
-        answer = await self._rows(given, True, where)
+        size = _size(given)
+        if size < INLINE_CHARACTERS:
+            answer = await self._batches.rows(given, size, where)
+        else:
+            answer = await self._rows(given, True, where)
         return answer.rows, answer.types
 
     async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
-        size = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+        size = _size(texts)
         asked = EncodeTexts(list(texts), special, cpu_seconds_for(size))
         answer: TokenRows = await self._process_for(size).request(asked, size, where)
+        return answer
+
+    async def _encode_short(self, texts: Sequence[str | tuple[str, str]], size: int, where: str) -> TokenRows:
+        asked = EncodeTexts(list(texts), True, cpu_seconds_for(size))
+        answer: TokenRows = await self._short.request(asked, size, where)
         return answer
 
     async def encode_chat(
@@ -141,6 +152,7 @@ class ForkedTokenizer:
         return str((await self._process_for(size).request(asked, size, "tokens")).text)
 
     def close(self) -> None:
+        self._batches.close()
         self._short.close()
         self._long.close()
         self._fork_server.close()
@@ -220,6 +232,11 @@ def encoder_tokenizer_pool(predictor: Any) -> ForkedTokenizer | None:
 def cpu_seconds_for(characters: int) -> float:
     """Return the CPU-time limit in seconds for a text of so many characters."""
     return TOKENIZER_SECONDS + characters / CHARACTERS_PER_SECOND
+
+
+def _size(texts: Sequence[str | tuple[str, str]]) -> int:
+    """Return the number of characters of texts and pairs."""
+    return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -73,7 +73,7 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
     return run_tensor_loop(predictor, channel, buffers)
 
 
-def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[int, float]]]:
+def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[float, float]]]:
     """Return the warmed-up predictor and the (work, seconds) pairs measured during warm-up."""
     began, source = time.perf_counter(), asked.source
     module, _, name = source.opener.partition(":")
@@ -87,7 +87,7 @@ def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[i
     imported = time.perf_counter()
     predictor = apply_names(opener(source.path, **source.options), source)
     opened = time.perf_counter()
-    speeds: list[tuple[int, float]] = []
+    speeds: list[tuple[float, float]] = []
     if not (asked.again and hasattr(predictor, "self_test")):
         speeds += predictor.warmup() or ()
     if generates_text(predictor.manifest):
@@ -129,6 +129,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
         context=0 if language_model is None else language_model.context,
         vocab_size=0 if language_model is None else language_model.vocab_size,
         page_bytes=page_bytes(predictor),
+        attention_length=getattr(predictor, "attention_length", None),
         adapters=() if language_model is None else tuple(getattr(language_model, "adapter_names", ())),
     )
 

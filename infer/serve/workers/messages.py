@@ -58,6 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0  # of a language model: tokens of prompt and answer together
     vocab_size: int = 0
     page_bytes: int = 0  # of its KV cache, all layers together
+    attention_length: int | None = None  # see `latency.work_of_rows`; None where padding is computed
     adapters: tuple[str, ...] = ()
 
 
@@ -87,13 +88,13 @@ class ShutDown(msgspec.Struct, tag="close", array_like=True):
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
     """Worker to server: the model is open and warm.
 
-    `phases`: seconds of each part of the start; `speeds`: elements of a batch, or tokens of a prompt, and the
+    `phases`: seconds of each part of the start; `speeds`: work of a batch, or tokens of a prompt, and the
     seconds they took; `tested`: the self-test passed, or two tokens were generated.
     """
 
     info: ModelInfo
     phases: dict[str, float]
-    speeds: list[tuple[int, float]] = []
+    speeds: list[tuple[float, float]] = []
     tested: bool = False
 
 

@@ -59,7 +59,7 @@ class SupervisedWorker:
         self.restarts = RestartPolicy(restart or RestartLimits())
         self.info: ModelInfo | None = None
         self.phases: dict[str, float] = {}
-        self.speeds: list[tuple[int, float]] = []
+        self.speeds: list[tuple[float, float]] = []
         self.ready = self.closing = self.busy = False
         self.last_message_at = self._last_read_at = time.monotonic()
         self.channel_lock = threading.Lock()  # held while the channel is read

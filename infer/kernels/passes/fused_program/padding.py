@@ -7,11 +7,13 @@ padding may be left out: the program then runs on the real tokens of all sequenc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 
 from .encode import Operation
 from .match import is_call
@@ -28,6 +30,12 @@ _VIEWS = (
     aten.clone.default,
     aten.alias.default,
 )
+
+ATTENTION_COST = 2.4  # time of a multiplication in float32 attention, in those of an int8 linear layer
+SIZES = (
+    "packed_rows"  # meta of a chain that leaves out padding: multiplications of its layers, and of attention
+)
+LEAST_SHARE = 0.9  # of the multiplications in linear layers that chains without padding must have
 
 
 def padding_of(
@@ -54,6 +62,38 @@ def padding_of(
         elif user not in members and not _ignores_padding(user, read_from[user], found[0]):
             return None
     return found[0]
+
+
+def multiplications(operations: Sequence[Operation]) -> tuple[int, int]:
+    """Return the multiplications for one token in linear layers, and in attention for each token it sees."""
+    linear = [o.sizes[1] * o.sizes[2] for o in operations if o.name == "linear"]
+    attention = [2 * o.sizes[0] * o.sizes[2] for o in operations if o.name == "attend_all"]
+    return sum(linear), sum(attention)
+
+
+def attention_length(program: ExportedProgram) -> int | None:
+    """Return the length in tokens at which attention takes as long as the linear layers of a padding-free program.
+
+    None for a program that computes padding: its chains do, or a tenth of its linear layers is in no chain.
+    """
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    chains = [node for node in nodes if str(node.target) == "infer.chain.default"]
+    if not chains or any(SIZES not in node.meta for node in chains):
+        return None
+    linear = sum(node.meta[SIZES][0] for node in chains)
+    attention = sum(node.meta[SIZES][1] for node in chains)
+    outside = sum(
+        _features(node) for node in nodes if re.fullmatch(r"infer\.linear_\w+_packed\..*", str(node.target))
+    )
+    if linear < LEAST_SHARE * (linear + outside):
+        return None
+    return max(round(linear / (ATTENTION_COST * attention)), 1)
+
+
+def _features(node: fx.Node) -> int:
+    """Return the number of weights of a packed linear layer."""
+    features = next(a for a in node.args if isinstance(a, int))
+    return features * int(node.args[0].meta["val"].shape[-1])  # type: ignore[union-attr]
 
 
 def _inputs_behind(mask: Any, domain: str) -> list[fx.Node]:

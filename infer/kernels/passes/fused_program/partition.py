@@ -16,7 +16,7 @@ from ..graph_pass import Rewriter
 from .encode import MAX_INPUTS, Operation, encode, inputs_of
 from .lower import Reader
 from .match import matched
-from .padding import padding_of
+from .padding import SIZES, multiplications, padding_of
 from .values import BATCH, COLUMNS, HEADS, ONE, TOKENS, Value, View
 
 aten, own = torch.ops.aten, torch.ops.infer
@@ -129,6 +129,8 @@ class _Builder(Rewriter):
             call = self._call(operations, operands, program, numbers)
         shape = fused_program.result_shape([n.meta["val"] for n in operands], program)
         call.meta["val"] = last.meta["val"].new_empty(shape)
+        if padding is not None:
+            call.meta[SIZES] = multiplications(operations)
         start, members = 0, [operation.result.value.node for operation in operations]
         for value in given:
             rows = self._columns(call, start, value.width)
