@@ -60,18 +60,18 @@ def missing(system: str) -> str | None:
     return f"{module} is not installed" if absent else None
 
 
-def request_of(text: str) -> bytes:
+def request_of(name: str, text: str) -> bytes:
     """Return the HTTP request for the embedding of a text, as base64."""
-    body = json.dumps({"model": processes.NAME, "input": text, "encoding_format": "base64"}).encode()
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"model": name, "input": text, "encoding_format": "base64"}).encode()
+    head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def smallest_cosine(port: int, texts: list[str], right: np.ndarray) -> float:
+def smallest_cosine(port: int, name: str, texts: list[str], right: np.ndarray) -> float:
     """Return the smallest cosine of an answer with the float model's."""
     cosines = []
     for text, wanted in zip(texts[:CHECKED], right, strict=False):
-        asked = {"model": processes.NAME, "input": text, "encoding_format": "base64"}
+        asked = {"model": name, "input": text, "encoding_format": "base64"}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=asked, timeout=60)
         answer.raise_for_status()
         vector = np.frombuffer(base64.b64decode(answer.json()["data"][0]["embedding"]), "<f4")
@@ -126,9 +126,9 @@ def running(system: str, model: processes.Prepared) -> Iterator[tuple[int, int]]
 
 def measure(system: str, model: processes.Prepared, options: argparse.Namespace) -> dict[str, Any]:
     with running(system, model) as (port, pid), tempfile.TemporaryDirectory() as folder:
-        cosine = smallest_cosine(port, model.texts, model.vectors)
+        cosine = smallest_cosine(port, model.name, model.texts, model.vectors)
         began = time.perf_counter()
-        requests = [request_of(text) for text in model.texts]
+        requests = [request_of(model.name, text) for text in model.texts]
         nothing = np.zeros((len(requests), 1), np.float32)
         with client(port, requests, nothing, np.array(model.lengths, float), Path(folder)) as sender:
             load = Load(sender, pid, options.seconds)

@@ -21,7 +21,6 @@ from bench.kernels import whole_models_rivals as rivals
 from bench.serve import encoder_servers
 from bench.shared.repository import MODELS, ROOT, child_environment, module_command
 
-NAME = "encoder"
 KEPT = ROOT / ".work" / "encoder-goodput"
 START_SECONDS = 180.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,6 +40,12 @@ class Prepared:
     texts: list[str]
     lengths: list[int]
     vectors: np.ndarray
+
+    @property
+    def name(self) -> str:
+        """Name of the artifact, by which every server is asked."""
+        found: str = json.loads((self.artifact / "manifest.json").read_text())["name"]
+        return found
 
 
 def prepare(
@@ -117,9 +122,10 @@ def _make_artifact(folder: Path, artifact: Path, backend: str) -> None:
 
     texts = artifact.with_name("sentences.txt")
     texts.write_text("\n".join(minilm.sentences()) + "\n")
-    optimize(
-        Plan(source=str(folder), data=str(texts), quant="int8", backend=backend, allow_slower=True), artifact
+    plan = Plan(
+        source=str(folder), data=str(texts), quant="int8", backend=backend, batches=(), allow_slower=True
     )
+    optimize(plan, artifact)
 
 
 @contextmanager
@@ -130,8 +136,9 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
         port = free.getsockname()[1]
     folder, listen = str(model.folder), ["--port", str(port)]
     if engine == "infer":
-        served = f"{NAME}={model.artifact}"
-        command = module_command("infer", "serve", served, *listen, "--threads", "1", "--trust-code")
+        command = module_command(
+            "infer", "serve", str(model.artifact), *listen, "--threads", "1", "--trust-code"
+        )
     elif engine == "infinity":
         options = [
             "--engine",
@@ -139,7 +146,7 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
             "--device",
             "cpu",
             "--served-model-name",
-            NAME,
+            model.name,
             "--no-bettertransformer",
         ]
         options += ["--url-prefix", "/v1", "--dtype", "float32", "--no-model-warmup", "--batch-size", "32"]
@@ -153,18 +160,18 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
     log = KEPT / f"{engine}.log"
     with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=env) as running:
         try:
-            _wait(port, running, log)
+            _wait(port, running, log, model.name)
             yield port, running.pid
         finally:
             running.terminate()
 
 
-def _wait(port: int, running: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(port: int, running: subprocess.Popen[bytes], log: Path, name: str) -> None:
     """Return when the server embeds a text. Raises `NotStartedError`."""
     import httpx
 
     until = time.monotonic() + START_SECONDS
-    asked = {"model": NAME, "input": "hello", "encoding_format": "base64"}
+    asked = {"model": name, "input": "hello", "encoding_format": "base64"}
     while time.monotonic() < until and running.poll() is None:
         with suppress(httpx.HTTPError):
             if (
