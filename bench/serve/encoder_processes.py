@@ -137,7 +137,7 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
     folder, listen = str(model.folder), ["--port", str(port)]
     if engine == "infer":
         command = module_command(
-            "infer", "serve", str(model.artifact), *listen, "--threads", "1", "--trust-code"
+            "infer", "serve", str(model.artifact), *listen, "--threads", "1", "--no-log-requests"
         )
     elif engine == "infinity":
         options = [
