@@ -22,17 +22,7 @@ EARLY_PAIRS, LONG = 5, 1.0  # pairs, and seconds, after which a ratio is believe
 FAR = 0.8  # beyond this, or its inverse, in each of them
 TURN = 2e-3  # seconds; calls shorter than this are repeated within a turn
 Call = Callable[[], object]
-Lengths = Sequence[int] | np.ndarray
 Clock = Callable[[], float]
-
-
-def work_of_rows(lengths: Lengths, attention_length: int) -> float:
-    """Return the work of rows that run without padding, in tokens whose attention costs nothing.
-
-    `lengths`: real tokens of each row; `attention_length`: tokens at which attention takes as long as the rest.
-    """
-    tokens = np.asarray(lengths, dtype=np.float64)
-    return float((tokens * (1 + tokens / attention_length)).sum())
 
 
 class Latency(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -162,3 +163,12 @@ class LayerChoice(msgspec.Struct, frozen=True):
     effect: dict[str, float] = {}
     why: str = ""  # for display
     by: DecidedBy = ""  # who decided the format; "" for one that has the format asked for
+
+
+def work_of_rows(lengths: Sequence[int] | np.ndarray, attention_length: int) -> float:
+    """Return the work of rows that run without padding, in tokens whose attention costs nothing.
+
+    `lengths`: real tokens of each row; `attention_length`: tokens at which attention takes as long as the rest.
+    """
+    tokens = np.asarray(lengths, dtype=np.float64)
+    return float((tokens * (1 + tokens / attention_length)).sum())

@@ -147,7 +147,6 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
             "cpu",
             "--served-model-name",
             model.name,
-            "--no-bettertransformer",
         ]
         options += ["--url-prefix", "/v1", "--dtype", "float32", "--no-model-warmup", "--batch-size", "32"]
         command = module_command("infinity_emb.cli", "v2", "--model-id", folder, *options, *listen)

@@ -15,11 +15,10 @@ from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
-from ..latency import work_of_rows
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.full_sequence import FullSequenceRunner
-from ..spec import Finding
+from ..spec import Finding, work_of_rows
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .tensors import Array
 from .text_generation import Options, TextGeneration
@@ -123,7 +122,7 @@ class Predictor(TextGeneration):
     def warmup(self) -> list[tuple[float, float]]:
         """Run the golden inputs at batch 1 and at the largest batch, so that no request pays for a first run.
 
-        Returns (work, seconds) of each run. Work is the elements of the largest input, or `latency.work_of_rows` of a
+        Returns (work, seconds) of each run. Work is the elements of the largest input, or `spec.work_of_rows` of a
         model that computes no padding.
         """
         kept, taken = golden.read_inputs(self.path, self.inputs), list[tuple[float, float]]()

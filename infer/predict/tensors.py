@@ -22,7 +22,7 @@ Array = np.ndarray | Tensor
 class ExclusiveCalls:
     """Calls of a runner with tensors that are checked against its specs.
 
-    `attention_length`: see `latency.work_of_rows`; None where the runner computes padding.
+    `attention_length`: see `spec.work_of_rows`; None where the runner computes padding.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ from infer.errors import NotReadyError, OverloadedError
 from infer.graph.program import Graph
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
-from infer.latency import work_of_rows
 from infer.plan import Plan
 from infer.predict.tensors import ExclusiveCalls
 from infer.serve.batching.collate import Collator
@@ -26,7 +25,7 @@ from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.batching.text_inputs import infer_rows
 from infer.serve.limits import ServeLimits
 from infer.serve.observability.metrics import Metrics
-from infer.spec import TensorSpec
+from infer.spec import TensorSpec, work_of_rows
 from tests.kernels.test_fused_encoder_layers import WIDTH
 from tests.kernels.test_padding_rows import ROWS, TOKENS, Pooled
 from tests.support.fake_predictors import Fake, embedder

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from ...errors import InferError, InputError
-from ...latency import work_of_rows
-from ...spec import TensorSpec
+from ...spec import TensorSpec, work_of_rows
 
 Arrays = dict[str, np.ndarray]
 BATCH = "batch"  # symbolic size of the first dimension of batched tensors

@@ -30,7 +30,7 @@ class TenantQueue(WaitingItems):
     def __init__(self, name: str, whole: SharedQueue) -> None:
         super().__init__(whole.clock, whole.latency)
         self.name, self.whole, self.served = name, whole, 0.0
-        self.work = 0  # waiting, as `LatencyModel` counts it
+        self.work = 0.0  # waiting, as `LatencyModel` counts it
         self.admission = AdmissionController(whole, self)
 
     @property

@@ -91,7 +91,7 @@ def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[f
     if not (asked.again and hasattr(predictor, "self_test")):
         speeds += predictor.warmup() or ()
     if generates_text(predictor.manifest):
-        speeds = warm_up(predictor.language_model.engine_client, predictor.language_model.context)
+        speeds = list(warm_up(predictor.language_model.engine_client, predictor.language_model.context))
     _settle()
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}

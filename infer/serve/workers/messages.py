@@ -58,7 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0  # of a language model: tokens of prompt and answer together
     vocab_size: int = 0
     page_bytes: int = 0  # of its KV cache, all layers together
-    attention_length: int | None = None  # see `latency.work_of_rows`; None where padding is computed
+    attention_length: int | None = None  # see `spec.work_of_rows`; None where padding is computed
     adapters: tuple[str, ...] = ()
 
 
