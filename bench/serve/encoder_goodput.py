@@ -35,6 +35,7 @@ from bench.kernels import whole_models_rivals as rivals
 from bench.serve import encoder_processes as processes
 from bench.serve.overload import Client, client
 from bench.serve.reporting import exit_code, progress, write_results
+from bench.shared.results import result_path
 
 LENGTHS = {"minilm": (8, 128), "bert-base": (8, 64)}
 BATCH_TOKENS = 256
@@ -174,14 +175,17 @@ def main() -> int:
     parser.add_argument("--slo", type=float, default=50.0, help="p99 in ms")
     parser.add_argument("--seconds", type=float, default=8.0, help="of one run at a rate")
     parser.add_argument("--first", type=float, default=30.0, help="first rate tried")
+    parser.add_argument("--add", action="store_true", help="add to the results of today")
     parser.add_argument("--prepare", action="store_true", help="only make what is measured")
     options = parser.parse_args()
     table, missed, results = [], list[str](), dict[str, Any]()
+    if options.add and (kept := result_path("serve-encoders")).exists():
+        results = json.loads(kept.read_text())["models"]
     for name in options.models.split(","):
         model = processes.prepare(name, LENGTHS[name], TEXTS, options.backend, progress)
         if options.prepare:
             continue
-        found = results[name] = {}
+        found = results.setdefault(name, {})
         for system in options.systems.split(","):
             if (reason := missing(system)) is not None:
                 progress(f"{name}, {system}: {reason}")
@@ -192,10 +196,11 @@ def main() -> int:
                 progress(f"{name}, {system}: {error}")
                 continue
             progress(f"{name}, {system}: {found[system]}")
-        lines, below = judged(name, found)
-        table, missed = table + lines, missed + below
     if options.prepare:
         return 0
+    for name, found in results.items():
+        lines, below = judged(name, found)
+        table, missed = table + lines, missed + below
     head = (
         "| model | system | requests/s at p99 <= "
         + f"{options.slo:g} ms | infer ÷ it | CPU ms/request | cosine |"
