@@ -57,6 +57,8 @@ def missing() -> str | None:
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
     """Refuse bfloat16 on CPU, CUDA without CUDA kernels, and formats that an ONNX source can't take."""
+    if graph.encoder is not None or graph.task == "encoder":
+        return "attention of a decoder to its source has no ONNX form here; use --backend inductor or eager"
     if (kind := paged_attention.kv_dtype(graph.program)) is not None and (
         reason := _step_refused(graph, plan, kind)
     ):

@@ -48,7 +48,18 @@ SSM: Sizes = {
     **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1},
     "mamba_chunk_size": 8,
 }
-IMAGES = "AutoModelForImageTextToText"
+IMAGES, SEQ2SEQ = "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM"
+T5: Sizes = {
+    **{**TOKENS, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
+    **{"decoder_start_token_id": 0, "relative_attention_max_distance": 16},
+}
+BART: Sizes = {
+    **{**TOKENS, "d_model": 64, "max_position_embeddings": 256, "decoder_start_token_id": 2},
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 96),
+    **{"forced_eos_token_id": None, "forced_bos_token_id": None},
+}
 
 
 def tower(text: Sizes, sight: Sizes | None = None) -> Sizes:
@@ -242,5 +253,16 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
             {**LATENT, **SPARSE, "moe_intermediate_size": 64, "first_k_dense_replace": 1},
         )
         for name in ("deepseek_v2", "deepseek_v3")
+    },
+    # Encoder-decoders: the prompt is what the encoder reads.
+    "t5 (encoder-decoder)": ("t5", T5, SEQ2SEQ),
+    "flan-t5 (encoder-decoder)": (
+        "t5",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        SEQ2SEQ,
+    ),
+    **{
+        f"{name} (encoder-decoder)": (name, BART, SEQ2SEQ)
+        for name in ("bart", "mbart", "marian", "pegasus", "m2m_100")
     },
 }

@@ -85,7 +85,8 @@ def _expected(model: Any) -> list[list[int]]:
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, use_cache=True
             )
-        found.append(out[0, len(prompt) :].tolist())
+        begun = 1 if model.config.is_encoder_decoder else len(prompt)
+        found.append(out[0, begun:].tolist())
     return found
 
 

@@ -64,7 +64,7 @@ def rows_of(specs: tuple[TensorSpec, ...], inputs: Mapping[str, Tensor], task: s
     batched = all(spec.batched for spec in specs)
     few = {name: value[:ROWS] if batched else value for name, value in inputs.items()}
     if task == "text-generation":
-        few = {name: value[:, :TOKENS] for name, value in few.items()}
+        few = {name: v if v.is_floating_point() else v[:, :TOKENS] for name, v in few.items()}
     return {name: _copy(value) for name, value in few.items()}
 
 
@@ -95,7 +95,7 @@ def _random(spec: TensorSpec, like: Tensor, floats: Fill, vocabulary: int, seed:
         return floats(shape, generator).to(like.dtype)
     if like.dtype == torch.bool or "mask" in spec.name:
         return torch.ones(shape, dtype=like.dtype)
-    high = vocabulary if spec.name == "input_ids" else 2
+    high = vocabulary if spec.name.endswith("input_ids") else 2
     return torch.randint(0, high, shape, generator=generator).to(like.dtype)
 
 

@@ -50,7 +50,7 @@ def choose(args: AttentionArgs) -> str:
     """
     kind = (
         *(args.query.device.type, args.query.dtype, args.layout, bool(args.softcap)),
-        *(args.sinks is not None, args.slopes is not None, bool(args.chunk)),
+        *(args.sinks is not None, 0 if args.slopes is None else args.slopes.dim(), bool(args.chunk)),
     )
     if kind not in _CHOSEN:
         reasons = []

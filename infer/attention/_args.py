@@ -22,7 +22,9 @@ class AttentionArgs:
     window: a query sees its own token and the window-1 before it, 0: all. chunk: it sees no token before the last
     multiple of chunk up to its own position, 0: all. softcap: logits become softcap * tanh(logits / softcap), 0: they
     stay. slopes [Hq] float32 or bfloat16, or None: ALiBi, slopes[h] * position of the key is added to the logits after
-    that, position and product rounded to bfloat16 where slopes are (as Falcon has it); not together with sinks.
+    that, position and product rounded to bfloat16 where slopes are (as Falcon has it); not together with sinks. slopes
+    float32 [Hq, distances] are a bias by distance instead, as T5 has it: slopes[h, min(position of the query - position
+    of the key, distances - 1)] is added.
     """
 
     query: Tensor
@@ -61,7 +63,7 @@ class AttentionArgs:
             lambda: f"pages of {self.kv_cache.shape[2]} bytes, needed {self.layout.num_bytes}",
         )
         torch._check(self.slopes is None or self.sinks is None, lambda: "ALiBi together with sinks")
-        torch._check(self.slopes is None or self.slopes.shape == (heads,), lambda: f"{heads} slopes")
+        torch._check(self.slopes is None or self.slopes.shape[0] == heads, lambda: f"{heads} slopes")
         torch._check(self.query_start.shape[0] == self.seq_lens.shape[0] + 1, lambda: "query_start")
 
 

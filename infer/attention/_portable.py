@@ -52,6 +52,18 @@ def visible(queries: int, length: int, window: int, chunk: int, device: torch.de
     return seen & (other >= own // chunk * chunk) if chunk else seen
 
 
+def position_bias(slopes: Tensor, queries: int, length: int) -> Tensor:
+    """Return what is added to the logits of the last `queries` tokens, float32 [heads, queries or 1, length].
+
+    It is ALiBi for slopes [heads], else a bias by distance.
+    """
+    if slopes.dim() == 1:
+        return alibi(slopes, length)[:, None]
+    own = torch.arange(length - queries, length, device=slopes.device)[:, None]
+    distance = (own - torch.arange(length, device=slopes.device)).clamp(0, slopes.shape[1] - 1)
+    return slopes.float()[:, distance]
+
+
 def alibi(slopes: Tensor, length: int) -> Tensor:
     """Return the ALiBi bias of each head and key of a sequence, float32 [heads, length]; 0 at the last one."""
     places = torch.arange(length, device=slopes.device)

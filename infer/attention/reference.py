@@ -35,7 +35,7 @@ def attend(args: AttentionArgs) -> Tensor:
         if args.softcap:
             logits = args.softcap * torch.tanh(logits / args.softcap)
         if args.slopes is not None:
-            logits += _portable.alibi(args.slopes, length)[:, None]
+            logits += _portable.position_bias(args.slopes, len(query), length)
         hidden = ~_portable.visible(len(query), length, args.window, args.chunk, query.device)
         logits = logits.masked_fill(hidden, -torch.inf)
         if args.sinks is not None:

@@ -41,7 +41,8 @@ def attend(args: AttentionArgs) -> Tensor:
         if count > 1 or args.window or args.chunk or args.slopes is not None:
             mask = _portable.visible(count, length, args.window, args.chunk, query.device).repeat(groups, 1)
         if args.slopes is not None and mask is not None:
-            bias = _portable.alibi(args.slopes, length).unflatten(0, (-1, groups)).repeat_interleave(count, 1)
+            bias = _portable.position_bias(args.slopes, count, length).expand(-1, count, -1)
+            bias = bias.unflatten(0, (-1, groups)).flatten(1, 2)
             mask = bias.masked_fill(~mask, -torch.inf)[None].to(query.dtype)
         got = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=args.scale)[0]
         out[part] = got.unflatten(1, (groups, count)).permute(2, 0, 1, 3).flatten(1, 2)

@@ -34,6 +34,8 @@ def refuses(args: AttentionArgs) -> str | None:
         return f"queries are {args.query.dtype}"
     if args.layout.head_dim > WIDEST:
         return f"heads of {args.layout.head_dim} numbers; at most {WIDEST}"
+    if args.slopes is not None and args.slopes.dim() > 1:
+        return "it has no bias by distance"
     return "the bytes of a page are not a multiple of 4" if args.kv_cache.shape[2] % 4 else None
 
 

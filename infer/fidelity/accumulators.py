@@ -212,8 +212,11 @@ def _add_targets(sums: MetricSums, p: Tensor, q: Tensor, targets: Tensor) -> Non
 
 
 def next_tokens(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the token of input_ids [B, T] after each position of the logits, flat; -1 where none follows."""
-    ids = inputs.get("input_ids")
+    """Return the token of input_ids [B, T] after each position of the logits, flat; -1 where none follows.
+
+    Of an encoder-decoder they are the decoder's tokens.
+    """
+    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
     if ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         return None
     ids = ids.to(logits.device)

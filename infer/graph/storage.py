@@ -25,13 +25,18 @@ from .program import Graph, Signature
 WEIGHTS = "weights/model.safetensors"
 PROGRAM = "graph.pt2"
 SIGNATURE = "graph.json"
+ENCODER = "encoder"  # folder of the encoder's graph, of an encoder-decoder
 
 
 def save(graph: Graph, folder: Path) -> None:
     """Write graph.json, graph.pt2 (hollow) and weights/model.safetensors into `folder`; a shared tensor once.
 
-    Of an ONNX graph only graph.json is written here; its backend carries the model file.
+    Of an ONNX graph only graph.json is written here; its backend carries the model file. The graph of an encoder goes
+    into a folder of its own.
     """
+    if graph.encoder is not None:
+        (folder / ENCODER).mkdir(exist_ok=True)
+        save(graph.encoder, folder / ENCODER)
     signature = Signature(graph.inputs, graph.outputs, dict(graph.sizes), graph.task)
     (folder / SIGNATURE).write_bytes(msgspec.json.format(msgspec.json.encode(signature), indent=1))
     program = graph.program
@@ -119,6 +124,10 @@ def load(folder: Path, device: str = "cpu") -> Graph:
     }
     program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
     program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
+    encoder = load(folder / ENCODER, device) if (folder / ENCODER / PROGRAM).exists() else None
     return Graph(
-        signature.inputs, signature.outputs, {}, signature.sizes, program=program, task=signature.task
+        *(signature.inputs, signature.outputs, {}, signature.sizes),
+        program=program,
+        task=signature.task,
+        encoder=encoder,
     )

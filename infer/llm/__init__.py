@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .engine.requests import Output, Request, TokenLogprob
     from .engine.sampling_options import Sampling
     from .engine.stats import EngineStats
+    from .step.encoder_decoder import capture_language_model
+    from .step.encoder_decoder_probe import probe_encoder_decoder
     from .step.full_sequence import FullSequenceRunner, full_sequence_outputs, is_step
     from .step.paged_step import capture_step, with_adapters
     from .step.probe import probe
@@ -29,9 +31,11 @@ __all__ = [
     "StepShape",
     "TokenLogprob",
     "FullSequenceRunner",
+    "capture_language_model",
     "capture_step",
     "is_step",
     "probe",
+    "probe_encoder_decoder",
     "full_sequence_outputs",
     "with_adapters",
 ]
@@ -40,6 +44,8 @@ _NAMES_OF = {
     "engine.engine": ("Engine",),
     "engine.limits": ("EngineLimits",),
     "step.probe": ("probe",),
+    "step.encoder_decoder": ("capture_language_model",),
+    "step.encoder_decoder_probe": ("probe_encoder_decoder",),
     "engine.requests": ("Output", "Request", "TokenLogprob"),
     "engine.sampling_options": ("Sampling",),
     "engine.stats": ("EngineStats",),

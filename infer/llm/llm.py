@@ -143,6 +143,12 @@ class LanguageModel:
         """Tokens of prompt and completion together for which there is room."""
         return self.engine.context
 
+    @property
+    def start_tokens(self) -> int:
+        """Tokens with which the decoder of an encoder-decoder begins; 0 where it reads the prompt itself."""
+        source = self.shape.source
+        return 0 if source is None or source.features else len(source.start_ids)
+
     def new_engine(
         self,
         *,
@@ -214,7 +220,8 @@ class LanguageModel:
         """Complete `given` by the recommendations of the checkpoint; `max_tokens` is 256 or what fits by default."""
         made = dict(given)
         if made.get("max_tokens") is None:
-            made["max_tokens"] = max(1, min(DEFAULT_TOKENS, self.context - prompt_tokens))
+            read = self.start_tokens or prompt_tokens
+            made["max_tokens"] = max(1, min(DEFAULT_TOKENS, self.context - read))
         return self.config.complete(made)
 
     def close(self) -> None:

@@ -191,6 +191,15 @@ def _of_frames(settings: Any) -> dict[str, Any]:
     return {"samples_per_frame": int(found)} if found else {}
 
 
+def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
+    """Return the tokens with which the decoder of an encoder-decoder begins, a forced first one among them."""
+    path = folder / "generation_config.json"
+    given = {**config, **(read_json(path) if path.is_file() else {})}
+    start = given.get("decoder_start_token_id")
+    named = (given.get("bos_token_id") if start is None else start, given.get("forced_bos_token_id"))
+    return [token for token in named if isinstance(token, int)]
+
+
 def _meta(
     config: dict[str, Any], task: str, sentence: SentenceFolder, sizes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Any]:
@@ -213,6 +222,8 @@ def _meta(
         "bos_id": config.get("bos_token_id"),
         "eos_id": config.get("eos_token_id"),
     }
+    if config.get("is_encoder_decoder"):
+        meta["decoder_start_ids"] = decoder_start_ids(config, folder)
     if isinstance(config.get("id2label"), dict):
         meta["labels"] = [
             str(label) for _, label in sorted(config["id2label"].items(), key=lambda kv: int(kv[0]))

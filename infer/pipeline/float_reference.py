@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from .. import library_errors, plugins
 from ..errors import NotUsableError, ResourceError
-from ..graph import storage
+from ..graph import storage, two_graphs
 from ..graph.program import Graph, plain_call
 from ..llm.step import cuda_graphs
-from ..llm.step.full_sequence import FullSequenceRunner
+from ..llm.step.source_sequences import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..spec import Finding
@@ -92,8 +92,9 @@ class FloatForms:
             place.mkdir(parents=True)
             graph = self._graph(shape)
             storage.save(graph, place)
-            backend.lower(graph, plan.with_(quant="none", dtype="float32"), place)
-            self._runners[key] = opened(backend.open(place, plan.device), shape, plan.device)
+            two_graphs.lower(backend, graph, plan.with_(quant="none", dtype="float32"), place)
+            runner = two_graphs.open_runner(backend, place, plan.device)
+            self._runners[key] = opened(runner, shape, plan.device)
         return self._runners[key]
 
     def _plain(self, plan: Plan, shape: StepShape | None) -> Any:
@@ -101,7 +102,11 @@ class FloatForms:
         if plan.device != "cpu":
             return self.runner(plan.with_(backend="eager"), shape)
         if shape is not None:
-            return opened(Eager(self._graph(shape)), shape, plan.device)
+            step = self._graph(shape)
+            runner: Any = Eager(step)
+            if step.encoder is not None:
+                runner = two_graphs.TwoGraphs(runner, Eager(step.encoder))
+            return opened(runner, shape, plan.device)
         return (
             Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)
         )
@@ -120,6 +125,7 @@ class Eager:
     """A graph in plain torch: what everything is compared with."""
 
     def __init__(self, graph: Graph) -> None:
+        self.inputs, self.outputs = graph.inputs, graph.outputs
         self._names = [o.name for o in graph.outputs]
         whole = graph.callable() if graph.program is None else None
         self._call = _by_keyword(whole) if whole else plain_call(graph.exported, graph.inputs)
@@ -150,4 +156,4 @@ class UserModuleRunner:
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:
     """Open a runner; of a step, one that runs whole windows."""
-    return runner if shape is None else FullSequenceRunner(cuda_graphs.wrap(runner, device), shape, device)
+    return runner if shape is None else sequence_runner(cuda_graphs.wrap(runner, device), shape, device)

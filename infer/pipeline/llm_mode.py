@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from .. import load, plugins
 from ..errors import NotUsableError, UsageError
-from ..llm.step.paged_step import capture_step, with_adapters
+from ..llm.step.encoder_decoder import capture_language_model
+from ..llm.step.encoder_decoder_probe import probe_encoder_decoder
+from ..llm.step.paged_step import with_adapters
 from ..llm.step.probe import probe
 from ..llm.step.step_shape import StepShape
-from ..load.heads.text import Decoder
+from ..load.heads.text import Decoder, EncoderDecoder
 from ..options.values import parse_adapters
 from ..plan import Plan
 from ..reporter import Reporter
@@ -52,9 +56,9 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
         return LlmMode()
     try:
         shape = _probed(plan, loaded)
-        if plan.task == "generate" and isinstance(loaded.module, Decoder):
+        if plan.task == "generate" and isinstance(loaded.module, Decoder | EncoderDecoder):
             reporter.step("capture", "the step of the float original")
-            capture_step(loaded.module.model, shape)
+            capture_language_model(loaded.module.model, shape)
     except NotUsableError as error:
         return LlmMode(scores_only=no_step(plan, str(error), reporter))
     reporter.found([*shape.findings(), *(shape.adapters.findings() if shape.adapters is not None else ())])
@@ -64,6 +68,8 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
 def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
     if plan.task == "score":
         raise NotUsableError("asked for by --task score")
+    if isinstance(loaded.module, EncoderDecoder):
+        return _probed_source(plan, loaded, loaded.module.model)
     if not isinstance(loaded.module, Decoder):
         raise NotUsableError("only decoders of transformers can be run over a paged KV cache")
     # StreamedLayer weights are read from disk at each forward: the schedules of the lowered form judge them.
@@ -71,6 +77,14 @@ def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:
     if not plan.adapters:
         return shape
     return with_adapters(loaded.module.model, shape, *parse_adapters(plan.adapters))
+
+
+def _probed_source(plan: Plan, loaded: load.LoadedModel, model: nn.Module) -> StepShape:
+    """Probe an encoder-decoder; its adapters would have to reach both of its graphs, which they do not."""
+    if plan.adapters:
+        raise NotUsableError("--adapters has no room in the two graphs of an encoder-decoder; leave it out")
+    start = loaded.meta.get("decoder_start_ids", ())
+    return probe_encoder_decoder(model, start, kv_dtype=plan.kv_dtype, run=loaded.load != "offload")
 
 
 def no_step(plan: Plan, reason: str, reporter: Reporter) -> ScoresOnly:

@@ -12,9 +12,9 @@ from .. import compress, load
 from ..errors import NotUsableError
 from ..graph import capture, fixed_sizes
 from ..graph.program import Graph
-from ..llm.step.paged_step import capture_step
+from ..llm.step.encoder_decoder import capture_language_model
 from ..llm.step.whole_sequences import is_rewritten, use_whole_sequences
-from ..load.heads.text import Decoder
+from ..load.heads.text import Decoder, EncoderDecoder
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import Finding
@@ -50,7 +50,7 @@ class Original:
         """The float model as a step over a paged KV cache; `NotUsableError` when it can't be captured as one."""
         if self.mode.shape is None:
             raise NotUsableError("the model does not run as a step")
-        return capture_step(self.module.model, self.mode.shape)  # type: ignore[arg-type]
+        return capture_language_model(self.module.model, self.mode.shape)  # type: ignore[arg-type]
 
 
 def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> Original:
@@ -128,4 +128,4 @@ def captured(loaded: load.LoadedModel, module: nn.Module) -> Graph:
 
 def decoder_of(loaded: load.LoadedModel) -> nn.Module | None:
     """Return the language model of transformers, or None."""
-    return loaded.module.model if isinstance(loaded.module, Decoder) else None
+    return loaded.module.model if isinstance(loaded.module, Decoder | EncoderDecoder) else None

@@ -46,9 +46,11 @@ def publish(
     """Complete the staged `folder` and put it at `output`."""
     loaded, best = original.loaded, selected.trial
     reporter.step("publish", str(output))
-    shutil.move(best.folder / "compiled", folder / "compiled") if (
-        best.folder / "compiled"
-    ).exists() else None
+    if best.shape is None or best.shape.source is None:
+        shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)  # of a step that was not chosen
+    for part in ("compiled", f"{storage.ENCODER}/compiled"):
+        if (best.folder / part).exists():
+            shutil.move(best.folder / part, folder / part)
     _adopt(best.folder, folder)
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():

@@ -13,7 +13,7 @@ from torch import nn
 from .. import fidelity, latency, library_errors, plugins
 from ..errors import GateError, NotUsableError, ResourceError
 from ..fidelity.thresholds import coarser_cache
-from ..graph import storage
+from ..graph import storage, two_graphs
 from ..graph.program import Graph
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
@@ -100,7 +100,9 @@ class Trials:
         """Lower on one backend and compare; a refusal is noted."""
         plan = self.plan.with_(backend=name)
         small, shape, place, scores_only = self._form(name)
-        reason = plugins.why_not("backends", name) or plugins.get("backends", name).refuses(small, self.plan)
+        reason = plugins.why_not("backends", name) or two_graphs.refusal(
+            plugins.get("backends", name), small, self.plan
+        )
         if reason:
             self._refuse(name, reason)
             return

@@ -20,8 +20,8 @@ from ..errors import NotUsableError
 from ..graph import capture, storage
 from ..graph.program import Graph
 from ..kernels import cpu
+from ..llm.step.encoder_decoder import capture_language_model
 from ..llm.step.full_sequence import full_sequence_outputs
-from ..llm.step.paged_step import capture_step
 from ..llm.step.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
@@ -163,6 +163,7 @@ def search(
         backend = best.backend
         tried.close()
         shutil.rmtree(folder / "weights")  # mapped files are unlinked, never written over
+        shutil.rmtree(folder / storage.ENCODER, ignore_errors=True)
 
 
 def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -> None:
@@ -172,8 +173,10 @@ def judge_float_step(original: Original, shape: StepShape, reporter: Reporter) -
         reporter.found([Finding("capture", "float step", None, why=why)])
         return
     reporter.step("compare", "the float model in steps")
-    ids = original.graph.samples["input_ids"]
-    reporter.found(require_float_step(original.module.model, shape, ids))  # type: ignore[arg-type]
+    samples, source = original.graph.samples, shape.source
+    ids = samples[original.graph.inputs[-1].name]
+    rows = None if source is None else samples[source.name]
+    reporter.found(require_float_step(original.module.model, shape, ids, rows))  # type: ignore[arg-type]
 
 
 def compress_model(
@@ -236,7 +239,7 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     if shape is not None and decoder is not None:
         try:
             lowered = decoder.to(low) if low else decoder
-            step = original.step if is_original else capture_step(lowered, shape)
+            step = original.step if is_original else capture_language_model(lowered, shape)
         except NotUsableError as error:
             scores_only = no_step(plan, str(error), reporter)
         else:

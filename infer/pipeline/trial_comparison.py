@@ -13,10 +13,15 @@ from torch import Tensor
 from .. import fidelity, library_errors, plugins
 from ..artifact import golden
 from ..fidelity import batch_sizes
-from ..graph import storage
+from ..graph import storage, two_graphs
 from ..graph.program import Graph
 from ..llm.step.full_sequence import FullSequenceRunner
-from ..llm.step.schedule_consistency import compare_schedules, judged_windows, spared_tokens
+from ..llm.step.schedule_consistency import (
+    compare_schedules,
+    judged_sources,
+    judged_windows,
+    spared_tokens,
+)
 from ..llm.step.step_shape import StepShape
 from ..plan import Plan
 from ..report import roofline
@@ -45,8 +50,8 @@ def run_trial(
     floats = floats or FloatForms(original, work)
     backend = plugins.get("backends", plan.backend)
     ours = lowering_folder(folder, work / "small")
-    lowered = backend.lower(small, plan, ours)
-    runner = opened(backend.open(ours, plan.device), shape, plan.device)
+    lowered = two_graphs.lower(backend, small, plan, ours)
+    runner = opened(two_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
     step("compare", plan.backend)
     reference = floats.reference(plan)
     compared, kept = _compare(plan, reference, runner, original)
@@ -75,21 +80,25 @@ def _judge_schedules(
     reference: Any, runner: FullSequenceRunner, original: Graph, spared: int
 ) -> list[Metric]:
     longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
-    windows = judged_windows(original.samples["input_ids"], runner.shape.vocab_size, longest)
+    source, name = runner.shape.source, runner.inputs[-1].name
+    windows = judged_windows(original.samples[name], runner.shape.vocab_size, longest)
 
-    def logits(ids: Tensor) -> Tensor:
-        return reference.run({"input_ids": ids[None]})["logits"][0]  # type: ignore[no-any-return]
+    def logits(ids: Tensor, given: Tensor | None = None) -> Tensor:
+        inputs = {name: ids[None]}
+        if source is not None and given is not None:
+            inputs[source.name] = given[None]
+        return reference.run(inputs)["logits"][0]  # type: ignore[no-any-return]
 
-    return compare_schedules(runner, windows, logits, spared=spared)
+    sources = () if source is None else judged_sources(source, original.samples[source.name])
+    return compare_schedules(runner, windows, logits, spared=spared, sources=sources)
 
 
 def published_size(backend: Any, folder: Path, ours: Path) -> int:
     """Bytes of the compiled form, plus graph and weights unless the compiled form stands for itself."""
-    parts = (
-        [ours / "compiled"]
-        if backend.PORTABLE
-        else [ours / "compiled", folder / "weights", folder / storage.PROGRAM]
-    )
+    parts = [ours / "compiled", ours / storage.ENCODER / "compiled"]
+    if not backend.PORTABLE:
+        graphs = (folder, folder / storage.ENCODER)
+        parts += [place / name for place in graphs for name in ("weights", storage.PROGRAM)]
     files = [f for part in parts for f in (part.rglob("*") if part.is_dir() else [part])]
     return sum(f.stat().st_size for f in files if f.is_file())
 
@@ -97,9 +106,9 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
 def lowering_folder(source: Path, place: Path) -> Path:
     """Make a folder to lower in that shares the graph and the weights of `source` by links."""
     place.mkdir(parents=True)
-    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
-        if (source / name).exists():
-            (place / name).symlink_to((source / name).resolve())
+    for target, link in two_graphs.links(source, place):
+        if target.exists():
+            link.symlink_to(target.resolve())
     return place
 
 

@@ -15,9 +15,10 @@ from ..artifact import golden, store
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
+from ..graph import two_graphs
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
-from ..llm.step.full_sequence import FullSequenceRunner
+from ..llm.step.source_sequences import sequence_runner
 from ..spec import Finding, work_of_rows
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .tensors import Array
@@ -95,9 +96,9 @@ class Predictor(TextGeneration):
                 if differs
                 else folder
             )
-            runner = backend.open(opened, place)
+            runner = two_graphs.open_runner(backend, opened, place)
             if (shape := generation_shape(manifest)) is not None:
-                runner = FullSequenceRunner(cuda_graphs.wrap(runner, place), shape, place)
+                runner = sequence_runner(cuda_graphs.wrap(runner, place), shape, place)
             predictor = cls(folder, manifest, runner, notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant

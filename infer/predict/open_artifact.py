@@ -16,7 +16,7 @@ from .. import library_errors, paths, plugins
 from ..artifact import store
 from ..artifact.manifest import target_of
 from ..errors import ArtifactError, InferError, NotUsableError, UsageError
-from ..graph import storage
+from ..graph import storage, two_graphs
 from ..llm.step.step_shape import StepShape
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -99,7 +99,7 @@ def lower_again(
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)
         _link_to(folder, fresh)
-        backend.lower(storage.load(folder), manifest.plan, fresh)
+        two_graphs.lower(backend, storage.load(folder), manifest.plan, fresh)
         with contextlib.suppress(OSError):  # another process was first: its result is equal
             fresh.rename(place)
     return place
@@ -110,11 +110,11 @@ def _link_to(folder: Path, place: Path) -> None:
 
     `place` was lowered from an equal artifact, which may have moved or changed since.
     """
-    for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
-        link, target = place / name, str((folder / name).resolve())
+    for source, link in two_graphs.links(folder, place):
+        target = str(source.resolve())
         if link.is_symlink() and os.readlink(link) == target:
             continue
-        fresh = place / f".{name}.{os.getpid()}"
+        fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(target)
         fresh.replace(link)

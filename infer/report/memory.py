@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from .. import device as hardware
-from ..llm.step.full_sequence import FullSequenceRunner
+from ..graph import two_graphs
+from ..llm.step.source_sequences import sequence_runner
 from ..llm.step.step_shape import StepShape
 from ..spec import Finding
 
@@ -56,7 +57,9 @@ def weights(tensors: Iterable[Tensor]) -> dict[str, int]:
 def stored_weights(folder: Path) -> dict[str, int]:
     """Bytes by dtype of an artifact's safetensors, from their headers; empty when the backend holds them."""
     total: Counter[str] = Counter()
-    for path in sorted((folder / "weights").glob("*.safetensors")):
+    for path in sorted(
+        [*folder.glob("weights/*.safetensors"), *folder.glob("encoder/weights/*.safetensors")]
+    ):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, entry in header.items():
@@ -219,9 +222,9 @@ def _child() -> None:
     inputs = load_file(folder / "golden" / "inputs.safetensors")
     with PeakMemory() as opening:
         start = time.perf_counter()
-        runner = module.open(folder, device)
+        runner = two_graphs.open_runner(module, folder, device)
         shape = msgspec.json.decode(sys.argv[5], type=StepShape | None)
-        runner = runner if shape is None else FullSequenceRunner(runner, shape, device)
+        runner = runner if shape is None else sequence_runner(runner, shape, device)
         seconds = time.perf_counter() - start
     mapped = hardware.resident_split() or (0, 0)
     with PeakMemory() as running:

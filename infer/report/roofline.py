@@ -139,6 +139,8 @@ def probe(
     memory_speed = hardware.read_bandwidth(plan.device)
     peak, how = multiply_peak(plan)
     once = _one_call(graph)
+    if shape is not None and shape.source is not None:
+        once = None  # that of the whole holds the encoder's, which a decode step does not run
     if shape is not None and once is not None:
         once //= next(iter(graph.samples.values())).shape[1]
     kv_bytes = 0

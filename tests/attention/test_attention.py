@@ -111,6 +111,44 @@ def test_alibi(kernel: ModuleType, slopes: torch.dtype, dtype: str, new: tuple[i
     assert case.error(kernel) < 5 * close(dtype, kernel)  # logits are larger by slope times distance
 
 
+@pytest.mark.parametrize("distances", [1, 19, 1000])
+@pytest.mark.parametrize("new", [(1, 3), (40, 1)], ids=["few", "many"])
+def test_a_bias_by_distance(kernel: ModuleType, distances: int, new: tuple[int, int]) -> None:
+    case = Case((6, 2), 20, dtype="float16", new=new, done=(700, 90), distances=distances)
+    assert case.error(kernel) < CLOSE
+
+
+def test_a_bias_by_distance_is_what_t5_adds_to_the_logits() -> None:
+    case = Case((4, 4), 16, new=(7,), done=(0,), distances=5)
+    args = case.args(case.cache(), [0], [7])
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    bias = case.slopes[:, distance.clamp(0, 4)].double()
+    query, key, value = (x.transpose(0, 1).double() for x in (args.query, args.key, args.value))
+    logits = (query @ key.mT * args.scale + bias).masked_fill(distance < 0, -torch.inf)
+    expected = (logits.softmax(-1) @ value).transpose(0, 1).float()
+    torch.testing.assert_close(reference.attend(args), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_are_written_without_queries(kernel: ModuleType) -> None:
+    """An encoder writes the pages of a source; each query of the decoder then reads all of them."""
+    case = Case((4, 4), 16, new=(5,), done=(50,))
+    cache = case.cache()
+    args = case.args(cache, [0], [50])
+    starts, lengths = torch.zeros(2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    kernel.attend(replace(args, query_start=starts, seq_lens=lengths))
+    args = case.args(cache, [50], [5])
+    each = replace(
+        args,
+        slot_mapping=torch.full((5,), -1),
+        block_table=case.table.expand(5, -1).contiguous(),
+        query_start=torch.arange(6, dtype=torch.int32),
+        seq_lens=torch.full((5,), 50, dtype=torch.int32),
+    )
+    query, key, value = (x.transpose(0, 1) for x in (args.query, case.keys[0][:50], case.values[0][:50]))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(0, 1)
+    torch.testing.assert_close(kernel.attend(each), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_alibi_with_a_soft_cap_a_window_and_chunks(fast: ModuleType) -> None:
     more = {"softcap": 2.0, "window": 90, "chunk": 64}
     assert Case((6, 2), 64, new=(1, 30), done=(300, 90), alibi=torch.float32, **more).error(fast) < CLOSE

@@ -179,9 +179,9 @@ def bases(folder: Path, *, fake_llm: bool = True) -> None:
 
 def _add_texts(made: Path) -> None:
     """Add a language model's text files to an artifact that does not use them, manifest included."""
-    from tests.support.llm_artifacts import _bytes_as_tokens
+    from tests.support.llm_artifacts import bytes_as_tokens
 
-    _bytes_as_tokens(made)
+    bytes_as_tokens(made)
     (made / "generation_config.json").write_text('{"eos_token_id": [2], "temperature": 0.5, "top_k": 3}')
     said = json.loads((made / "manifest.json").read_bytes())
     for name in TEXTS:

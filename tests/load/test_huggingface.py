@@ -246,7 +246,7 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
         ({"architectures": ["LlamaForX"]}, SourceError, "an architecture ending in ForCausalLM"),
         ({"architectures": ["LlamaForMaskedLM"]}, SourceError, "transformers has no LlamaForMaskedLM"),
         ({"quantization_config": {"quant_method": "gptq"}}, SourceError, r"quantized already \(gptq\)"),
-        ({"is_encoder_decoder": True}, SourceError, "is an encoder-decoder model"),
+        ({"is_encoder_decoder": True}, SourceError, "an encoder-decoder model that generates no text"),
         ({"architectures": ["CLIPTextModel"]}, SourceError, "CLIPTextModel has no projection"),
         ({"architectures": None}, SourceError, "llama model without architectures"),
         ({"hidden_size": 64}, SourceError, "of another shape: model.model.embed_tokens.weight"),

@@ -31,6 +31,7 @@ class Case:
     layer: int = 1
     alibi: torch.dtype | None = None  # of its slopes
     chunk: int = 0
+    distances: int = 0  # of a bias by distance
     table: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +46,8 @@ class Case:
         self.queries = [self._heads(n, self.heads[0]) for n in self.new]
         slopes = 2.0 ** -(torch.arange(self.heads[0]) * 0.7 + 1)
         self.slopes = None if self.alibi is None else slopes.to(self.alibi)
+        if self.distances:
+            self.slopes = torch.randn(self.heads[0], self.distances)
         self.sink_logits = torch.randn(self.heads[0]) if self.sinks else None
 
     def _heads(self, tokens: int, heads: int) -> Tensor:

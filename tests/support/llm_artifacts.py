@@ -38,7 +38,7 @@ def tiny(
     source = folder / "tiny"
     build(name, sizes=sizes).save_pretrained(source)
     if speaks:
-        _bytes_as_tokens(source)
+        bytes_as_tokens(source)
     plan = Plan(
         source=str(source),
         backend="eager",
@@ -50,7 +50,7 @@ def tiny(
     return optimize(plan.with_(**changes), folder / "tiny.infer").path
 
 
-def _bytes_as_tokens(folder: Path) -> None:
+def bytes_as_tokens(folder: Path) -> None:
     """Tokens 0, 1, 2 are padding, begin and end; then the bytes; a chat is `<role>text` after `<role>text`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -96,3 +96,14 @@ class Rewriter:
             constants={n: v for n, v in old.constants.items() if n in {s.target for s in self._specs}},
             verifiers=list(old.verifiers),
         )
+
+
+class _Pruned(Rewriter):
+    def run(self) -> ExportedProgram:
+        self._drop_unused()
+        return self.program()
+
+
+def without_unused(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without the weights that nothing in it reads."""
+    return _Pruned(program).run()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 
 from ...errors import InputError, OverloadedError
-from ..step.step_shape import StepShape
+from ..step.step_shape import SourceShape, StepShape
 from .limits import EngineLimits
 from .quota import is_beyond_share
 from .requests import Request
@@ -15,14 +16,28 @@ from .sequence import Sequence
 MAX_RETRY_SECONDS = 60.0  # seconds
 
 
+def source_rows(source: SourceShape, request: Request) -> int:
+    """Return the rows that the encoder gives for a request's source."""
+    return source.max_length if source.features else len(request.prompt)
+
+
+def decoder_start(source: SourceShape) -> tuple[int, ...]:
+    """Return what the decoder begins with; () where that is the prompt, because the encoder reads sound."""
+    return () if source.features else source.start_ids
+
+
 class Admission:
     """Checks requests before they are queued.
 
     `context`: tokens of one sequence for which model and cache have room. `texts`: True if there is a tokenizer.
+    `pages`: of the KV cache.
     """
 
-    def __init__(self, limits: EngineLimits, shape: StepShape, context: int, *, texts: bool) -> None:
+    def __init__(
+        self, limits: EngineLimits, shape: StepShape, context: int, *, texts: bool, pages: int = 0
+    ) -> None:
         self.limits, self.shape, self.context, self.texts = limits, shape, context, texts
+        self.pages = pages
 
     def check(self, request: Request, waiting: Many[Sequence], tokens_per_second: float) -> None:
         """Raise `InputError` or `OverloadedError`."""
@@ -31,21 +46,58 @@ class Admission:
         sampling.check(self.shape.vocab_size)
         if not prompt:
             raise InputError("expected a prompt of at least one token", where="prompt")
-        if min(prompt) < 0 or max(prompt) >= self.shape.vocab_size:
-            raise InputError(f"expected token ids between 0 and {self.shape.vocab_size - 1}", where="prompt")
+        words, source = self.shape.vocab_size, self.shape.source
+        if source is not None:
+            words = self._check_source(source, request) or words
+        if min(prompt) < 0 or max(prompt) >= words:
+            raise InputError(f"expected token ids between 0 and {words - 1}", where="prompt")
         if sampling.stop and not self.texts:
             raise InputError("stop strings need a tokenizer; use stop_token_ids", where="stop")
-        asked = len(prompt) + sampling.max_tokens
+        decoded = len((decoder_start(source) if source is not None else ()) or prompt)
+        asked = decoded + sampling.max_tokens
         if asked > self.context:
             by_model = self.context == self.shape.max_positions
             raise InputError(
-                f"a prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} need {asked} tokens; "
+                f"a prompt of {decoded} tokens and max_tokens {sampling.max_tokens} need {asked} tokens; "
                 + f"{'the model has positions for' if by_model else 'the KV cache has pages for'} {self.context}",
-                where="prompt" if len(prompt) >= self.context else "max_tokens",
+                where="prompt" if decoded >= self.context else "max_tokens",
                 hint="Shorten the prompt or lower max_tokens"
                 + ("" if by_model else ", or give more KV memory"),
             )
+        if source is not None:
+            self._check_pages(source_rows(source, request), asked)
         self._queue(request, waiting, tokens_per_second)
+
+    def _check_source(self, source: SourceShape, request: Request) -> int:
+        """Refuse a source that the encoder can't read; returns the size of its vocabulary."""
+        if request.sampling.prompt_logprobs is not None:
+            why = "an encoder-decoder gives no log probabilities of its prompt, which the encoder reads as a whole"
+            raise InputError(why, where="prompt_logprobs")
+        if source.features:
+            wanted = 4 * math.prod(source.features)
+            if request.features is None:
+                raise InputError("this model hears: it needs a recording beside the prompt", where="prompt")
+            if len(request.features) not in (0, wanted):
+                sizes = "x".join(map(str, source.features))
+                got = f"got {len(request.features)} bytes, expected {wanted}"
+                raise InputError(f"expected input_features float32 [{sizes}]: {got}", where="input_features")
+        elif len(request.prompt) > source.max_length:
+            raise InputError(
+                f"the prompt has {len(request.prompt)} tokens, the encoder reads at most {source.max_length}",
+                where="prompt",
+                hint="Shorten the prompt",
+            )
+        return source.vocab_size
+
+    def _check_pages(self, rows: int, asked: int) -> None:
+        page = self.shape.page
+        needed = -(-rows // page) + -(-asked // page)
+        if needed > self.pages:
+            raise InputError(
+                f"a source of {rows} and {asked} tokens need {needed} pages of the KV cache, which has {self.pages}",
+                where="prompt",
+                hint="Shorten the prompt, lower max_tokens, or give more KV memory",
+            )
 
     def _queue(self, request: Request, waiting: Many[Sequence], rate: float) -> None:
         waiting, limits, size = tuple(waiting), self.limits, len(request.prompt)

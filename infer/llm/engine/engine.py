@@ -28,6 +28,7 @@ from .request_manager import RequestManager
 from .requests import Output, Request
 from .sampler import Sampler
 from .scheduler import Scheduler
+from .source_encoder import SourceEncoder
 from .state_rows import StateRows
 from .stats import EngineStats
 from .step_inputs import StepInputs
@@ -75,10 +76,14 @@ class Engine:
         if adapters is None and shape.adapters is not None:
             self.adapters = Adapters(shape.adapters, device)
         self._clock, self._grammars = clock, grammars
-        # Drafts that are rejected have changed the state already.
-        exact = self.limits.batch_invariant or self.state_rows is not None
+        # Drafts that are rejected have changed the state already; those of an encoder-decoder would be of its source.
+        exact = self.limits.batch_invariant or self.state_rows is not None or shape.source is not None
         self._speculation = None if exact else speculation
-        self._admission = Admission(self.limits, shape, self.context, texts=tokenizer is not None)
+        self._admission = Admission(
+            *(self.limits, shape, self.context),
+            texts=tokenizer is not None,
+            pages=self.block_manager.num_pages,
+        )
         self._request_manager = RequestManager(
             self.scheduler,
             self.statistics,
@@ -86,7 +91,11 @@ class Engine:
             grammars=grammars,
             speculation=self._speculation,
             adapters=self.adapters,
+            source=shape.source,
         )
+        sources = None
+        if shape.source is not None:
+            sources = SourceEncoder(step, shape.source, self.cache, shape.page)
         blocks = -(-self.context // shape.page)
         self._model_runner = ModelRunner(
             step,
@@ -101,6 +110,7 @@ class Engine:
             clock=clock,
             adapters=self.adapters,
             speculation=self._speculation,
+            sources=sources,
         )
 
     @property
@@ -163,8 +173,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise `InferError` when pages, sequences and counts do not agree."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        self.block_manager.check_integrity([sequence.pages for sequence in running])
-        if any(sequence.pages or sequence.table_row >= 0 or sequence.state_row >= 0 for sequence in waiting):
+        self.block_manager.check_integrity([[*s.pages, *s.source_pages] for s in running])
+        if any(
+            sequence.pages or sequence.source_pages or sequence.table_row >= 0 or sequence.state_row >= 0
+            for sequence in waiting
+        ):
             raise InferError("a waiting sequence holds pages or a state")
         if self.state_rows is not None:
             self.state_rows.check_integrity(running)

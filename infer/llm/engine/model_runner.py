@@ -17,6 +17,7 @@ from .requests import TokenLogprob
 from .sampler import SampledTokens, Sampler, SampleRow
 from .scheduler import ScheduledSequence, Scheduler
 from .sequence import Sequence
+from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
 from .stop_conditions import append_token, append_tokens, error_fields
@@ -51,16 +52,21 @@ class ModelRunner:
         clock: Callable[[], float],
         adapters: Adapters | None,
         speculation: Speculation | None,
+        sources: SourceEncoder | None = None,
     ) -> None:
         self._step, self._cache, self._step_inputs, self._sampler = step, cache, batch, sampler
         self._scheduler, self._request_manager, self._statistics = scheduler, request_manager, statistics
         self._eos_ids, self._context, self._clock = eos_ids, context, clock
         self._adapters, self._speculation = adapters, speculation
-        self._states = scheduler.state_rows
+        self._states, self._sources = scheduler.state_rows, sources
 
     def __call__(self, work: list[ScheduledSequence]) -> None:
         usual = all(
-            s.fast_decode and s.num_output_tokens and size == 1 and s.num_computed_tokens + 1 == len(s.tokens)
+            s.fast_decode
+            and s.num_output_tokens
+            and size == 1
+            and s.num_computed_tokens + 1 == len(s.tokens)
+            and s.source_ready
             for s, size in work
         )
         (self._decode if usual else self._run)(work)
@@ -109,7 +115,11 @@ class ModelRunner:
             if sequence.state.started_at is None:
                 sequence.state.started_at = started
         rows: list[int] = []
+        encoded = 0
         try:
+            if self._sources is not None:
+                with torch.inference_mode():
+                    encoded = self._sources.encode(work)
             scored = prompt_logit_rows(work, rows)
             sample_rows, slices = self._sample_rows(work, rows)
             inputs = self._step_inputs.build(work, rows)
@@ -126,7 +136,7 @@ class ModelRunner:
         sampled = self._clock()
         for state, values in scores:
             state.add_prompt_logprobs(values)
-        prefill = sum(item.num_tokens for item in work if not item.is_decode)
+        prefill = encoded + sum(item.num_tokens for item in work if not item.is_decode)
         decoded = 0
         for item, rows_of in zip(work, slices, strict=True):
             if item.sequence.finished:  # with another completion of its request, just now
@@ -151,6 +161,8 @@ class ModelRunner:
             inputs |= self._adapters.inputs(slots, [item.num_tokens for item in work])
         if self._states is not None:
             inputs |= self._states.inputs(work)
+        if self._sources is not None:
+            inputs |= self._sources.inputs(work)
 
     def _sample_rows(
         self, work: list[ScheduledSequence], rows: list[int]

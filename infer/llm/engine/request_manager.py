@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from ..lora.adapters import Adapters
+from ..step.step_shape import SourceShape
 from ..text.detokenize import DetokenizerFactory
 from ..text.stop_strings import StopStrings, TextStream
+from .admission import decoder_start, source_rows
 from .interfaces import GrammarBackend, Speculation
 from .requests import FinishReason, Output, Request
 from .scheduler import Scheduler
@@ -30,17 +32,21 @@ class RequestManager:
         grammars: GrammarBackend | None,
         speculation: Speculation | None,
         adapters: Adapters | None,
+        source: SourceShape | None = None,
     ) -> None:
         self.states: dict[str, RequestState] = {}
         self.outputs: list[Output] = []
         self._scheduler, self._statistics = scheduler, statistics
         self._detokenizers, self._grammars, self._speculation = pieces, grammars, speculation
-        self._adapters = adapters
+        self._adapters, self._source = adapters, source
         self._number = 0
 
     def begin(self, request: Request, now: float, aging: float) -> None:
         """Queue the first sequence of a request; the others are forked from it once the prompt is computed."""
-        state = RequestState(request, self._number, now, aging)
+        rows, start = 0, tuple[int, ...]()
+        if self._source is not None:
+            rows, start = source_rows(self._source, request), decoder_start(self._source)
+        state = RequestState(request, self._number, now, aging, start=start, source_rows=rows)
         state.sequences.append(self.open(state, 0))
         if self._adapters is not None and request.adapter is not None:
             state.use_adapter(*self._adapters.take(request.adapter))
@@ -53,7 +59,7 @@ class RequestManager:
         sequence, request = Sequence(state, index), state.request
         if self._detokenizers is not None:
             detokenizer = self._detokenizers.start(
-                request.prompt, skip_special=state.sampling.skip_special_tokens
+                state.prompt, skip_special=state.sampling.skip_special_tokens
             )
             stops = StopStrings(state.sampling.stop, include=state.sampling.include_stop)
             sequence.text = TextStream(detokenizer, stops)

@@ -126,7 +126,7 @@ class Sampler:
                     row[token] += bias
             if state.has_penalties:
                 if sequence.token_counts is None:
-                    sequence.token_counts = TokenCounts(state.request.prompt)
+                    sequence.token_counts = TokenCounts(state.prompt)
                 if row_spec.num_drafts:
                     sequence.token_counts.add(sequence.draft_tokens[row_spec.num_drafts - 1])
                 sequence.token_counts.apply(row, sampling)

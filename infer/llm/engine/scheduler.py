@@ -75,7 +75,8 @@ class Scheduler:
             self._schedule_batch_invariant() if self.limits.batch_invariant else self._schedule_batched()
         )
         for item in scheduled:
-            self.fair_shares.charge(item.sequence, item.num_tokens, output=item.is_decode)
+            tokens = item.num_tokens + item.sequence.source_left
+            self.fair_shares.charge(item.sequence, tokens, output=item.is_decode)
         return scheduled
 
     def _schedule_batched(self) -> list[ScheduledSequence]:
@@ -89,7 +90,7 @@ class Scheduler:
 
     def _schedule_decodes(self) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
-        decoding = [s for s in self.running if len(s.tokens) - s.num_computed_tokens == 1]
+        decoding = [s for s in self.running if len(s.tokens) - s.num_computed_tokens == 1 and s.source_ready]
         budget = self.limits.step_tokens
         spare = budget - len(decoding)
         page, refs = self.block_manager.page_size, self.block_manager.ref_counts
@@ -121,6 +122,7 @@ class Scheduler:
             return []
         counts: dict[int, int] = {}
         scored = self.limits.score_tokens
+        most = budget
         order = [min(waiting, key=arrival_order)]
         if len(waiting) > 1:
             order += sorted(waiting, key=self.fair_shares.prefill_key)
@@ -129,6 +131,12 @@ class Scheduler:
             left = len(sequence.tokens) - sequence.num_computed_tokens - counts.get(sequence.table_row, 0)
             limit = budget if i or len(order) == 1 else max(budget // OLDEST_EVERY, 1)
             count = min(left, limit, budget)
+            if (
+                sequence.source_left and sequence.table_row not in counts
+            ):  # encoded in this step, or in a later one
+                if budget < min(most, sequence.source_left + 1):
+                    continue
+                budget -= min(sequence.source_left, budget - count)
             if sequence.state.needs_prompt_logprobs:
                 count = min(count, scored)
                 scored -= count
@@ -138,7 +146,7 @@ class Scheduler:
 
     def _admit_prefills(self) -> list[Sequence]:
         """Return the running prefills by rank after admitting waiting ones; of each tenant at least one."""
-        found = [s for s in self.running if len(s.tokens) - s.num_computed_tokens > 1]
+        found = [s for s in self.running if len(s.tokens) - s.num_computed_tokens > 1 or not s.source_ready]
         while self.waiting:
             first = self.fair_shares.next_to_admit(self.waiting)
             if len(found) >= self.limits.max_prefills and any(s.tenant == first.tenant for s in found):

@@ -16,17 +16,38 @@ if TYPE_CHECKING:
 Rank = tuple[float, int, int]
 
 
-class RequestState:
-    """State of one request. `rank`: its fixed order; one step of priority is worth `aging` seconds of waiting."""
+def source_digest(request: Request) -> str:
+    """Return a digest of the source of a request: what the decoder computes depends on it."""
+    return hash_page(request.features or b"", request.prompt).hex()
 
-    def __init__(self, request: Request, number: int, arrival: float, aging: float) -> None:
+
+class RequestState:
+    """State of one request. `rank`: its fixed order; one step of priority is worth `aging` seconds of waiting.
+
+    Of an encoder-decoder `start` is what the decoder begins with, if the encoder reads the prompt of the request, and
+    `source_rows` the length of the encoder's output.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        arrival: float,
+        aging: float,
+        *,
+        start: tuple[int, ...] = (),
+        source_rows: int = 0,
+    ) -> None:
         self.request, self.sampling = request, request.sampling
         self.rank = (arrival + request.priority * aging, number)
         self.arrival = arrival
         self.started_at: float | None = None  # when a step first read of its prompt
-        self.prompt_length = len(request.prompt)
+        self.prompt = list(start) or request.prompt  # of the decoder
+        self.source_rows = source_rows
+        self.prompt_length = len(self.prompt)
         self.adapter = 0  # its slot
-        self.root_hash = hash_root(request.adapter or "", request.salt)
+        marks = (request.salt, source_digest(request)) if source_rows else (request.salt,)
+        self.root_hash = hash_root(request.adapter or "", *marks)
         sampling = request.sampling
         self.seed = int.from_bytes(os.urandom(8)) if sampling.seed is None else sampling.seed
         self.sequences: list[Sequence] = []
@@ -68,8 +89,9 @@ class Sequence:
 
     __slots__ = (
         "draft_tokens", "fast_decode", "finished", "grammar", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "snapshot", "speculator", "state",
-        "state_row", "table_row", "tenant", "text", "token_counts", "tokens", "written_rows",
+        "num_output_tokens", "num_synced_pages", "page_hashes", "pages", "rank", "snapshot", "source_pages",
+        "source_ready", "speculator", "state", "state_row", "table_row", "tenant", "text", "token_counts", "tokens",
+        "written_rows",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int) -> None:
@@ -77,11 +99,13 @@ class Sequence:
         self.rank: Rank = (*state.rank, index)
         self.fast_decode = state.fast_decode
         self.tenant = state.request.tenant
-        self.tokens = list(state.request.prompt)
+        self.tokens = list(state.prompt)
         self.num_output_tokens = 0  # how many of the tokens are output
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # how many of those were found in the prefix cache, when it last started
         self.pages: list[int] = []
+        self.source_pages: list[int] = []
+        self.source_ready = not state.source_rows  # true when those hold its source
         self.page_hashes: list[bytes] = []  # of full pages, as far as asked for
         self.table_row = -1  # its row among the running ones
         self.num_synced_pages = 0  # how many of its pages stand in that row
@@ -96,6 +120,11 @@ class Sequence:
         self.speculator: Speculator | None = None
         self.text: TextStream | None = None
         self.token_counts: TokenCounts | None = None
+
+    @property
+    def source_left(self) -> int:
+        """Rows of its source that the encoder has still to compute."""
+        return 0 if self.source_ready else self.state.source_rows
 
     def page_hash(self, block: int, page: int) -> bytes:
         """Return the hash of a full page; the tokens up to its end must exist."""

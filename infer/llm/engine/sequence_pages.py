@@ -35,6 +35,7 @@ class SequencePages:
             -(-len(sequence.tokens) // self.block_manager.page_size)
             - len(hits)
             + sum(map(self.block_manager.is_evictable, hits))
+            + -(-sequence.state.source_rows // self.block_manager.page_size)
         )
 
     def admit(self, sequence: Sequence, hits: list[int]) -> None:
@@ -44,6 +45,8 @@ class SequencePages:
         for hit in hits:
             block_manager.add_reference(hit)
         sequence.pages = [*hits, *(block_manager.allocate() for _ in range(blocks - len(hits)))]
+        count = -(-sequence.state.source_rows // page)
+        sequence.source_pages = [block_manager.allocate() for _ in range(count)]
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(hits) * page
         if self.state_rows is not None and hits:
             self.state_rows.restore(sequence, sequence.page_hash(len(hits) - 1, page))
@@ -51,8 +54,9 @@ class SequencePages:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` begin where `parent` is, over the same pages."""
         child.num_computed_tokens, child.page_hashes = parent.num_computed_tokens, list(parent.page_hashes)
-        child.pages = list(parent.pages)
-        for page in child.pages:
+        child.pages, child.source_pages = list(parent.pages), list(parent.source_pages)
+        child.source_ready = parent.source_ready
+        for page in (*child.pages, *child.source_pages):
             self.block_manager.add_reference(page)
         if self.state_rows is not None:
             self.state_rows.hold(child, parent.state_row)
@@ -135,7 +139,9 @@ class SequencePages:
         sequence.num_synced_pages = min(sequence.num_synced_pages, keep)
 
     def release_all(self, sequence: Sequence) -> None:
-        """Release all its pages, and its row of the state cache."""
+        """Release all its pages, those of its source, and its row of the state cache."""
         self.block_manager.release_all(sequence.pages)
+        self.block_manager.release_all(sequence.source_pages)
+        sequence.source_ready = not sequence.state.source_rows
         if self.state_rows is not None:
             self.state_rows.stop(sequence)

@@ -215,7 +215,7 @@ class GraphedStep:
 
 
 def wrap(step: Any, device: str) -> Any:
-    """`step` under CUDA graphs where `device` is a CUDA one, without adapters and state layers, else `step` itself."""
+    """`step` under CUDA graphs where `device` is a CUDA one, without adapters, state layers and sources."""
     names = {spec.name for spec in getattr(step, "inputs", ())}
-    graphed = device.startswith("cuda") and not names & {INDEX, "state_cache"}
+    graphed = device.startswith("cuda") and not names & {INDEX, "state_cache", "source_table"}
     return GraphedStep(step, device, CudaRecorder(device)) if graphed else step

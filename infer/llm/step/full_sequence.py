@@ -69,7 +69,7 @@ class FullSequenceRunner:
 
     def __init__(self, step: Any, shape: StepShape, device: str = "cpu") -> None:
         self.step, self.shape, self.device = step, shape, device
-        self.inputs = (TensorSpec("input_ids", "int64", ("batch", "seq")),)
+        self.inputs: tuple[TensorSpec, ...] = (TensorSpec("input_ids", "int64", ("batch", "seq")),)
         self.outputs = full_sequence_outputs(shape)
         self._adapters = {} if shape.adapters is None else shape.adapters.none(1, device)
 

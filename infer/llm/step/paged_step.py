@@ -69,19 +69,19 @@ class AttentionCall(NamedTuple):
         return (value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)).transpose(1, 2)
 
 
-class _StepCall:
+class StepCall:
     """Tensors of one call of a step, for the attention function."""
 
     def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, records_attention: bool) -> None:
         self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
-        self.layers = 0  # attention calls so far
+        self.layers = self.cross_layers = 0  # attention calls so far, and those to a source
         self.seen: list[AttentionCall] = []  # of a call that looks
         self.state = StateCall(
             tensors["positions"], tensors.get("state_cache"), tensors.get("state_segments")
         )
 
 
-_CALL: ContextVar[_StepCall] = ContextVar("step")
+CALL: ContextVar[StepCall] = ContextVar("step")
 
 
 def _attention(
@@ -98,7 +98,7 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' attention function: query [1, Hq, T, D], key, value [1, Hkv, T, D] to [1, T, Hq, D]."""
-    call = _CALL.get()
+    call = CALL.get()
     refusal = _refusal(query, key, value, others)
     if query.shape[2] != key.shape[2]:
         raise NotUsableError("attention of this model has other keys than those of its tokens")
@@ -137,7 +137,7 @@ def _of_one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return query, key, value
 
 
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+def attend_replaced(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
     """Attend for a replaced attention module: [1, T, Hq, D]."""
     return _attention(module, query, key, value, None, **arguments)[0]
 
@@ -167,7 +167,7 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.page, self.dtype = model, page, KV_DTYPES.index(kv_dtype)
         self.records_attention = False  # only see what attention is called with
-        self.last: _StepCall | None = None
+        self.last: StepCall | None = None
 
     def forward(
         self,
@@ -195,8 +195,8 @@ class Step(nn.Module):
             tensors |= {"state_cache": state_cache, "state_segments": state_segments}
         if adapter_index is not None and adapter_weights is not None:
             tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
-        self.last = _StepCall(tensors, self.page, self.dtype, self.records_attention)
-        token = _CALL.set(self.last)
+        self.last = StepCall(tensors, self.page, self.dtype, self.records_attention)
+        token = CALL.set(self.last)
         try:
             out = self.model(
                 input_ids=token_ids[None],
@@ -205,7 +205,7 @@ class Step(nn.Module):
                 logits_to_keep=logit_rows,
             )
         finally:
-            _CALL.reset(token)
+            CALL.reset(token)
         return out.logits[0].float()
 
 
@@ -222,8 +222,8 @@ def use_paged_attention(model: nn.Module) -> Iterator[None]:
         config._attn_implementation = INTERFACE
     try:
         with (
-            replaced_attention(model, _attend) as replaced,
-            use_state_cache(model, lambda _: _CALL.get().state),
+            replaced_attention(model, attend_replaced) as replaced,
+            use_state_cache(model, lambda _: CALL.get().state),
         ):
             if replaced and INTERFACE not in masks._global_mapping:
                 AttentionMaskInterface.register(INTERFACE, _unused_mask)
@@ -313,7 +313,7 @@ def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None 
         samples |= {"state_cache": states, "state_segments": torch.tensor([[0, 3, -1, 0], [3, 5, -1, 1]])}
     if shape.adapters is not None:
         samples |= shape.adapters.none(len(samples["token_ids"]))
-    with use_paged_attention(model), adapted(model, shape.adapters, lambda: _CALL.get().tensors):
+    with use_paged_attention(model), adapted(model, shape.adapters, lambda: CALL.get().tensors):
         return capture.capture(
             step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
         )

@@ -17,10 +17,12 @@ from ...fidelity.token_errors import token_errors
 from ...graph.program import Graph
 from ...results import Metric
 from ...spec import Finding
-from .full_sequence import FullSequenceRunner
+from .encoder_decoder import HIDDEN, DecoderStep, EncoderStep, use_paged_decoder
 from .paged_step import Step, use_paged_attention
 from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill
-from .step_shape import StepShape
+from .source_pages import DECODER_IDS
+from .source_sequences import sequence_runner
+from .step_shape import SourceShape, StepShape
 
 ROUTED = 2
 DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
@@ -61,26 +63,33 @@ def judged_windows(ids: Tensor, vocab_size: int, longest: int) -> list[Tensor]:
 def compare_schedules(
     stepping: StepCaller,
     windows: Sequence[Tensor],
-    reference: Callable[[Tensor], Tensor],
+    reference: Callable[..., Tensor],
     *,
     spared: int = 0,
+    sources: Sequence[Tensor] = (),
 ) -> list[Metric]:
     """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
+
+    Of an encoder-decoder it is called with the window and its source, one of `sources` for each window.
 
     One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
     float model: the worst token, and the largest relative error of a schedule. `spared`: tokens of a schedule that may
     be worse than its worst.
     """
     try:
-        alone = [_rows(_run_schedule(stepping, [ids], ALONE).logits[0])[1] for ids in windows]
+        alone = [
+            _rows(_run_schedule(stepping, [ids], ALONE, sources[i : i + 1]).logits[0])[1]
+            for i, ids in enumerate(windows)
+        ]
     except WrongShape as error:
         return [Metric("prefill", "shape", False, detail=str(error))]
-    floats = [reference(ids).detach().cpu() for ids in windows]
+    floats = [reference(ids, *sources[i : i + 1]).detach().cpu() for i, ids in enumerate(windows)]
     found: list[Metric] = []
     worst, largest = WorstToken(-1.0, 0, ""), WorstToken(-1.0, 0, "")
     for schedule in SCHEDULES:
         try:
-            play = _run_schedule(stepping, [windows[i] for i in schedule.sequences], schedule)
+            given = [sources[i] for i in schedule.sequences] if sources else ()
+            play = _run_schedule(stepping, [windows[i] for i in schedule.sequences], schedule, given)
         except WrongShape as error:
             found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
             continue
@@ -96,21 +105,37 @@ def compare_schedules(
     return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
 
 
-def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[Finding]:
+def judged_sources(source: SourceShape, rows: Tensor) -> list[Tensor]:
+    """Return two sources from rows of token ids, of different lengths, or the first and last one of sound."""
+    if source.features:
+        return [rows[0], rows[-1]]
+    first, second = judged_windows(rows, source.vocab_size, source.max_length)
+    return [second, first]
+
+
+def require_float_step(
+    model: nn.Module, shape: StepShape, ids: Tensor, rows: Tensor | None = None
+) -> list[Finding]:
     """Judge the float model's own code as a step, over a float32 cache, before anything is lowered.
+
+    `rows`: sources of an encoder-decoder, batch first.
 
     Raises `GateError` when a schedule gives other logits than the model's forward.
     """
     windows = judged_windows(ids, shape.vocab_size, shape.max_positions)
     place = str(next(model.parameters()).device)
 
-    def reference(ids: Tensor) -> Tensor:
+    def reference(ids: Tensor, given: Tensor | None = None) -> Tensor:
+        named = {"input_ids": ids[None].to(place)}
+        if shape.source is not None and given is not None:
+            named = {DECODER_IDS: named["input_ids"], shape.source.name: given[None].to(place)}
         with torch.no_grad():
-            return model(input_ids=ids[None].to(place), use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+            return model(**named, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
-    stepping = FullSequenceRunner(_Uncaptured(model, layout, place), layout, place)
-    found = compare_schedules(stepping, windows, reference)
+    stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
+    sources = () if shape.source is None or rows is None else judged_sources(shape.source, rows)
+    found = compare_schedules(stepping, windows, reference, sources=sources)
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
             f"refused, the float model can't be run in steps over a paged cache: {reason}",
@@ -123,16 +148,23 @@ def require_float_step(model: nn.Module, shape: StepShape, ids: Tensor) -> list[
     return [Finding("capture", "float step", worst, why=why)]
 
 
-class _Uncaptured:
-    """Step of a model as its own code runs it, not captured."""
+class Uncaptured:
+    """Step of a model, and its encoder, as its own code runs them, not captured."""
 
     def __init__(self, model: nn.Module, shape: StepShape, device: str) -> None:
-        self._model, self._device, self._step = model, device, Step(model, shape.page, shape.kv_dtype)
+        kind, self._paged = (
+            (Step, use_paged_attention) if shape.source is None else (DecoderStep, use_paged_decoder)
+        )
+        self._model, self._device, self._step = model, device, kind(model, shape.page, shape.kv_dtype)
+        self._encoder = None if shape.source is None else EncoderStep(model, shape.page, shape.kv_dtype)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given: Any = {name: value.to(self._device) for name, value in inputs.items()}
-        with use_paged_attention(self._model), torch.no_grad():
-            return {"logits": self._step(**given)}
+        with torch.no_grad():
+            if self._encoder is not None and "token_ids" not in given:
+                return {HIDDEN: self._encoder(**given)}
+            with self._paged(self._model):
+                return {"logits": self._step(**given)}
 
 
 def _why(worst: WorstToken, other: str) -> str:
@@ -141,8 +173,10 @@ def _why(worst: WorstToken, other: str) -> str:
     return f"{worst.words} differs most from {other} at position {worst.position}"
 
 
-def _run_schedule(stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule) -> ScheduleRun:
-    play = ScheduleRun(stepping, sequences)
+def _run_schedule(
+    stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule, sources: Sequence[Tensor] = ()
+) -> ScheduleRun:
+    play = ScheduleRun(stepping, sequences, sources)
     schedule.play(play)
     return play
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .full_sequence import attention_inputs
+from .source_pages import encode, source_inputs, source_length
 from .step_shape import StepShape
 
 TOKENS = 72  # of the first window, two pages and a quarter
@@ -33,10 +34,13 @@ class StepCaller(Protocol):
 class ScheduleRun:
     """Sequences over a small pool of pages, allocated in no order; freed pages are reused first."""
 
-    def __init__(self, stepping: StepCaller, sequences: Sequence[Tensor]) -> None:
+    def __init__(
+        self, stepping: StepCaller, sequences: Sequence[Tensor], sources: Sequence[Tensor] = ()
+    ) -> None:
         self._call, shape = stepping.call, stepping.shape
         self.shape, self.sequences = shape, sequences
-        count = sum(-(-len(ids) // shape.page) for ids in sequences) + 2
+        self._sources = _Sources(stepping, sources)
+        count = sum(-(-len(ids) // shape.page) for ids in sequences) + 2 + self._sources.num_pages
         self._cache = shape.new_cache(count, stepping.device)
         self._states = _States(shape.new_state(3 * len(sequences), stepping.device), shape.page)
         self._free = [*range(0, count, 2), *range(1, count, 2)]
@@ -68,7 +72,7 @@ class ScheduleRun:
 
     def release(self, index: int) -> None:
         """Preempt a sequence: its pages are free, its tokens have to be recomputed."""
-        self._free.extend(self._pages[index])
+        self._free.extend([*self._pages[index], *self._sources.pages.pop(index, [])])
         self._pages[index], self.done[index] = [], 0
 
     def share(self, index: int, other: int) -> None:
@@ -78,6 +82,7 @@ class ScheduleRun:
         self._pages[index] = self._pages[other][:count]
         self.done[index] = count * page
         self._states.share(index, other)
+        self._sources.share(index, other)
 
     def _run(self, new: Sequence[tuple[int, int]], ids: Tensor, last: bool, kept: bool = True) -> Tensor:
         page = self.shape.page
@@ -91,11 +96,42 @@ class ScheduleRun:
         counts = [n for _, n in new]
         named = attention_inputs(self.shape, [self.done[i] for i, _ in new], counts, table)
         named |= self._states.inputs([(i, self.done[i], n) for i, n in new], kept=kept)
+        named |= self._sources.inputs(new, self._free, self._cache)
         rows = named["query_start"][1:].long() - 1 if last else torch.arange(len(ids))
         answers = self._call(ids, rows, self._cache, named)
         if answers.shape != (len(rows), self.shape.vocab_size):
             raise WrongShape([len(rows), self.shape.vocab_size], list(answers.shape))
         return answers.detach().cpu()
+
+
+class _Sources:
+    """Pages of the source of each sequence, encoded before its first step and again after a preemption."""
+
+    def __init__(self, stepping: Any, sources: Sequence[Tensor]) -> None:
+        self._stepping, self._sources = stepping, sources
+        self.pages: dict[int, list[int]] = {}
+        self.num_pages = 0
+        if sources and (source := stepping.shape.source) is not None:
+            self.rows = [source_length(source, given) for given in sources]
+            self.num_pages = sum(map(self._count, range(len(sources))))
+
+    def _count(self, index: int) -> int:
+        return -(-self.rows[index] // self._stepping.shape.page)
+
+    def share(self, index: int, other: int) -> None:
+        if self._sources:
+            self.pages[index] = self.pages[other]
+
+    def inputs(self, new: Sequence[tuple[int, int]], free: list[int], cache: Tensor) -> dict[str, Tensor]:
+        """Return the inputs about sources of a call, {} without any; `new`: sequence, new tokens."""
+        if not self._sources:
+            return {}
+        for index, _ in new:
+            if index not in self.pages:
+                self.pages[index] = [free.pop() for _ in range(self._count(index))]
+                shape, given = self._stepping.shape, self._sources[index]
+                encode(self._stepping.step, shape, given, self.pages[index], cache)
+        return source_inputs([(self.pages[i], self.rows[i]) for i, _ in new], [n for _, n in new])
 
 
 class _States:

@@ -13,6 +13,20 @@ from ..lora.layers import AdapterShape
 PAGE = 32  # tokens
 
 
+class SourceShape(msgspec.Struct, frozen=True):
+    """Sizes of an encoder-decoder's source, and the tokens with which the decoder begins."""
+
+    name: str  # of the encoder's input: input_ids, input_features
+    max_length: int  # rows of the encoder's output
+    start_ids: tuple[int, ...]
+    vocab_size: int = 0  # of token ids
+    features: tuple[int, ...] = ()  # of sound: bands and frames
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.features else "int64"
+
+
 class StepShape(msgspec.Struct, frozen=True):
     """Sizes of the model and its KV cache; stored in the manifest as `meta["generation"]`."""
 
@@ -28,6 +42,7 @@ class StepShape(msgspec.Struct, frozen=True):
     state_layers: int = 0  # layers with state of their own, such as convolutions
     state_floats: int = 0  # of the state of one sequence, all layers together
     layer_shapes: tuple[tuple[int, int], ...] = ()  # KV heads and width of each layer, where layers differ
+    source: SourceShape | None = None  # of an encoder-decoder
 
     @property
     def layout(self) -> PageLayout:

@@ -15,7 +15,7 @@ from ...spec import TensorSpec
 from ..processors import Preprocessor
 from ..sentence_transformers import SentenceFolder
 from .table import PIXELS, SOUND, Head
-from .text import Decoder, Encoder, has_token_types, position_limit
+from .text import Decoder, Encoder, EncoderDecoder, SoundDecoder, has_token_types, position_limit
 from .wrappers import (
     AudioHead,
     ImageEncoder,
@@ -44,7 +44,9 @@ def wrap(
         masked = getattr(model.config, "feat_extract_norm", "") == "layer" and _takes(model, "attention_mask")
         return (MaskedAudioHead if masked else AudioHead)(model, head.outputs).eval()
     if head.task == "text-generation":
-        return Decoder(model).eval()
+        if not getattr(model.config, "is_encoder_decoder", False):
+            return Decoder(model).eval()
+        return (EncoderDecoder if head.reads == "input_ids" else SoundDecoder)(model).eval()
     if head.ending == "TextModelWithProjection":
         return TextHead(model, ("text_embeds",)).eval()
     if head.task != "embedding":
@@ -68,8 +70,12 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
         elif isinstance(wrapped, AudioHead | MaskedAudioHead):
             dtype = "float32" if name == SOUND else "int64"
             specs.append(TensorSpec(name, dtype, ("batch", *_sound_size(config))))
+        elif name == "input_features":
+            frames = 2 * int(config.max_source_positions)
+            specs.append(TensorSpec(name, "float32", ("batch", int(config.num_mel_bins), frames)))
         else:
-            specs.append(TensorSpec(name, "int64", ("batch", "seq")))
+            is_source = isinstance(wrapped, EncoderDecoder) and name == "input_ids"
+            specs.append(TensorSpec(name, "int64", ("batch", "source" if is_source else "seq")))
     return tuple(specs)
 
 
@@ -84,10 +90,12 @@ def size_bounds(
 ) -> dict[str, tuple[int, int]]:
     """Return (smallest, largest) of the symbolic sizes of the inputs."""
     positions = position_limit(model) or config.get("max_position_embeddings") or config.get("max_seq_len")
+    positions = config.get("max_target_positions") or positions
     longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
     known = {
         "batch": (1, plan.max_batch),
         "seq": (1, longest),
+        "source": (1, longest),
         "samples": (int(SECONDS[0] * RATE), int(SECONDS[1] * RATE)),
         "height": (SMALLEST_IMAGE, LARGEST_IMAGE),
         "width": (SMALLEST_IMAGE, LARGEST_IMAGE),

@@ -52,6 +52,15 @@ HEADS = (
     Head("VisionModelWithProjection", "image-embedding", "AutoModel", ("embedding",), PIXELS),
     Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=SOUND),
 )
+_SEQ2SEQ, FEATURES = "AutoModelForSeq2SeqLM", "input_features"
+ENCODER_DECODERS = (
+    Head("ForConditionalGeneration", "text-generation", _SEQ2SEQ),
+    Head("MTModel", "text-generation", _SEQ2SEQ),
+    Head("T5WithLMHeadModel", "text-generation", _SEQ2SEQ),  # as early checkpoints of T5 name it
+)
+SPEECH = Head(
+    "WhisperForConditionalGeneration", "text-generation", "AutoModelForSpeechSeq2Seq", reads=FEATURES
+)
 SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
 EMBEDDINGS = (
     Head("Model", "embedding", "AutoModel", ("embedding",)),
@@ -85,11 +94,7 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     # DETR's decoder reads queries of its own and runs once: nothing is generated.
     detects = any(name.endswith(head.ending) for head in HEADS if head.task == "object-detection")
     if config.get("is_encoder_decoder") and not detects:
-        raise SourceError(
-            f"{name} is an encoder-decoder model; only encoders and decoders are opened from a folder",
-            where=str(folder / "config.json"),
-            hint="Give the state dict of the half you need and --model file.py:factory",
-        )
+        return _encoder_decoder(name, folder)
     if has_tower(config, name):
         return tuple(head for head in HEADS if head.task == "text-generation")[:1]
     found = tuple(head for head in HEADS if name.endswith(head.ending))
@@ -115,3 +120,18 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
         where=str(folder / "config.json"),
         hint="Export it with torch.export, or give its state dict and --model file.py:factory",
     )
+
+
+def _encoder_decoder(name: str, folder: Path) -> tuple[Head, ...]:
+    """Return the head of an encoder-decoder that generates; raise `SourceError` for one with another head."""
+    if name == SPEECH.ending:
+        return (SPEECH,)
+    found = tuple(head for head in ENCODER_DECODERS if name.endswith(head.ending))
+    if not found:
+        raise SourceError(
+            f"{name} is an encoder-decoder model that generates no text; of such only those are opened from a folder "
+            "whose architecture ends in ForConditionalGeneration or MTModel",
+            where=str(folder / "config.json"),
+            hint="Give the state dict of the half you need and --model file.py:factory",
+        )
+    return found

@@ -29,6 +29,27 @@ class Decoder(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
 
 
+class EncoderDecoder(nn.Module):
+    """An encoder and a decoder that reads its output, without padding: logits of the tokens given to the decoder."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
+        """Compute logits: int64 [batch, source], [batch, seq] → float [batch, seq, vocab]."""
+        return self.model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False).logits
+
+
+class SoundDecoder(EncoderDecoder):
+    """An encoder of sound and a decoder that writes what it hears."""
+
+    def forward(self, input_features: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Compute logits: float32 [batch, bands, frames], int64 [batch, seq] → float [batch, seq, vocab]."""
+        out = self.model(input_features=input_features, decoder_input_ids=decoder_input_ids, use_cache=False)
+        return out.logits
+
+
 class Encoder(nn.Module):
     """A sentence encoder with its pooling and the layers after it inside the graph; a sparse one pools logits."""
 

@@ -134,7 +134,7 @@ def max_new_tokens(
     generator: LLMEngine, prompt: Sequence[int], wanted: int | None, default: int | None
 ) -> int:
     """Return the limit of generated tokens: `wanted`, or at most `default` (None: all that fit)."""
-    left = generator.context - len(prompt)
+    left = generator.context - (generator.start_tokens or len(prompt))
     if left < (wanted or 0):
         asked = f" and {wanted} to come" if wanted else ""
         raise ContextLengthError(

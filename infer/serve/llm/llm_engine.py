@@ -48,6 +48,7 @@ class LLMEngine:
             language_model.engine_client,
         )
         self.context: int = language_model.context
+        self.start_tokens: int = getattr(language_model, "start_tokens", 0)
         self.vocab_size: int = language_model.vocab_size
         self.adapters: tuple[str, ...] = tuple(getattr(language_model, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())

@@ -127,6 +127,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
         ),
         path=None if path is None else os.fspath(path),
         context=0 if language_model is None else language_model.context,
+        start_tokens=getattr(language_model, "start_tokens", 0),
         vocab_size=0 if language_model is None else language_model.vocab_size,
         page_bytes=page_bytes(predictor),
         attention_length=getattr(predictor, "attention_length", None),

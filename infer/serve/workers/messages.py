@@ -56,6 +56,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     path: str | None = None
     context: int = 0  # of a language model: tokens of prompt and answer together
+    start_tokens: int = (
+        0  # with which the decoder of an encoder-decoder begins; 0: it reads the prompt itself
+    )
     vocab_size: int = 0
     page_bytes: int = 0  # of its KV cache, all layers together
     attention_length: int | None = None  # see `spec.work_of_rows`; None where padding is computed

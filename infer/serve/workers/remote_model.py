@@ -86,7 +86,7 @@ class RemoteLanguageModel:
     def __init__(self, engine_client: RemoteEngine, info: ModelInfo) -> None:
         self.engine_client, self.name = engine_client, info.name
         self.context, self.vocab_size, self.adapter_names = info.context, info.vocab_size, info.adapters
-        self.folder = Path(info.path or ".")
+        self.start_tokens, self.folder = info.start_tokens, Path(info.path or ".")
 
     @cached_property
     def text(self) -> LLMTokenizer:

@@ -48,7 +48,8 @@ def warm_up(engine_client: Any, context: int) -> list[tuple[int, float]]:
 def _run(engine_client: Any, tokens: int) -> float:
     """Generate two tokens; return the seconds to the first one."""
     done, first = threading.Event(), list[float]()
-    request = Request(id="warmup", prompt=[0] * tokens, sampling=Sampling(max_tokens=2, ignore_eos=True))
+    sampling = Sampling(max_tokens=2, ignore_eos=True)
+    request = Request(id="warmup", prompt=[0] * tokens, sampling=sampling, features=b"")
 
     def collect(outputs: list[Output]) -> None:
         first.append(time.perf_counter())
@@ -133,7 +134,7 @@ class GoldenPromptTest:
             self._asked_at, self._tokens, self._number = self.timer.clock(), [], self._number + 1
             sampling = Sampling(max_tokens=2, ignore_eos=True, temperature=0.0)
             self._driver.submit(
-                Request(id=f"golden {self._number}", prompt=[0], sampling=sampling), self._take
+                Request(id=f"golden {self._number}", prompt=[0], sampling=sampling, features=b""), self._take
             )
 
     def _compare(self) -> None:

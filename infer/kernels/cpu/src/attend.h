@@ -41,6 +41,9 @@ struct AttendArgs {
   // ALiBi, [query_heads]: slope times the place of the key is added to the logits; `rounded`: place and product as bfloat16.
   const float* slopes = nullptr;
   bool rounded = false;
+  // Bias by distance, [query_heads, distances]: the entry min(place of the query - place of the key, distances - 1) is added.
+  const float* bias = nullptr;
+  int64_t distances = 0;
   // Rotary positions, applied to query and key on the way where given: [tokens, rotary_dim], x * cos + rotate_half(x) * sin
   // over the first rotary_dim columns, rotate_half(a, b) = (-b, a).
   const float* cos = nullptr;

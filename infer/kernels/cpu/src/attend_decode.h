@@ -208,7 +208,7 @@ struct Decoder {
     for (int64_t r = 0; r < rows; ++r, ahead += 4 * (end - begin)) {
       float* const row = logits + r * CHUNK;
       const Seen seen(args, span, token_of(r));
-      const bool all_seen = args.softcap == 0 && args.slopes == nullptr && seen.low <= low && seen.high >= origin + end;
+      const bool all_seen = args.softcap == 0 && args.slopes == nullptr && args.bias == nullptr && seen.low <= low && seen.high >= origin + end;
       if (T == Number::INT8) into.most[r] = scale_row(segments, count, steps[r], row);
       if (T != Number::INT8 || !all_seen) into.most[r] = finish_logits(args, head_of(r), row, begin, end, seen, origin);
       const float shift = into.most[r] == NONE ? 0 : into.most[r];

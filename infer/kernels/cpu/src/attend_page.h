@@ -319,13 +319,23 @@ inline void add_alibi(const AttendArgs& args, int64_t head, int64_t own, float* 
   }
 }
 
-// Caps the logits of a head's row at [begin, end), adds ALiBi, hides those outside `seen`, counted from `origin`, and gives
+// Adds the bias by distance to the logits of a row at [begin, end), counted from `origin`.
+inline void add_bias(const AttendArgs& args, int64_t head, int64_t own, float* logits, int64_t begin, int64_t end, int64_t origin) {
+  const float* const table = args.bias + head * args.distances;
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t distance = own - origin - t;  // below 0: hidden later
+    logits[t] += table[distance < 0 ? 0 : distance < args.distances ? distance : args.distances - 1];
+  }
+}
+
+// Caps the logits of a head's row at [begin, end), adds ALiBi or a bias by distance, hides those outside `seen`, counted from `origin`, and gives
 // the largest.
 inline float finish_logits(const AttendArgs& args, int64_t head, float* logits, int64_t begin, int64_t end, Seen seen,
                            int64_t origin) {
   if (args.softcap != 0)
     for (int64_t t = begin; t < end; t += LANES) store(logits + t, capped(load(logits + t), args.softcap));
   if (args.slopes != nullptr) add_alibi(args, head, seen.own, logits, begin, end, origin);
+  if (args.bias != nullptr) add_bias(args, head, seen.own, logits, begin, end, origin);
   const int64_t low = seen.low - origin, high = seen.high - origin;
   for (int64_t t = begin; t < end && t < low; ++t) logits[t] = NONE;
   for (int64_t t = high > begin ? high : begin; t < end; ++t) logits[t] = NONE;

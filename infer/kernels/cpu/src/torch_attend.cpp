@@ -54,9 +54,21 @@ Heads heads_of(AtenTensorHandle tensor, int64_t tokens, int64_t heads, int64_t d
   return {x.data, x.strides[0], x.strides[1]};
 }
 
-// Slopes of ALiBi; those in bfloat16 are widened, and round what is computed of them.
-void set_slopes(AttendArgs& args, const Strided& slopes, std::vector<float>& widened) {
+// Slopes of ALiBi; those in bfloat16 are widened, and round what is computed of them. Of two dimensions: bias by distance.
+void set_slopes(AttendArgs& args, AtenTensorHandle tensor, std::vector<float>& widened) {
   STD_TORCH_CHECK(args.sinks == nullptr, "ALiBi together with sinks");
+  const Strided slopes(tensor);
+  int64_t dims;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
+  if (dims == 2) {
+    args.distances = slopes.sizes[1];
+    STD_TORCH_CHECK(slopes.dtype == aoti_torch_dtype_float32() && slopes.sizes[0] == args.query_heads && args.distances > 0 &&
+                        (args.query_heads < 2 || slopes.strides[0] == args.distances) &&
+                        (args.distances < 2 || slopes.strides[1] == 1),
+                    "expected slopes float32 [", args.query_heads, ", distances], dense");
+    args.bias = static_cast<const float*>(slopes.data);
+    return;
+  }
   args.rounded = slopes.dtype == aoti_torch_dtype_bfloat16();
   if (!args.rounded) {
     args.slopes = slopes.dense<float>(args.query_heads, aoti_torch_dtype_float32(), "slopes");
@@ -109,7 +121,7 @@ AtenTensorHandle attend_native(AtenTensorHandle query, AtenTensorHandle key, Ate
   args.scale = static_cast<float>(scale), args.window = window, args.softcap = static_cast<float>(softcap);
   args.chunk = chunk;
   std::vector<float> widened;
-  if (slopes != nullptr) set_slopes(args, Strided(*slopes), widened);
+  if (slopes != nullptr) set_slopes(args, *slopes, widened);
   check_pages(args, pages.sizes[1]);
 
   const int64_t sizes[3] = {tokens, args.query_heads, dim}, strides[3] = {args.query_heads * dim, dim, 1};

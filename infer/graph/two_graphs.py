@@ -1,0 +1,71 @@
+"""Encoder and decoder step of one artifact: lowered one after the other, opened as one runner.
+
+The encoder lies in the folder `encoder/` within that of the step, with a graph, weights and compiled form of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from ..plan import Plan
+from ..results import Lowered
+from .program import Graph
+from .storage import ENCODER, PROGRAM, SIGNATURE
+
+PARTS = (SIGNATURE, PROGRAM, "weights")
+
+
+def lower(backend: Any, graph: Graph, plan: Plan, folder: Path) -> Lowered:
+    """Lower a graph, and the encoder of an encoder-decoder's step, whose findings say so."""
+    done: Lowered = backend.lower(graph, plan, folder)
+    if graph.encoder is None:
+        return done
+    encoder: Lowered = backend.lower(graph.encoder, plan, folder / ENCODER)
+    named = [msgspec.structs.replace(found, what=f"encoder {found.what}") for found in encoder.findings]
+    return Lowered([*done.findings, *named], done.quantized)
+
+
+def refusal(backend: Any, graph: Graph, plan: Plan) -> str | None:
+    """Return why the backend can't lower a graph or its encoder, or None."""
+    why: str | None = backend.refuses(graph, plan)
+    if why is None and graph.encoder is not None:
+        why = backend.refuses(graph.encoder, plan)
+    return why
+
+
+def open_runner(backend: Any, folder: Path, device: str) -> Any:
+    """Open what `lower` wrote: a runner, of an encoder-decoder one of both graphs."""
+    runner = backend.open(folder, device)
+    if not (folder / ENCODER / SIGNATURE).exists():
+        return runner
+    return TwoGraphs(runner, backend.open(folder / ENCODER, device))
+
+
+def links(folder: Path, place: Path) -> list[tuple[Path, Path]]:
+    """List (target, link) of graph and weights of `folder` that `place` is to share; makes the folders of `place`."""
+    places = [(folder, place)]
+    if (folder / ENCODER).is_dir():
+        (place / ENCODER).mkdir(exist_ok=True)
+        places.append((folder / ENCODER, place / ENCODER))
+    return [(source / name, to / name) for source, to in places for name in PARTS]
+
+
+class TwoGraphs:
+    """Runner of both graphs: inputs with `token_ids` are those of a decoder's step, others those of the encoder."""
+
+    def __init__(self, step: Any, encoder: Any) -> None:
+        self.step, self.encoder = step, encoder
+        self.inputs, self.outputs = step.inputs, step.outputs
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found: Mapping[str, Tensor] = (self.step if "token_ids" in inputs else self.encoder).run(inputs)
+        return found
+
+    def close(self) -> None:
+        self.step.close()
+        self.encoder.close()

@@ -1,0 +1,70 @@
+"""Sources of an encoder-decoder: encoded when a sequence starts, read by each step from pages of their own.
+
+A source's pages belong to the sequences of its request; they are released with them. A preempted sequence gives them
+up, and its source is encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..step.source_pages import LENGTHS, TABLE, source_length, source_slots
+
+if TYPE_CHECKING:
+    from ..step.step_shape import SourceShape
+    from .requests import Request
+    from .scheduler import ScheduledSequence
+
+
+class EncoderRunner(Protocol):
+    """A runner of both graphs, see `graph.two_graphs`."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+
+
+def source_tensor(source: SourceShape, request: Request) -> Tensor:
+    """Return the source of a request: int64 [source], or float32 [bands, frames]; silence for empty features."""
+    if not source.features:
+        return torch.tensor(request.prompt)
+    if not request.features:
+        return torch.zeros(source.features)
+    return torch.frombuffer(bytearray(request.features), dtype=torch.float32).view(source.features)
+
+
+class SourceEncoder:
+    """Runs the encoder of `step` on the sources of sequences and builds the inputs about them."""
+
+    def __init__(self, step: EncoderRunner, source: SourceShape, cache: Tensor, page: int) -> None:
+        self._step, self._source, self._cache, self._page = step, source, cache, page
+
+    def encode(self, work: Many[ScheduledSequence]) -> int:
+        """Encode the sources of those sequences whose pages do not hold them yet; returns the rows computed."""
+        rows = 0
+        for sequence, _ in work:
+            if sequence.source_ready:
+                continue
+            given = source_tensor(self._source, sequence.state.request)
+            length = source_length(self._source, given)
+            slots = source_slots(sequence.source_pages, length, self._page)
+            self._step.run({self._source.name: given, "slot_mapping": slots, "kv_cache": self._cache})
+            sequence.source_ready = True
+            rows += length
+        return rows
+
+    def inputs(self, work: Many[ScheduledSequence]) -> dict[str, Tensor]:
+        """Return pages and length of the source of each token of a step."""
+        pages = [sequence.source_pages for sequence, _ in work]
+        table = np.zeros((len(work), max(map(len, pages))), dtype=np.int32)
+        for row, own in zip(table, pages, strict=True):
+            row[: len(own)] = own
+        lengths = np.array([sequence.state.source_rows for sequence, _ in work], dtype=np.int32)
+        counts = [count for _, count in work]
+        if max(counts) > 1:
+            table, lengths = table.repeat(counts, 0), lengths.repeat(counts)
+        return {TABLE: torch.from_numpy(table), LENGTHS: torch.from_numpy(lengths)}

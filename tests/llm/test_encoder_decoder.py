@@ -1,0 +1,180 @@
+"""Encoder-decoders give what transformers' `generate` gives, whatever runs beside them, from source to server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from infer import Predictor, llm
+from infer.artifact import store
+from infer.errors import InputError, NotUsableError
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling_options import Sampling
+from infer.llm.step.schedule_consistency import require_float_step
+from tests.support.tiny_encoder_decoders import START, artifact, build, folder_of, greedy
+
+LENGTHS = (1, 33, 7, 50)  # of sources: shorter than a page, a page and a token, almost two
+COUNT = 40
+NAMES = ("t5", "bart")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the source folder's parent and the artifact of each model, by name."""
+    folder = tmp_path_factory.mktemp("encoder_decoders")
+    return {name: artifact(folder, name) for name in NAMES}
+
+
+@pytest.fixture(scope="session")
+def wanted(made: dict[str, Path]) -> dict[str, list[list[int]]]:
+    """Return what transformers gives for each source, by name."""
+    return {
+        name: [greedy(path.with_suffix(""), source, COUNT) for source in sources()]
+        for name, path in made.items()
+    }
+
+
+def sources() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 250, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def run(predictor: Predictor, requests: list[Request], kv_bytes: int | None = None) -> tuple[Any, Any]:
+    """Step an engine of its own until all are done; return the tokens by (id, index), and the engine."""
+    engine = predictor.language_model.new_engine(kv_bytes=kv_bytes)
+    for request in requests:
+        engine.submit(request)
+    tokens: dict[tuple[str, int], list[int]] = {}
+    while not engine.idle:
+        for output in engine.step():
+            assert output.finish != "error", output.stopped_by
+            tokens.setdefault((output.id, output.index), []).extend(output.token_ids)
+        engine.check_integrity()
+    return tokens, engine
+
+
+def requests_of(rows: list[list[int]], **sampling: Any) -> list[Request]:
+    asked = Sampling(temperature=0, max_tokens=COUNT, **sampling)
+    return [Request(id=str(i), prompt=row, sampling=asked) for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_are_those_of_transformers(name: str, made: Any, wanted: Any) -> None:
+    with Predictor.load(made[name]) as predictor:
+        found = predictor.generate(sources(), max_tokens=COUNT, temperature=0)
+        assert [one.token_ids for one in found] == wanted[name]
+        assert [one.prompt_tokens for one in found] == list(LENGTHS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_the_same_after_preemption(name: str, made: Any, wanted: Any) -> None:
+    with Predictor.load(made[name]) as predictor:
+        shape = predictor.language_model.shape
+        tokens, engine = run(predictor, requests_of(sources()), 8 * shape.layers * shape.page_bytes)
+        assert engine.stats().preemptions > 0
+        assert [tokens[str(i), 0] for i in range(len(LENGTHS))] == wanted[name]
+        assert engine.block_manager.num_used == 0
+
+
+def test_completions_of_one_request_share_the_source(made: Any, wanted: Any) -> None:
+    with Predictor.load(made["bart"]) as predictor:
+        tokens, engine = run(predictor, requests_of(sources()[3:], n=3))
+        assert [tokens["0", i] for i in range(3)] == [wanted["bart"][3]] * 3
+        assert engine.stats().prefill_tokens == LENGTHS[3] + 1  # encoded once
+
+
+def test_cached_pages_are_of_one_source_only(made: Any, wanted: Any) -> None:
+    """Two sources begin with the same token of the decoder: their pages differ all the same."""
+    with Predictor.load(made["t5"]) as predictor:
+        rows = sources()[1:3]
+        for _ in range(2):
+            found = predictor.generate(rows, max_tokens=COUNT, temperature=0)
+            assert [one.token_ids for one in found] == wanted["t5"][1:3]
+
+
+def test_predict_gives_the_logits_of_the_decoder(made: Any) -> None:
+    import transformers
+
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(made["t5"].with_suffix(""))
+    ids = torch.randint(3, 250, (2, 9), generator=torch.Generator().manual_seed(1))
+    decoded = torch.randint(3, 250, (2, 5), generator=torch.Generator().manual_seed(2))
+    with Predictor.load(made["t5"]) as predictor, torch.no_grad():
+        got = predictor.predict({"input_ids": ids, "decoder_input_ids": decoded})["logits"]
+        expected = model(input_ids=ids, decoder_input_ids=decoded).logits
+    torch.testing.assert_close(torch.as_tensor(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_requests_that_an_encoder_decoder_can_not_run_are_refused(made: Any) -> None:
+    with Predictor.load(made["bart"]) as predictor:
+        engine = predictor.language_model.engine
+        with pytest.raises(InputError, match="the encoder reads at most 96"):
+            predictor.generate([5] * 97)
+        with pytest.raises(InputError, match="a prompt of 1 tokens and max_tokens 96 need 97"):
+            predictor.generate([5] * 9, max_tokens=96)
+        with pytest.raises(InputError, match="no log probabilities of its prompt"):
+            predictor.score([5, 6, 7])
+        small = predictor.language_model.new_engine(
+            kv_bytes=2 * engine.shape.layers * engine.shape.page_bytes
+        )
+        with pytest.raises(InputError, match="a source of 50 and 41 tokens need 4 pages of the KV cache"):
+            small.submit(requests_of(sources()[3:])[0])
+
+
+@pytest.mark.parametrize("name", ["mt5", "marian", "pegasus", "mbart", "m2m_100"])
+def test_the_step_of_other_families_is_that_of_the_model(name: str) -> None:
+    model = build(name)
+    shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
+    ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
+    found = require_float_step(model, msgspec.structs.replace(shape, page=16), ids, ids.flip(1))
+    assert found[0].value < 1e-4
+
+
+def test_a_decoder_of_another_form_is_refused_by_name() -> None:
+    import transformers
+
+    sizes = {"hidden_size": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 64}
+    sizes |= dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1)
+    sizes |= dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 2)
+    model = transformers.ProphetNetForConditionalGeneration(transformers.ProphetNetConfig(**sizes))
+    with pytest.raises(NotUsableError, match="ProphetNetForConditionalGeneration has no cross-attention"):
+        llm.probe_encoder_decoder(model, [0], kv_dtype="float32")
+
+
+def test_onnx_runtime_refuses_a_source_by_name(made: Any) -> None:
+    from infer import Plan, plugins
+    from infer.graph import storage, two_graphs
+
+    graph = storage.load(made["bart"])
+    assert graph.encoder is not None
+    why = two_graphs.refusal(plugins.get("backends", "ort"), graph, Plan(source="bart", device="cpu"))
+    assert (
+        why == "attention of a decoder to its source has no ONNX form here; use --backend inductor or eager"
+    )
+
+
+def test_a_forced_first_token_begins_the_answer(tmp_path: Path) -> None:
+    from infer import Plan, load
+
+    source = folder_of(tmp_path, "bart")
+    config = json.loads((source / "generation_config.json").read_text()) | {"forced_bos_token_id": 7}
+    (source / "generation_config.json").write_text(json.dumps(config))
+    assert load.load(Plan(source=str(source), data="random")).meta["decoder_start_ids"] == [START, 7]
+
+
+def test_each_graph_holds_its_own_weights(made: Any) -> None:
+    """Projections of the source are in the encoder's graph alone, those of its queries in the step's."""
+    from safetensors import safe_open
+
+    names = {}
+    for part in (".", "encoder"):
+        with safe_open(made["bart"] / part / "weights/model.safetensors", "pt") as file:
+            names[part] = set(file.keys())
+    crossed = "model.model.decoder.layers.0.encoder_attn"
+    assert f"{crossed}.k_proj.weight" in names["encoder"] - names["."]
+    assert f"{crossed}.q_proj.weight" in names["."] - names["encoder"]
+    assert "encoder/graph.pt2" in store.read_manifest(made["bart"]).files
