@@ -127,6 +127,18 @@ def test_calibration_counts_the_tokens_of_each_expert() -> None:
     assert "of 3 that saw fewer than 32 tokens are quantized by plain rounding" in few.why
 
 
+def test_an_expert_of_few_tokens_is_rounded_plainly() -> None:
+    plain, seen = single(False), single(False)
+    stats = ExpertStats(seen.up)
+    loud = torch.logspace(-2, 2, 64)  # columns that matter most to the experts' outputs
+    expert = torch.tensor([0] * FEWEST + [1] * (FEWEST - 1))
+    stats.add(torch.randn(len(expert), 64) * loud, expert)
+    compress.quantize_model(plain, Plan(source="", quant="nf4"))
+    compress.quantize_model(seen, Plan(source="", quant="nf4"), stats={"up": stats})
+    same = (plain.up.weight == seen.up.weight).flatten(1).all(1)
+    assert same.tolist() == [False, True, True]
+
+
 class _Called(nn.Module):
     """A model of one layer of experts, whose router is given."""
 

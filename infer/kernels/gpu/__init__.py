@@ -4,6 +4,7 @@
     linear_int8, _static, _weight   `int8`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
     embedding_lut, embedding_int8   `embedding`
+    linear_experts and its forms    `experts`: grouped, only the experts asked for
 
 conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
 first CUDA tensor arrives. Compilers build the kernels into their programs: see `embed`.
@@ -32,6 +33,10 @@ _WHERE = {
     "linear_fp8": "fp8",
     "embedding_lut": "embedding",
     "embedding_int8": "embedding",
+    "linear_experts": "experts",
+    "linear_experts_int8": "experts",
+    "linear_experts_int8_weight": "experts",
+    "linear_experts_lut": "experts",
 }
 
 

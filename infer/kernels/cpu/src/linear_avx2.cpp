@@ -19,7 +19,7 @@ struct Vector {
   };
   using Table = __m256i;
   static constexpr bool UNSIGNED = false, PANELS = true;
-  static constexpr int QUAD_BYTES = 8, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 1, PREFETCH = 1024;
+  static constexpr int QUAD_BYTES = 8, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 1, FLOAT_CHAINS = 2, PREFETCH = 1024;
   static constexpr int DIRECT_ROWS = 4, DIRECT_TILE_ROWS = 4, DIRECT_BLOCKS = 1;
   static constexpr int direct_blocks(int) { return DIRECT_BLOCKS; }
 

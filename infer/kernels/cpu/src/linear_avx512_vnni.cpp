@@ -12,7 +12,7 @@ struct Vector {
   using Quads = __m512i;
   using Table = __m512i;
   static constexpr bool UNSIGNED = true, PANELS = false;
-  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, STREAM_ROWS = 16, STREAM_TILE_ROWS = 8, DOT_CHAINS = 8, PREFETCH = 8192;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 6, TILE_BLOCKS = 4, STREAM_ROWS = 16, STREAM_TILE_ROWS = 8, DOT_CHAINS = 8, FLOAT_CHAINS = 2, PREFETCH = 8192;
   static constexpr int DIRECT_ROWS = 12, DIRECT_TILE_ROWS = 8, DIRECT_BLOCKS = 2;
   static constexpr int direct_blocks(int rows) { return rows > 6 ? DIRECT_BLOCKS : 1; }
 
@@ -76,13 +76,16 @@ struct Vector {
     low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
     high = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
   }
-  // The four columns of a quad, each as 16 floats.
+  // The four columns of a quad, each as 16 floats. As the lowest byte of the float 2^23, code + 128 needs no conversion.
   static void columns_of(const int8_t* p, Floats (&column)[4]) {
-    const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
-    column[0] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24), 24));
-    column[1] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 16), 24));
-    column[2] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 8), 24));
-    column[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(codes, 24));
+    constexpr __mmask64 LOWEST = 0x1111111111111111;
+    const __m512i codes = _mm512_loadu_si512(p), base = _mm512_castps_si512(_mm512_set1_ps(8388608.0f));
+    const __m512 zero = _mm512_set1_ps(8388608.0f + 128);
+    column[0] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_mask_blend_epi8(LOWEST, base, codes)), zero);
+    for (int i = 1; i < 4; ++i) {
+      const __m512i places = _mm512_set4_epi32(12 + i, 8 + i, 4 + i, i);
+      column[i] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_mask_shuffle_epi8(base, LOWEST, codes, places)), zero);
+    }
   }
 };
 

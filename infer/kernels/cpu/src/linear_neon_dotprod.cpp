@@ -18,7 +18,7 @@ struct Vector {
   };
   using Table = int8x16_t;
   static constexpr bool UNSIGNED = false, PANELS = true;
-  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 2, PREFETCH = 1024;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 5, TILE_BLOCKS = 1, STREAM_ROWS = 5, STREAM_TILE_ROWS = 5, DOT_CHAINS = 2, FLOAT_CHAINS = 2, PREFETCH = 1024;
   static constexpr int DIRECT_ROWS = 4, DIRECT_TILE_ROWS = 4, DIRECT_BLOCKS = 2;
   static constexpr int direct_blocks(int rows) { return rows <= 2 ? DIRECT_BLOCKS : 1; }
 

@@ -20,7 +20,7 @@ struct Vector {
     int8_t entry[16];
   };
   static constexpr bool UNSIGNED = false, PANELS = true;
-  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 2, TILE_BLOCKS = 1, STREAM_ROWS = 2, STREAM_TILE_ROWS = 2, DOT_CHAINS = 1, PREFETCH = 256;
+  static constexpr int QUAD_BYTES = 4, TILE_ROWS = 2, TILE_BLOCKS = 1, STREAM_ROWS = 2, STREAM_TILE_ROWS = 2, DOT_CHAINS = 1, FLOAT_CHAINS = 1, PREFETCH = 256;
   static constexpr int DIRECT_ROWS = 1, DIRECT_TILE_ROWS = 1, DIRECT_BLOCKS = 1;
   static constexpr int direct_blocks(int) { return DIRECT_BLOCKS; }
 

@@ -10,7 +10,7 @@ namespace {
 // STREAM_TILE_ROWS, go through in one pass by one block, which reads weights in a single stream, asking PREFETCH bytes ahead.
 // Of 4-bit weights, up to DIRECT_ROWS go through in one pass of decoding, direct_blocks(rows) blocks side by side; more
 // either in tiles of DIRECT_TILE_ROWS that decode again, or by PANELS of decoded weights. DOT_CHAINS independent sums hide
-// the latency of `dot`.
+// the latency of `dot`, FLOAT_CHAINS of one or two rows that of `fma`.
 
 // A quad that several blocks share is worth a register.
 template <int BLOCKS>

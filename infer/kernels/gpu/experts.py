@@ -1,0 +1,263 @@
+"""`linear_experts` and its quantized forms on a GPU: grouped products that read only the experts asked for.
+
+Places (a row of x and one of its experts) are sorted by expert and cut into tiles of one expert each. How many tiles an
+expert has stays on the device: the grid has room for the most that the sizes allow, and a program without a tile ends
+at once. So nothing waits for the GPU, and a call can be part of a CUDA graph. Sums are float32, or exact int32 for int8
+activations; no atomics, each output has one program.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
+from .int8_quantize import quantize_rows
+from .launch import cdiv, flat_rows, launch, processors, same_device
+from .lut_decode import tile
+
+_LEVELS = tl.constexpr(LEVELS)
+_BN, _NARROW = 64, 32  # output columns of a program; the second where programs are few
+_BK = 64
+_HEIGHTS = (16, 64)  # rows of a tile: the fewest that tensor cores take, and the most
+
+
+class Tiles(NamedTuple):
+    """Places [P] sorted by expert, and of each tile its expert (-1: none), first of `order` and rows [T]; all int64."""
+
+    order: Tensor
+    expert: Tensor
+    begin: Tensor
+    rows: Tensor
+    height: int
+
+
+def tiles_of(expert: Tensor, num_experts: int, height: int) -> Tiles:
+    """Sort `expert` int64 [P] into tiles of at most `height` places of one expert; asserts that each exists."""
+    torch._assert_async(((expert >= 0) & (expert < num_experts)).all())
+    places = expert.numel()
+    chosen, order = torch.sort(expert, stable=True)
+    starts = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=expert.device))
+    blocks = (starts.diff() + height - 1) // height
+    ends = blocks.cumsum(0)
+    room = torch.arange(min(places, places // height + num_experts), device=expert.device)
+    owner = torch.searchsorted(ends, room, right=True)
+    known = owner.clamp(max=num_experts - 1)
+    begin = starts[known] + (room - ends[known] + blocks[known]) * height
+    rows = (starts[known + 1] - begin).clamp(max=height)
+    return Tiles(order, torch.where(owner < num_experts, owner, -1), begin, rows, height)
+
+
+@triton.jit
+def _lut(
+    x_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    expert_ptr: tl.tensor,
+    begin_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [P, N]
+    num_out: tl.tensor,  # N, of one expert
+    num_groups: tl.tensor,
+    num_tables: tl.tensor,
+    TOP_K: tl.constexpr,
+    BITS: tl.constexpr,
+    TABLES: tl.constexpr,  # rows of one table; 0 when there is one table
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    stored = expert * num_out + tl.minimum(n, num_out - 1)
+    m = tl.arange(0, BM)
+    kept = m < tl.load(rows_ptr + tl.program_id(1))
+    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    num_columns = num_groups * GROUP
+    x_row = x_ptr + (place // TOP_K)[:, None] * num_columns
+    COUNT: tl.constexpr = BN // TABLES if TABLES else 1
+    entry = tl.arange(0, COUNT << BITS)
+    if TABLES > 0:
+        first = (expert * num_out + tl.program_id(0) * BN) // TABLES
+        entry = tl.minimum(entry + (first << BITS), (num_tables << BITS) - 1)
+    tables = tl.load(table_ptr + entry).to(x_ptr.dtype.element_ty)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for group in range(0, num_groups):
+        code, _ = tile(codes_ptr, scale_ptr, stored, group, num_groups, BITS, BN, 1, GROUP)
+        if TABLES > 0:
+            code += (tl.arange(0, BN) // TABLES << BITS)[:, None, None]
+        value = tl.reshape(tl.gather(tables, tl.reshape(code, [BN * GROUP]), 0), [BN, GROUP])
+        x = tl.load(x_row + (tl.arange(0, GROUP) + group * GROUP)[None])
+        scale = tl.load(scale_ptr + stored * num_groups + group).to(tl.float32)
+        acc += tl.dot(value, tl.trans(x), input_precision="ieee") * scale[:, None]
+    acc *= (tl.load(row_scale_ptr + stored).to(tl.float32) / _LEVELS)[:, None]
+    at = place[None] * num_out + n[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+
+
+@triton.jit
+def _dense(
+    x_ptr: tl.tensor,  # float, or int8 with STEPS
+    step_ptr: tl.tensor,
+    weight_ptr: tl.tensor,  # int8 with SCALES, or of x's type
+    scale_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    expert_ptr: tl.tensor,
+    begin_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [P, N]
+    num_out: tl.tensor,
+    num_columns: tl.tensor,
+    row_stride: tl.tensor,  # between outputs of one expert's weight
+    column_stride: tl.tensor,
+    TOP_K: tl.constexpr,
+    STEPS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    known = tl.minimum(n, num_out - 1).to(tl.int64)
+    m = tl.arange(0, BM)
+    kept = m < tl.load(rows_ptr + tl.program_id(1))
+    place = tl.load(order_ptr + tl.load(begin_ptr + tl.program_id(1)) + m, mask=kept, other=0)
+    row = place // TOP_K
+    x_row = x_ptr + row[:, None] * num_columns
+    weight_row = weight_ptr + expert * num_out * num_columns + known[:, None] * row_stride
+    acc = tl.zeros([BN, BM], tl.int32 if STEPS else tl.float32)
+    for start in range(0, num_columns, BK):
+        k = start + tl.arange(0, BK)[None]
+        x = tl.load(x_row + k, mask=k < num_columns, other=0)
+        weight = tl.load(weight_row + k.to(tl.int64) * column_stride, mask=k < num_columns, other=0).to(
+            x.dtype
+        )
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee", out_dtype=acc.dtype)
+    y = acc.to(tl.float32)
+    if STEPS:
+        y = y * tl.load(step_ptr + row)[None]
+    if SCALES:
+        y = y * tl.load(scale_ptr + expert * num_out + known).to(tl.float32)[:, None]
+    at = place[None] * num_out + n[:, None]
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=(n < num_out)[:, None] & kept[None])
+
+
+def linear_experts_lut(
+    x: Tensor, expert: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor,
+    features: int, top_k: int,
+) -> Tensor:  # fmt: skip
+    """`infer::linear_experts_lut` on CUDA tensors; half-precision x rounds the table to its type."""
+    same_device(x, expert, codes, table, scale, row_scale)
+    rows, count = flat_rows(x), codes.shape[0] // features
+    tiles, block, grid = _placed(rows, expert, count, features, top_k)
+    out = rows.new_empty((expert.numel(), features))
+    launch(
+        _lut,
+        grid,
+        rows,
+        codes.contiguous(),
+        table.float().contiguous(),
+        scale.contiguous(),
+        row_scale.contiguous(),
+        *tiles[:4],
+        out,
+        features,
+        scale.shape[1],
+        table.shape[0],
+        TOP_K=top_k,
+        BITS=bits_of(table),
+        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        BM=tiles.height,
+        BN=block,
+        GROUP=group_of(codes, table, scale),
+        num_warps=4,
+        num_stages=3,
+    )
+    return out.to(x.dtype)
+
+
+def linear_experts_int8(
+    x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, features: int, top_k: int
+) -> Tensor:
+    """`infer::linear_experts_int8` on CUDA tensors: one step for each row of x, exact int32 sums."""
+    same_device(x, expert, codes, scale)
+    q, step = quantize_rows(flat_rows(x), None)
+    return _multiply(q, step, expert, codes, scale, features, top_k, False, x.dtype)
+
+
+def linear_experts_int8_weight(
+    x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, features: int, top_k: int
+) -> Tensor:
+    """`infer::linear_experts_int8_weight` on CUDA tensors: codes are exact in x's type, sums float32."""
+    same_device(x, expert, codes, scale)
+    return _multiply(flat_rows(x), None, expert, codes, scale, features, top_k, False, x.dtype)
+
+
+def linear_experts(x: Tensor, expert: Tensor, weight: Tensor, top_k: int, transposed: bool = False) -> Tensor:
+    """`infer::linear_experts` on CUDA tensors: float weights [E, N, K], or [E, K, N] when `transposed`."""
+    same_device(x, expert, weight)
+    rows = flat_rows(x)
+    features = weight.shape[2 if transposed else 1]
+    return _multiply(rows, None, expert, weight.to(rows.dtype), None, features, top_k, transposed, x.dtype)
+
+
+def _placed(
+    x: Tensor, expert: Tensor, num_experts: int, features: int, top_k: int
+) -> tuple[Tiles, int, tuple[int, int]]:
+    """Return tiles, output columns of a program and the grid of [R * top_k] places."""
+    if expert.numel() != x.shape[0] * top_k:
+        raise ValueError(f"expected {x.shape[0] * top_k} experts for {x.shape[0]} rows, got {expert.numel()}")
+    few, most = _HEIGHTS
+    height = few
+    while height < (most if x.dtype != torch.float32 else 32) and height * num_experts < expert.numel():
+        height *= 2
+    tiles = tiles_of(expert, num_experts, height)
+    count = tiles.expert.numel()
+    block = _BN if cdiv(features, _BN) * count >= 2 * processors(x.device) else _NARROW
+    return tiles, block, (cdiv(features, block), count)
+
+
+def _multiply(
+    x: Tensor, step: Tensor | None, expert: Tensor, weight: Tensor, scale: Tensor | None,
+    features: int, top_k: int, transposed: bool, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    num_columns = x.shape[1]
+    count = weight.numel() // max(features * num_columns, 1)
+    tiles, block, grid = _placed(x, expert, count, features, top_k)
+    out = x.new_empty((expert.numel(), features), dtype=torch.float32 if step is not None else x.dtype)
+    launch(
+        _dense,
+        grid,
+        x,
+        x if step is None else step,
+        weight.contiguous(),
+        x if scale is None else scale.contiguous(),
+        *tiles[:4],
+        out,
+        features,
+        num_columns,
+        1 if transposed else num_columns,
+        features if transposed else 1,
+        TOP_K=top_k,
+        STEPS=step is not None,
+        SCALES=scale is not None,
+        BM=tiles.height,
+        BN=block,
+        BK=_BK,
+        fused=step is None,  # as the reference rounds
+        num_warps=4,
+        num_stages=3,
+    )
+    return out.to(dtype)
