@@ -64,7 +64,7 @@ def capture(
             raise
         except Exception as error:
             raise _refusal(error, inputs, examples) from error
-    program._example_inputs = _zeros(program)  # of shapes alone: no row of anybody's data stays in a program
+    program._example_inputs = _zeros(program)  # zeros of the same shapes: no sample data is stored
     given = _outputs(program, inputs, outputs)
     _drop_other_outputs(program)
     return Graph(inputs, given, samples, {d: bounds[d] for d in used}, program=program, task=task)

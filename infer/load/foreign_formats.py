@@ -93,7 +93,7 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
         for magic in (b"x\x01", b"x^", b"x\x9c", b"x\xda")
     ),
 )
-# Of files whose bytes are nobody's.
+# Endings of files without magic bytes.
 SUFFIXES: dict[str, ForeignKind] = {
     ".engine": TENSORRT,
     ".plan": TENSORRT,

@@ -79,7 +79,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
 
 
 def prepare_kernels(plan: Plan, reporter: Reporter) -> None:
-    """Compile the native kernels where that was not done yet, so that nobody waits for it unknowing."""
+    """Compile the native kernels where that was not done yet, and show it as a step."""
     if plan.quant != "none" and plan.device == "cpu" and not cpu.built():
         reporter.step("prepare", "compiling the native kernels, once for this machine")
         cpu.why_not(reporter.progress)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from infer.compress import assign, resolve_pins
-from infer.compress.assign import layer_calls, layer_timing
+from infer.compress.assign import layer_calls, layer_timing, sensitivity
 from infer.compress.assign.budget import for_drop
 from infer.compress.assign.format_order import larger_formats
 from infer.compress.assign.sensitivity import LayerSensitivity
@@ -27,6 +30,29 @@ from infer.spec import Finding, TensorSpec
 def own_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own timing cache; compiled kernels stay in the shared folder."""
     monkeypatch.setattr(layer_timing, "paths", SimpleNamespace(cache=lambda name: tmp_path))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, sensitivity.Sensitivity]:
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def measured_once(known: dict[str, sensitivity.Sensitivity], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure equal weights in equal formats once: most of these tests differ in the budget alone."""
+    measure = sensitivity.measure
+
+    def remembered(
+        model: nn.Module, candidates: Any, formats: Any, samples: dict[str, Tensor], **options: Any
+    ) -> sensitivity.Sensitivity:
+        key = hashlib.sha256(repr(sorted(formats.items())).encode())
+        for tensor in (*model.state_dict().values(), *samples.values()):
+            key.update(tensor.numpy().tobytes())
+        if key.hexdigest() not in known:
+            known[key.hexdigest()] = measure(model, candidates, formats, samples, **options)
+        return copy.deepcopy(known[key.hexdigest()])
+
+    monkeypatch.setattr(sensitivity, "measure", remembered)
 
 
 class Net(nn.Module):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from infer import compress, plugins
-from infer.compress.calibration.input_statistics import BINS, LayerStats, calibrate
+from infer.compress.calibration.input_statistics import calibrate
+from infer.compress.calibration.layer_statistics import BINS, LayerStats
 from infer.compress.formats import int8, nf4
 from infer.compress.kmeans import optimal_centres
 from infer.errors import SourceError, UsageError

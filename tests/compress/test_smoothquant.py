@@ -48,7 +48,7 @@ def test_balancing_halves_the_error_of_inputs_with_large_columns(hessian: bool, 
     assert isinstance(balanced[0], QuantizedLinear)
     assert "x_multiplier" in balanced[0].packed.tensors()
     monkeypatch.setattr(
-        "infer.compress.calibration.input_statistics.balance", lambda rows, weight, step: None
+        "infer.compress.calibration.layer_statistics.balance", lambda rows, weight, step: None
     )
     assert lost(model, balanced, unseen) < 0.5 * lost(model, model_and_small(x, hessian)[1], unseen)
 

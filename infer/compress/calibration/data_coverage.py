@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...spec import Finding
 from ..layer_kinds import is_layer, is_looked_up
 from .expert_statistics import expert_findings
-from .input_statistics import LayerStats
+from .layer_statistics import LayerStats
 
 STAGE = "calibrate"
 

@@ -17,9 +17,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step_tokens: int = 512  # of one step
-    mixed_tokens: int = (
-        128  # of prompts, in a step in which somebody decodes: bounds the wait between two tokens
-    )
+    mixed_tokens: int = 128  # of prompts, in a step that also decodes: bounds the wait between two tokens
     score_tokens: int = 128  # of prompts whose tokens are scored, in one step: each takes a row of logits
     max_running: int = 64  # sequences that hold pages
     max_prefills: int = 8  # prompts that are under way together
