@@ -88,6 +88,8 @@ def why_excluded(layer: nn.Module, has_parent: bool) -> str | None:
     kind = kind_of(layer)
     if not has_parent:
         return "the model is this one layer; there is nowhere to put another"
+    if reason := getattr(layer, "excluded", None):
+        return str(reason)
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         return "attention reads its weight itself (nn.MultiheadAttention)"
     if parametrize.is_parametrized(layer) or layer._parameters.get("weight") is None:

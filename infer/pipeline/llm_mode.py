@@ -10,6 +10,7 @@ from .. import load, plugins
 from ..errors import NotUsableError, UsageError
 from ..llm.step.encoder_decoder import capture_language_model
 from ..llm.step.encoder_decoder_probe import probe_encoder_decoder
+from ..llm.step.latent_attention import keep_latents
 from ..llm.step.paged_step import with_adapters
 from ..llm.step.probe import probe
 from ..llm.step.step_shape import StepShape
@@ -41,6 +42,7 @@ class LlmMode:
 
     shape: StepShape | None = None
     scores_only: ScoresOnly | None = None
+    keeps_latents: bool = False  # in the cache, in place of keys and values
 
 
 def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
@@ -54,6 +56,9 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
                 f"--task {plan.task} is for language models, the task of this one is {loaded.task}"
             )
         return LlmMode()
+    latents = None
+    if plan.task != "score" and plan.device == "cpu" and isinstance(loaded.module, Decoder):
+        latents = keep_latents(loaded.module.model)  # no GPU kernel takes heads as wide
     try:
         shape = _probed(plan, loaded)
         if plan.task == "generate" and isinstance(loaded.module, Decoder | EncoderDecoder):
@@ -61,8 +66,9 @@ def find_mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMo
             capture_language_model(loaded.module.model, shape)
     except NotUsableError as error:
         return LlmMode(scores_only=no_step(plan, str(error), reporter))
+    reporter.found([latents] if latents is not None else [])
     reporter.found([*shape.findings(), *(shape.adapters.findings() if shape.adapters is not None else ())])
-    return LlmMode(shape)
+    return LlmMode(shape, keeps_latents=latents is not None)
 
 
 def _probed(plan: Plan, loaded: load.LoadedModel) -> StepShape:

@@ -22,6 +22,7 @@ from ..graph.program import Graph
 from ..kernels import cpu
 from ..llm.step.encoder_decoder import capture_language_model
 from ..llm.step.full_sequence import full_sequence_outputs
+from ..llm.step.latent_attention import keep_latents
 from ..llm.step.schedule_consistency import require_float_step
 from ..llm.step.step_shape import StepShape
 from ..llm.text import chat_template
@@ -195,6 +196,8 @@ def compress_model(
     if unchanged and graph.module is None:
         return _form(plan, original, original.loaded, reporter)
     copy = sources.unfilled_copy(original.loaded)
+    if (decoder := decoder_of(copy)) is not None and original.mode.keeps_latents:
+        keep_latents(decoder)
     if plan.quant == "none":
         sources.fill(copy, strategy="meta" if copy.load == "offload" else None)
         return _form(plan, original, copy, reporter)

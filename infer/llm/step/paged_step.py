@@ -32,6 +32,7 @@ from ...spec import TensorSpec
 from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
 from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
 from .eager_attention import replaced_attention
+from .latent_attention import Latent, use_latents
 from .state_layers import StateCall, use_state_cache
 from .step_shape import StepShape
 
@@ -75,6 +76,7 @@ class StepCall:
     def __init__(self, tensors: Mapping[str, Tensor], page: int, dtype: int, records_attention: bool) -> None:
         self.tensors, self.page, self.dtype, self.records_attention = tensors, page, dtype, records_attention
         self.layers = self.cross_layers = 0  # attention calls so far, and those to a source
+        self.latent: Latent | None = None  # of the layer that is about to attend
         self.seen: list[AttentionCall] = []  # of a call that looks
         self.state = StateCall(
             tensors["positions"], tensors.get("state_cache"), tensors.get("state_segments")
@@ -99,6 +101,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend as transformers' attention function: query [1, Hq, T, D], key, value [1, Hkv, T, D] to [1, T, Hq, D]."""
     call = CALL.get()
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    latent, call.latent = call.latent, None
+    if latent is not None:
+        query = latent.absorb(query)
     refusal = _refusal(query, key, value, others)
     if query.shape[2] != key.shape[2]:
         raise NotUsableError("attention of this model has other keys than those of its tokens")
@@ -113,9 +119,9 @@ def _attention(
         window = int(sliding_window or 0)
         seen = AttentionCall(query, key, value, attention_mask, window, chunk, bool(causal), refusal)
         call.seen.append(seen)
-        return call.seen[-1].each_token_alone(), None
+        alone = seen.each_token_alone()
+        return alone if latent is None else latent.expand(alone), None
     named, width = call.tensors, value.shape[-1]
-    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
     query, key, value = _of_one_width(query, key, value)
     out = torch.ops.infer.attend_paged(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
@@ -124,7 +130,8 @@ def _attention(
         *(scale, int(sliding_window or 0), float(softcap or 0.0)),
         *((slopes, chunk) if chunk else () if slopes is None else (slopes,)),
     )
-    return out[None, ..., :width], None
+    out = out[None, ..., :width]
+    return out if latent is None else latent.expand(out), None
 
 
 def _of_one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,6 +231,7 @@ def use_paged_attention(model: nn.Module) -> Iterator[None]:
         with (
             replaced_attention(model, attend_replaced) as replaced,
             use_state_cache(model, lambda _: CALL.get().state),
+            use_latents(model, lambda latent: setattr(CALL.get(), "latent", latent)),
         ):
             if replaced and INTERFACE not in masks._global_mapping:
                 AttentionMaskInterface.register(INTERFACE, _unused_mask)
