@@ -43,7 +43,8 @@ def keep_latents(model: nn.Module) -> Finding | None:
     Layers are left alone where their latents would take as much room as their keys and values.
     """
     found = None
-    for module in model.modules():
+    modules: list[Any] = [*model.modules()]
+    for module in modules:
         if not _has_latents(module):
             continue
         latent = 2 * (module.kv_lora_rank + module.qk_rope_head_dim)
