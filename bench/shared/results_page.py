@@ -39,6 +39,10 @@ SECTIONS = {
         "`make bench-serve`. Each server at its best settings, one worker, in turns on one machine that also runs the "
         "client. *-same* serves the artifact of `infer`, *-float* the model in torch float32.",
     ),
+    "serve-encoders": (
+        "Serving: encoders with texts of mixed lengths",
+        "`python -m bench.serve.encoder_goodput`.",
+    ),
     "serve-hop": ("Serving: cost of a worker process", "`make bench-serve`."),
     "serve-overload": ("Serving: overload with tensors", "`make bench-serve`."),
     "serve-overload-lm": ("Serving: overload with text streams", "`make bench-serve`."),

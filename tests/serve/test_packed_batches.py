@@ -108,7 +108,9 @@ def test_a_packed_batch_ends_where_more_work_gains_no_throughput() -> None:
     taken = clocked.queue.take()
     assert taken.items == [items[0], items[1], items[3]]
     assert taken.reason == "full"
-    assert clocked.queue.take().items == [items[2]]
+    taken = clocked.queue.take()
+    assert (taken.items, taken.reason) == ([items[2]], "full")
+    assert clocked.queue.take().reason == "idle"
 
 
 def test_a_long_backlog_makes_packed_batches_larger() -> None:

@@ -178,7 +178,9 @@ class BatchQueue(WaitingItems):
         return fill.rows >= self.max_batch or fill.work >= fill.enough
 
     def _reason(self, fill: BatchFill, *, short: bool) -> str:
-        return "full" if self._filled(fill) else fill.short if short else "idle"
+        if fill.rows >= self.max_batch or (self.requests and self._filled(fill)):
+            return "full"
+        return fill.short if short else "idle"
 
     def _fit(
         self, fill: BatchFill, item: QueueItem, most: int, now: float, max_work: Callable[[], float]
