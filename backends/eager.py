@@ -38,7 +38,7 @@ def target(device: str) -> dict[str, str]:
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     operators = Finding("lower", "operators", len(graph.exported.graph.nodes), why="run one by one by torch")
-    return Lowered([operators, *prepack.findings(graph.exported)])
+    return Lowered([operators, *(prepack.findings(graph.exported) if plan.device == "cpu" else ())])
 
 
 class Runner:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from infer import device as hardware
 from infer import kernels, paths
 from infer.errors import ArtifactError, NotUsableError
-from infer.graph import storage
+from infer.graph import devices, storage
 from infer.graph.program import Graph, flatten
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
@@ -70,7 +70,9 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         "aot_inductor.custom_ops_to_c_shims": kernels.c_functions(),
     }
     program, found = graph.exported, []
-    if plan.device == "cpu":
+    if plan.device != "cpu":
+        program = devices.moved(program, plan.device)
+    else:
         found = prepack.findings(program)
         if prepack.usable(program):
             program, packings = prepack.plan_packing(program)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import ArtifactError
 from ..silence_logs import quiet
+from . import devices
 from .program import Graph, Signature
 
 WEIGHTS = "weights/model.safetensors"
@@ -108,7 +109,7 @@ def load_signature(folder: Path) -> Signature:
 
 
 def load(folder: Path, device: str = "cpu") -> Graph:
-    """Load the graph that `save` wrote, weights mapped.
+    """Load the graph that `save` wrote, weights mapped, moved to `device`.
 
     Runs code of graph.pt2: the caller has established trust.
     """
@@ -124,6 +125,8 @@ def load(folder: Path, device: str = "cpu") -> Graph:
     }
     program._constants = {name: weights.get(name, value) for name, value in program._constants.items()}
     program._example_inputs = pytree.tree_map_only(Tensor, Tensor.contiguous, program.example_inputs)
+    if device != "cpu":
+        program = devices.moved(program, device)
     encoder = load(folder / ENCODER, device) if (folder / ENCODER / PROGRAM).exists() else None
     return Graph(
         *(signature.inputs, signature.outputs, {}, signature.sizes),

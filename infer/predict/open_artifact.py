@@ -99,7 +99,7 @@ def lower_again(
         fresh = Path(work) / key
         fresh.mkdir(mode=0o700)
         _link_to(folder, fresh)
-        two_graphs.lower(backend, storage.load(folder), manifest.plan, fresh)
+        two_graphs.lower(backend, storage.load(folder), manifest.plan.with_(device=device), fresh)
         with contextlib.suppress(OSError):  # another process was first: its result is equal
             fresh.rename(place)
     return place

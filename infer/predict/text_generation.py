@@ -6,7 +6,7 @@ Every call goes to one engine on a thread of its own, which runs whatever is und
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -15,11 +15,12 @@ from torch import Tensor
 from ..errors import InputError, UsageError, unknown
 from ..llm.completion import Completion, Score, merge_logprobs, scoring_windows
 from ..llm.engine.engine_thread import EngineThread
+from ..llm.engine.limits import EngineLimits, default_limits
 from ..llm.engine.requests import Request
 from ..llm.engine.sampling_options import GRAMMARS, OPTIONS, Sampling, check_range
-from ..llm.engine.scheduler import EngineLimits
 from ..llm.handles import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
 from ..llm.llm import LanguageModel, parse_size
+from ..llm.step.cuda_graphs import Bucket, GraphedStep
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
 from .task_inputs import TaskInputs
@@ -85,7 +86,7 @@ class TextGeneration(TaskInputs):
                 name=self.name,
                 device=runner.device,
                 kv_bytes=parse_size(self.kv_memory, "kv_memory"),
-                limits=_limits(self.max_tokens_per_step, self.batch_invariant),
+                limits=_limits(runner.device, self.max_tokens_per_step, self.batch_invariant),
                 speculation=self.speculation,
             )
         return self._language_model
@@ -250,9 +251,15 @@ class _LockedStep:
         with self._lock:
             return self._step.run(inputs)
 
+    def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
+        """Record CUDA graphs, of a step that has them."""
+        if isinstance(self._step, GraphedStep):
+            with self._lock:
+                self._step.prepare(kv_cache, buckets)
 
-def _limits(step_tokens: int | None, batch_invariant: bool) -> EngineLimits:
-    defaults = EngineLimits(batch_invariant=batch_invariant)
+
+def _limits(device: str, step_tokens: int | None, batch_invariant: bool) -> EngineLimits:
+    defaults = msgspec.structs.replace(default_limits(device), batch_invariant=batch_invariant)
     if step_tokens is None:
         return defaults
     return msgspec.structs.replace(

@@ -146,7 +146,13 @@ def test_the_table_of_capabilities_is_the_builders(builder: Any) -> None:
 
 
 def test_the_parsers_words_name_the_node(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"\x08\x0a:\x00")
+    onnx = pytest.importorskip("onnx")
+    info = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in "xy"]
+    node = onnx.helper.make_node("Nowhere", ["x"], ["y"], name="the_node", domain="nobody")
+    made = onnx.helper.make_model(onnx.helper.make_graph([node], "g", info[:1], info[1:]), ir_version=10)
+    onnx.save(made, tmp_path / "model.onnx")
     options = trt_engine.BuildOptions(trt_library.RTX, None, SMS)
-    with pytest.raises(trt_engine.BuilderError, match="TensorRT-RTX can't read the model"):
+    with pytest.raises(
+        trt_engine.BuilderError, match=r"TensorRT-RTX can't read the model: the_node \(Nowhere\)"
+    ):
         trt_engine.build(tmp_path / "model.onnx", {}, tmp_path / "timing", set(), options)

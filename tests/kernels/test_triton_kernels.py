@@ -339,7 +339,8 @@ def backend(module, inputs):
         raise SystemExit
     return torch._dynamo.backends.common.aot_autograd(fw_compiler=stop)(module, inputs)
 
-compile_inline.embed(["linear_lut"], gpu.function)
+for _ in range(2):  # a torch with CUDA has registered it when `infer.kernels` was imported
+    compile_inline.embed(["linear_lut"], gpu.function)
 compile_inline._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
 crossover.of = lambda *_: crossover.Crossover(8, 128)
 codes, scale = torch.zeros(64, 64, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.int8)
@@ -362,6 +363,27 @@ def test_compilers_see_the_kernel_where_the_number_of_rows_is_known(run_python) 
     assert "triton_kernel_wrapper_functional" in compiled
     assert "triton" not in symbolic
     assert "infer.linear_lut" in symbolic
+
+
+GRIDS = """
+import torch
+from infer.kernels.gpu import epilogue, launch
+grids = []
+epilogue.launch = lambda kernel, grid, *args, **options: grids.append(grid)
+epilogue.finish(torch.zeros(1, 70_000, 8), None, torch.ones(8), None, torch.float32)
+print(*grids[0])
+try:
+    launch.launch(None, (1, 65_536), torch.zeros(1))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@on_host
+def test_rows_lie_on_the_grid_axis_without_a_limit(run_python) -> None:
+    grid, refused = run_python(GRIDS).strip().splitlines()[-2:]
+    assert grid == "70000 1"
+    assert refused == "a grid of [1, 65536] programs: CUDA takes 65535 on its second and third axis"
 
 
 @on_host

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from infer import llm
-from infer.llm.step.cuda_graphs import Bucket, Buffers, GraphedStep, bucket_of, wrap
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling_options import Sampling
+from infer.llm.llm import LanguageModel
+from infer.llm.step.cuda_graphs import (
+    Bucket,
+    Buffers,
+    CudaRecorder,
+    GraphedStep,
+    bucket_of,
+    decode_buckets,
+    wrap,
+)
 from infer.llm.step.full_sequence import attention_inputs
 from tests.support.tiny_decoders import VOCABULARY, build
 
@@ -21,7 +37,7 @@ class FakeGraphs:
     """Stand-in of `torch.cuda` graphs: a call is recorded with its addresses and run again by replay."""
 
     def __init__(self, error: str = "") -> None:
-        self.error, self.records, self.replays = error, 0, 0
+        self.error, self.records, self.replays, self.clears = error, 0, 0, 0
 
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self.error:
@@ -34,6 +50,9 @@ class FakeGraphs:
             result.copy_(call())
 
         return replay, result
+
+    def clear(self) -> None:
+        self.clears += 1
 
     def sent(self) -> None: ...
 
@@ -144,7 +163,55 @@ def test_another_cache_starts_anew(step: Step) -> None:
     one, other = filled(step), filled(step)
     for cache in (one, other, other):
         graphed.run(decode(step, cache, 1))
-    assert recorder.records == 2
+    assert (recorder.records, recorder.clears) == (2, 1)
+
+
+def test_a_failed_recording_costs_its_own_bucket_alone(step: Step) -> None:
+    cache, recorder = filled(step), FakeGraphs("out of memory")
+    graphed = GraphedStep(step, "cpu", recorder)
+    graphed.run(decode(step, cache, 4))
+    recorder.error = ""
+    for count in (1, 4):
+        graphed.run(decode(step, cache, count))
+    assert (recorder.records, recorder.replays) == (1, 1)
+    assert [(f.what.split(",")[0], f.value) for f in graphed.findings] == [
+        ("CUDA graph of 4 sequences", "refused"),
+        ("CUDA graph of 1 sequences", "recorded"),
+    ]
+    assert graphed.refused == {Bucket(4, 8): "out of memory"}
+
+
+class FakeCuda:
+    """Stand-in of `torch.cuda`: counts pools, and notes pool and stream of each recording."""
+
+    def __init__(self) -> None:
+        self.pools, self.used = 0, list[tuple[int, object]]()
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
+        self.Event, self.device = SimpleNamespace, lambda device: contextlib.nullcontext()
+        self.current_stream = self.Stream = lambda *_: SimpleNamespace(wait_stream=lambda other: None)
+        self.stream = lambda stream: contextlib.nullcontext()
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def graph(self, graph: object, *, pool: int, stream: object, capture_error_mode: str) -> Any:
+        self.used.append((pool, stream))
+        return contextlib.nullcontext()
+
+
+def test_cleared_graphs_leave_their_pool_and_keep_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    recorders = [CudaRecorder("cuda"), CudaRecorder("cuda")]
+    for recorder in recorders:
+        recorder.record(lambda: torch.zeros(1))
+    recorders[0].clear()
+    recorders[0].record(lambda: torch.zeros(1))
+    pools, streams = zip(*fake.used, strict=True)
+    assert pools == (1, 2, 3)
+    assert streams[0] is streams[2]
+    assert streams[0] is not streams[1]
 
 
 def test_buckets_may_be_recorded_ahead(step: Step) -> None:
@@ -157,6 +224,39 @@ def test_buckets_may_be_recorded_ahead(step: Step) -> None:
     assert recorder.records == 2
     graphed.close()
     assert step.closed
+
+
+def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path: Path) -> None:
+    recorder = FakeGraphs()
+    graphed = GraphedStep(step, "cpu", recorder)
+    room = 40 * step.shape.layers * step.shape.page_bytes
+    limits = llm.EngineLimits(max_running=3, step_tokens=16, mixed_tokens=8)
+    model = LanguageModel(graphed, step.shape, tmp_path, kv_bytes=room, limits=limits)
+    prompt = Request(id="a", prompt=[3, 4, 5], sampling=Sampling(max_tokens=4, ignore_eos=True))
+    done = threading.Event()
+    try:
+        model.engine_client.submit(prompt, lambda outputs: outputs[-1].finish and done.set())
+        recorded, blocks = recorder.records, -(-model.context // PAGE)
+        assert done.wait(30)
+    finally:
+        model.close()
+    widths = len({bucket.blocks for bucket in decode_buckets(3, blocks)})
+    assert recorded == recorder.records == 3 * widths
+    assert recorder.replays == 3
+
+
+@pytest.mark.parametrize(
+    ("running", "blocks", "buckets"),
+    [
+        (1, 1, [(1, 8)]),
+        (3, 9, [(1, 8), (2, 8), (4, 8), (1, 32), (2, 32), (4, 32)]),
+        (1000, 8, [(1 << power, 8) for power in range(9)]),
+    ],
+)
+def test_the_buckets_cover_every_decode_step(
+    running: int, blocks: int, buckets: list[tuple[int, int]]
+) -> None:
+    assert decode_buckets(running, blocks) == buckets
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,9 @@ class FusedProgramTimes(NamedTuple):
 
 
 def watch_fused_programs(*, on: bool) -> FusedProgramTimes:
-    """Start or stop timing and return the times since the last call; zeros without native kernels."""
+    """Start or stop timing and return the times since the last call; zeros where no native kernel was loaded."""
     spent = (ctypes.c_double * len(FusedProgramTimes._fields))()
-    if why_not() is None:
+    if _LOADED is not None and _refused() is None:
         load().infer_chain_watch(ctypes.c_int(on), spent)
     return FusedProgramTimes(*spent)
 

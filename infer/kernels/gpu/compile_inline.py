@@ -21,10 +21,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from ..ops.library import NAMESPACE, library
 
+_EMBEDDED: set[str] = set()
+
 
 def embed(names: Iterable[str], function: Callable[[str], Callable[..., Any]]) -> None:
-    """Register the rule for `infer::<name>`; `function(name)` is what takes its place."""
-    for name in names:
+    """Register the rule for `infer::<name>`, once; `function(name)` is what takes its place."""
+    for name in [name for name in names if name not in _EMBEDDED]:
+        _EMBEDDED.add(name)
         torch.library.register_torch_dispatch(
             f"{NAMESPACE}::{name}",
             FunctionalTensorMode,

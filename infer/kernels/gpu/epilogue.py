@@ -30,8 +30,8 @@ def _finish(
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    m = tl.program_id(1)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = tl.program_id(0)  # the axis without a limit of 65,535 programs
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < num_out
     at = m.to(tl.int64) * num_out + n
     plane = tl.full([BLOCK], num_rows, tl.int64) * num_out
@@ -64,7 +64,7 @@ def finish(
     out = partial.new_empty((num_rows, num_out), dtype=dtype)
     launch(
         _finish,
-        (cdiv(num_out, _BLOCK), num_rows),
+        (num_rows, cdiv(num_out, _BLOCK)),
         partial,
         partial if step is None else step.contiguous(),
         scale.contiguous(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import wrap_triton
 
+LARGEST_GRID = 65535  # programs on the second and the third axis of a grid; the first takes 2**31 - 1
 # The kernels take activations in these types; others are converted to float32 first.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -23,6 +24,10 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, fused: bool = True, **o
     """
     if 0 in grid:
         return
+    if any(isinstance(size, int) and size > LARGEST_GRID for size in grid[1:]):
+        raise RuntimeError(
+            f"a grid of {list(grid)} programs: CUDA takes {LARGEST_GRID} on its second and third axis"
+        )
     tensor: Tensor = args[0]
     if type(tensor) not in (Tensor, nn.Parameter):  # fake or functional: a compiler is tracing
         wrap_triton(kernel)[tuple(grid)](*args, **options)

@@ -22,7 +22,7 @@ from .admission import Admission
 from .block_manager import BlockManager, new_cache
 from .cache_rooms import CacheRooms
 from .interfaces import GrammarBackend, Speculation
-from .limits import EngineLimits
+from .limits import EngineLimits, default_limits
 from .model_runner import FAILURES, ModelRunner, StepRunner
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -58,7 +58,7 @@ class Engine:
         device: str = "cpu",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or EngineLimits()
+        self.limits = limits or default_limits(device)
         self.limits.check(shape.page)
         self.shape, self.eos_ids = shape, frozenset(eos_ids)
         rooms = CacheRooms.divide(shape, self.limits, kv_bytes, device)

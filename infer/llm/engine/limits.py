@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import torch
 
 from ...errors import UsageError
 
 MAX_TOKENS, MAX_SEQUENCES = 16384, 1024  # of one step, in every captured graph
+
+
+_GPU = (2048, 512, 256)  # step_tokens, mixed_tokens, max_running
+LARGE_GPU = 24 << 30  # bytes; with less the pages of 256 sequences leave little for each
+FEW_SMS = 64  # streaming multiprocessors; fewer are filled by fewer tokens
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +49,20 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"a step has at most {MAX_TOKENS} tokens of {MAX_SEQUENCES} sequences")
         if self.batch_invariant and self.step_tokens % page:
             raise UsageError(f"batch_invariant needs step_tokens divisible by the page of {page} tokens")
+
+
+def default_limits(device: str) -> EngineLimits:
+    """Return the limits for a device: of a GPU from its memory and the number of its multiprocessors.
+
+    A GPU reads its weights once for a step of any size, and is filled by a few thousand tokens; CUDA graphs are
+    recorded for up to 256 sequences.
+    """
+    if not device.startswith("cuda"):
+        return EngineLimits()
+    found = torch.cuda.get_device_properties(torch.device(device))
+    tokens, mixed, running = _GPU
+    if found.multi_processor_count < FEW_SMS:
+        tokens, mixed = tokens // 2, mixed // 2
+    if found.total_memory < LARGE_GPU:
+        running //= 2
+    return EngineLimits(step_tokens=tokens, mixed_tokens=mixed, max_running=running)

@@ -106,7 +106,7 @@ class ModelRunner:
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self._statistics.count(0, len(work), times)
         if self._speculation is not None:
-            self._speculation.measured(len(work), len(work), ran - built)
+            self._speculation.measured(len(work), len(work), _step_seconds(logits, built, ran, sampled))
 
     def _run(self, work: list[ScheduledSequence]) -> None:
         """Run any step; when the model fails, run each sequence once more alone, so that only a bad one fails."""
@@ -151,7 +151,8 @@ class ModelRunner:
         times = (built - started, ran - built, sampled - ran, self._clock() - sampled)
         self._statistics.count(prefill, decoded, times)
         if self._speculation is not None and not prefill:
-            self._speculation.measured(sum(item.num_tokens for item in work), len(work), ran - built)
+            took = _step_seconds(logits, built, ran, sampled)
+            self._speculation.measured(sum(item.num_tokens for item in work), len(work), took)
 
     def _add_persistent_inputs(self, inputs: dict[str, Tensor], work: list[ScheduledSequence]) -> None:
         """Add the inputs that outlive a step: the caches, and the adapters."""
@@ -238,6 +239,13 @@ class ModelRunner:
             return
         self._statistics.failed += 1
         self._request_manager.close_all(work[0].sequence, "error", *error_fields(error))
+
+
+def _step_seconds(logits: Tensor, built: float, ran: float, sampled: float) -> float:
+    """Return the time of a step. Other devices than the CPU have only been given their work when the call returns; the
+    tokens, which come to the host, end it.
+    """
+    return (ran if logits.device.type == "cpu" else sampled) - built
 
 
 def _slice_logprobs(scores: LogprobsByIndex, rows_of: slice) -> LogprobsByIndex:

@@ -3,7 +3,7 @@
 A step that gives each sequence one token is copied into buffers at fixed addresses, padded to the bucket, and replayed;
 any other step (prefill, mixed, drafts) runs as it is. Padding rows are sequences of one token that is not kept (slot
 -1): they read the first token of page 0 and write nothing. A bucket is recorded when it first occurs, or by `prepare`.
-When recording fails the step runs as it is from then on, and `findings` says why.
+When recording a bucket fails its steps run as they are, the other buckets are recorded, and `findings` says why.
 
 Everything that a graph depends on is an address or a shape: the attention kernels read lengths on the device.
 """
@@ -47,6 +47,15 @@ def bucket_of(inputs: Mapping[str, Tensor]) -> Bucket | None:
     while width < blocks:
         width *= 4
     return Bucket(1 << (count - 1).bit_length(), width)
+
+
+def decode_buckets(max_running: int, blocks: int) -> list[Bucket]:
+    """List every bucket of decode steps of up to `max_running` sequences of up to `blocks` pages; narrow ones first."""
+    widths = [NARROWEST]
+    while widths[-1] < blocks:
+        widths.append(4 * widths[-1])
+    last = (min(max_running, LARGEST) - 1).bit_length()
+    return [Bucket(1 << power, width) for width in widths for power in range(last + 1)]
 
 
 class Buffers:
@@ -110,6 +119,9 @@ class Recorder(Protocol):
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         """Warm `call` up and record it: a function that replays it, and its result. Raises RuntimeError."""
 
+    def clear(self) -> None:
+        """Forget the memory of what was recorded; its replays are not called again."""
+
     def sent(self) -> None:
         """Note that the staged bytes are being copied."""
 
@@ -118,16 +130,24 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs of one device in one memory pool: they run one after the other and keep only their results."""
+    """CUDA graphs of one device in one memory pool: they run one after the other and keep only their results.
+
+    The stream is its own, because torch keeps a workspace of cuBLAS for each stream and frees it with a graph's pool;
+    a pool is never used again once its graphs are gone.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self.device)
         self._arrived = torch.cuda.Event()
+
+    def clear(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         with torch.cuda.device(self.device):
-            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side, current = self._stream, torch.cuda.current_stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(WARM):
@@ -135,7 +155,7 @@ class CudaRecorder:
             current.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # Only this thread is watched: others may allocate meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
                 result = call()
             return graph.replay, result
 
@@ -162,7 +182,7 @@ class GraphedStep:
         self.step, self.device, self.recorder = step, device, recorder
         self.inputs, self.outputs = getattr(step, "inputs", ()), getattr(step, "outputs", ())
         self.findings: list[Finding] = []
-        self.refused: str | None = None
+        self.refused: dict[Bucket, str] = {}  # bucket → reason
         self._cache: Tensor | None = None
         self._recorded: dict[Bucket, _Recorded] = {}
 
@@ -180,10 +200,12 @@ class GraphedStep:
             return {"logits": found.logits[: len(inputs["logit_rows"])].clone()}
 
     def prepare(self, kv_cache: Tensor, buckets: Iterable[Bucket]) -> None:
-        """Record buckets before the first request."""
+        """Record buckets before the first request, which compiles their kernels too; the log tells how far it is."""
+        wanted = list(buckets)
         with torch.inference_mode():
-            for bucket in buckets:
+            for number, bucket in enumerate(wanted, 1):
                 self._of(bucket, kv_cache)
+                log.info("CUDA graph %d of %d: %d sequences, %d pages each", number, len(wanted), *bucket)
 
     def close(self) -> None:
         self._recorded.clear()
@@ -192,9 +214,12 @@ class GraphedStep:
 
     def _of(self, bucket: Bucket, cache: Tensor) -> _Recorded | None:
         if self._cache is None or self._cache.data_ptr() != cache.data_ptr():
-            self._recorded.clear()
+            if self._recorded:
+                self._recorded.clear()
+                self.recorder.clear()
+            self.refused.clear()
             self._cache = cache  # held, so that its address is not given to another
-        if bucket not in self._recorded and self.refused is None:
+        if bucket not in self._recorded and bucket not in self.refused:
             self._record(bucket, cache)
         return self._recorded.get(bucket)
 
@@ -207,9 +232,10 @@ class GraphedStep:
                 buffers, *self.recorder.record(lambda: self.step.run(named)["logits"])
             )
         except RuntimeError as error:  # of CUDA, and out of memory
-            self.refused = str(error).strip().partition("\n")[0] or type(error).__name__
-            log.warning("no %s: %s; decode steps run as they are", what, self.refused)
-            self.findings.append(Finding("open", what, "refused", why=self.refused))
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.refused[bucket] = why
+            log.warning("no %s: %s; its steps run as they are", what, why)
+            self.findings.append(Finding("open", what, "refused", why=why))
         else:
             self.findings.append(Finding("open", what, "recorded"))
 
