@@ -94,7 +94,7 @@ def _peak(model: Any, generator: torch.Generator) -> None:
 def _let_embeddings_lead(model: Any) -> None:
     """Scale embeddings so that the first layer adds LAYER_SHARE of them, where it adds more than it has."""
     embedding = model.get_input_embeddings()
-    if embedding is None or not hasattr(model, "config"):
+    if embedding is None or not hasattr(model, "config") or model.config.is_encoder_decoder:
         return
     ids = torch.arange(3, 3 + 32)[None]
     before, after = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[:2]
