@@ -110,6 +110,15 @@ ENTRIES: dict[str, Headed] = {
     "Wav2Vec2, audio classification": Headed("wav2vec2", "Wav2Vec2ForSequenceClassification", SOUND),
     "HuBERT, CTC": Headed("hubert", "HubertForCTC", SOUND),
     "HuBERT, audio classification": Headed("hubert", "HubertForSequenceClassification", SOUND),
+    "WavLM, CTC": Headed("wavlm", "WavLMForCTC", SOUND),
+    "WavLM, audio classification": Headed("wavlm", "WavLMForSequenceClassification", SOUND),
+    "Data2Vec, CTC": Headed("data2vec-audio", "Data2VecAudioForCTC", {**SOUND, "conv_pos_kernel_size": 3}),
+    "UniSpeech-SAT, CTC": Headed("unispeech-sat", "UniSpeechSatForCTC", SOUND),
+    "SEW, CTC": Headed("sew", "SEWForCTC", {**SOUND, "conv_dim": [16] * 13, "squeeze_factor": 2}),
+    "AST, audio classification": Headed(
+        "audio-spectrogram-transformer", "ASTForAudioClassification",
+        {**IMAGE, "num_mel_bins": 32, "max_length": 64, "patch_size": 16},
+    ),
     "CLIP, both towers": Headed("clip", "CLIPModel", {}),
     "T5, ConditionalGeneration": Headed(
         "t5", "T5ForConditionalGeneration",
