@@ -50,6 +50,14 @@ class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True):
             self._check(len(row))
         return self._tensors(processor(list(rows), sampling_rate=self.sampling_rate, return_tensors="np"))
 
+    def spectrogram(self, sound: np.ndarray) -> np.ndarray:
+        """Return `input_features` of a whole sound, float32 [bands, frames]: padded to `longest`, never cut."""
+        if len(sound) <= self.longest:
+            return self.batch([sound])["input_features"][0]
+        named = {"truncation": False, "padding": "longest", "return_tensors": "np"}
+        found = _opened(self.processor, self.config)(sound, sampling_rate=self.sampling_rate, **named)
+        return np.ascontiguousarray(found["input_features"][0], np.float32)
+
     def open(
         self, source: str | Path | bytes, where: str = "", max_seconds: float | None = None
     ) -> np.ndarray:

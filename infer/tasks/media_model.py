@@ -18,6 +18,7 @@ from ..preprocess.transformers_processor import TransformersProcessor
 from . import answers
 from .answers import Answer
 from .ctc import CTCDecoder
+from .whisper import WhisperTokens
 
 IMAGE_TASKS = ("image-classification", "image-segmentation", "object-detection", "image-embedding")
 SOUND_TASKS = ("audio-classification", "automatic-speech-recognition")
@@ -72,7 +73,7 @@ class MediaModel:
     @property
     def reads_sound(self) -> bool:
         """True for a model of sound."""
-        return self.task in SOUND_TASKS
+        return self.sampling_rate > 0
 
     @property
     def sampling_rate(self) -> int:
@@ -93,6 +94,24 @@ class MediaModel:
     def ctc(self) -> CTCDecoder:
         """The decoder of CTC outputs; raises `UsageError` without a vocabulary."""
         return CTCDecoder.open(self.folder, self.meta, self.name)
+
+    @cached_property
+    def whisper(self) -> WhisperTokens:
+        """The special tokens of a decoder that transcribes; raises `ArtifactError` without them."""
+        if self.folder is None:
+            raise ArtifactError(f"{self.name} has no folder with its generation_config.json")
+        return WhisperTokens.open(self.folder)
+
+    @property
+    def window_seconds(self) -> float:
+        """Seconds of sound that a model reads at once; 0 where there is no limit."""
+        return float(getattr(self.steps, "longest", 0)) / max(self.sampling_rate, 1)
+
+    def spectrogram(self, sound: np.ndarray) -> np.ndarray:
+        """Return the features of a whole sound of a model that transcribes, float32 [bands, frames]."""
+        if not isinstance(self.steps, TransformersProcessor):
+            raise InputError(f"{self.name} takes tensors only")
+        return self.steps.spectrogram(sound)
 
     def open(
         self, source: Any, where: str = "", *, max_pixels: int = MAX_PIXELS, max_seconds: float | None = None

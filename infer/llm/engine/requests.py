@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from .sampling_options import Sampling
+from .transcription_rules import TranscriptionRules
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -32,6 +33,7 @@ class Request(msgspec.Struct, kw_only=True):
     tenant: str = ""  # requests of different tenants get equal shares of the engine
     # Of a model that hears: float32 [bands, frames] as bytes, empty for silence; `prompt` is then the decoder's.
     features: bytes | None = None
+    transcription: TranscriptionRules | None = None  # for the tokens of a model that hears
     grammar: dict[str, Any] | None = (
         None  # {"json_schema": …} | {"regex": …} | {"choice": […]} | {"json_object": true}
     )

@@ -24,6 +24,7 @@ from .requests import TokenLogprob
 from .sampler_cpu import draw
 from .sampler_device import choose
 from .sequence import Sequence
+from .transcription_rules import TranscriptionRules
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -136,6 +137,8 @@ class Sampler:
                     sequence.token_counts.remove(sequence.draft_tokens[: row_spec.num_drafts])
             if sequence.num_output_tokens + row_spec.num_drafts < sampling.min_tokens:
                 row[[*self.end_ids, *sampling.stop_token_ids]] = -torch.inf
+            if state.request.transcription is not None:
+                _apply_transcription(state.request.transcription, row, row_spec)
             if sequence.grammar is not None and not row_spec.num_drafts:
                 self._apply_grammar(rows, i, sample_rows)
 
@@ -168,6 +171,18 @@ class Sampler:
             rows[i][torch.from_numpy(bits == 0) if isinstance(rows, Tensor) else bits == 0] = -torch.inf
         if accepted:
             grammar.rollback(accepted)
+
+
+def _apply_transcription(rules: TranscriptionRules, row: Any, row_spec: SampleRow) -> None:
+    """Apply the rules of a transcript to one row of logits, in place."""
+    sequence = row_spec.sequence
+    output = [*sequence.tokens[sequence.state.prompt_length :], *sequence.draft_tokens[: row_spec.num_drafts]]
+    if isinstance(row, Tensor):
+        values = row.float().cpu().numpy()
+        rules.apply(values, output)
+        row.copy_(torch.from_numpy(values))
+    else:
+        rules.apply(row, output)
 
 
 def _native_params(sequences: Many[Sequence], nums_drafts: Many[int] | None) -> np.ndarray:

@@ -69,6 +69,7 @@ class RequestState:
             and sampling.logprobs is None
             and sampling.min_tokens == 0
             and request.grammar is None
+            and request.transcription is None
         )
 
     def use_adapter(self, slot: int, key: str) -> None:

@@ -17,6 +17,7 @@ from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import Form, parse_form
 from ..http.request_context import RequestContext, queue_tenant_of
 from ..http.routing import NonfiniteError
+from ..llm.llm_engine import LLMEngine
 
 MEDIA_TASKS = (*IMAGE_TASKS, *SOUND_TASKS)
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread
@@ -35,7 +36,7 @@ async def read_form(context: RequestContext) -> Form:
     return await in_thread(context, parse_form, context.body, context.headers)
 
 
-def media_model(engine: TensorEngine) -> MediaModel:
+def media_model(engine: TensorEngine | LLMEngine) -> MediaModel:
     """Return the preprocessing and answers of a model of images or sound; raise `NotUsableError` without them."""
     if engine.media is None or engine.media.steps is None:
         raise NotUsableError(

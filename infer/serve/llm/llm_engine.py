@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError
 from ...llm.engine.requests import Output, Request
+from ...tasks.media_model import MediaModel
 from ..limits import ServeLimits
 from ..observability.llm_metrics import LLMMetrics
 from ..workers.remote_engine import RemoteEngine
@@ -50,6 +51,8 @@ class LLMEngine:
         self.context: int = language_model.context
         self.start_tokens: int = getattr(language_model, "start_tokens", 0)
         self.vocab_size: int = language_model.vocab_size
+        meta = getattr(predictor.manifest, "meta", None) or {}
+        self.media = MediaModel.of(predictor) if "preprocessing" in meta else None
         self.adapters: tuple[str, ...] = tuple(getattr(language_model, "adapter_names", ()))
         files = sorted(getattr(predictor.manifest, "files", {}).items())
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"

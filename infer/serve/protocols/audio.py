@@ -1,4 +1,4 @@
-"""OpenAI's /v1/audio/transcriptions for models with CTC outputs, such as Wav2Vec2 and HuBERT."""
+"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations: CTC models such as Wav2Vec2, and Whisper."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from ...errors import InputError
+from ...errors import InputError, NotFoundError
 from ...tasks import transcription
-from ...tasks.ctc import Frames
 from ...tasks.media_model import MediaModel
-from ...tasks.transcription import TimedText, Window
-from ..api import media_request, text_request
+from ...tasks.transcription import TimedText
+from ..api import media_request, transcripts
 from ..api.audio_types import (
     AudioUsage,
     TranscribedSegment,
@@ -21,74 +19,117 @@ from ..api.audio_types import (
     Transcription,
     TranscriptionRequest,
 )
-from ..api.openai_errors import ERROR_FORMAT
+from ..api.openai_errors import ERROR_FORMAT, find_model
+from ..api.transcripts import Transcript
 from ..batching.tensor_engine import TensorEngine
 from ..http.multipart import FORM, Form
 from ..http.request_context import RequestContext
 from ..http.routing import Response, Route
+from ..llm.llm_engine import LLMEngine
 from ..service import Service
 
 TASK = "automatic-speech-recognition"
-WINDOWS = 8  # of a long sound that are run as one request
 TEXT = "text/plain; charset=utf-8"
 
 
 def routes(service: Service) -> list[Route]:
+    given: dict[str, Any] = {"errors": (429, 501), "work": True, "accepts": (FORM,)}
     return [
         Route(
             "POST",
-            "/v1/audio/transcriptions",
+            f"/v1/audio/{name}",
             TranscriptionRequest,
             Transcription,
-            transcribe,
-            "Text of a sound file",
+            handler,
+            summary,
             ERROR_FORMAT,
-            errors=(429, 501),
-            work=True,
-            accepts=(FORM,),
+            **given,
+        )
+        for name, handler, summary in (
+            ("transcriptions", transcribe, "Text of a sound file"),
+            ("translations", translate, "English text of a sound file in any language"),
         )
     ]
 
 
 async def transcribe(context: RequestContext) -> Response | Transcription:
+    return await _answer(context, "transcribe")
+
+
+async def translate(context: RequestContext) -> Response | Transcription:
+    return await _answer(context, "translate")
+
+
+async def _answer(context: RequestContext, task: str) -> Response | Transcription:
     form = await media_request.read_form(context)
     data, request = form.file("file"), _request(form)
-    engine = text_request.find_text_model(context, request.model, (TASK,), "transcribe sound")
+    engine = _engine(context, request.model)
     model = media_request.media_model(engine)
-    _refuse_unknown(request)
+    _refuse(request)
     timed = request.response_format in ("srt", "vtt", "verbose_json")
-    ratio = transcription.samples_per_frame(model)
-    if timed and ratio is None:
-        raise InputError(
-            f"the artifact of {engine.predictor.name} does not tell the time of a frame",
-            where="response_format",
-            hint="Make it again with this version of infer, or ask for json or text",
-        )
-    decoder = model.ctc
+    if isinstance(engine, TensorEngine):
+        if task == "translate":
+            raise InputError(f"{model.name} writes what it hears and does not translate", where="model")
+        transcripts.by_ctc_refused(request, model, timed=timed)
+        _ = model.ctc
+    elif "word" in request.timestamp_granularities:
+        why = "this model gives times of segments, not of words"
+        raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
     engine.check_admission(timeout=context.timeout())
     sound = await media_request.in_thread(context, media_request.open_file, context, model, data, "file")
-    frames = await _frames(context, engine, model, sound)
-    text, seconds = decoder.text(decoder.tokens(frames)), len(sound) / model.sampling_rate
-    usage = AudioUsage(math.ceil(seconds))
+    if isinstance(engine, TensorEngine):
+        found = await transcripts.by_ctc(context, engine, model, sound, request)
+    else:
+        found = await transcripts.by_whisper(context, engine, model, sound, request, task=task, timed=timed)
+    return _response(found, request, task, len(sound) / model.sampling_rate)
+
+
+def _response(
+    found: Transcript, request: TranscriptionRequest, task: str, seconds: float
+) -> Response | Transcription:
     if request.response_format == "text":
-        return Response(f"{text}\n".encode(), media=TEXT)
-    if not timed:
-        return Transcription(text, usage)
-    words = transcription.timed_words(decoder, frames, (ratio or 0) / model.sampling_rate)
-    parts = transcription.segments(words)
+        return Response(f"{found.text}\n".encode(), media=TEXT)
+    usage = AudioUsage(math.ceil(seconds))
+    if request.response_format == "json":
+        return Transcription(found.text, usage)
+    parts, words = found.segments or [], found.words or []
     if request.response_format != "verbose_json":
-        form_of = {"srt": transcription.srt, "vtt": transcription.vtt}[request.response_format]
-        return Response(form_of(parts).encode(), media=TEXT)
+        written = {"srt": transcription.srt, "vtt": transcription.vtt}[request.response_format]
+        return Response(written(parts).encode(), media=TEXT)
     wanted = request.timestamp_granularities or ["segment"]
     return Transcription(
-        task="transcribe",
-        language=request.language or "unknown",
-        duration=seconds,
-        text=text,
+        text=found.text,
         usage=usage,
-        segments=[_segment(i, part) for i, part in enumerate(parts)] if "segment" in wanted else None,
+        task=task,
+        language=found.language,
+        duration=seconds,
+        segments=[_segment(i, part, request) for i, part in enumerate(parts)]
+        if "segment" in wanted
+        else None,
         words=[TranscribedWord(*word[:3]) for word in words] if "word" in wanted else None,
     )
+
+
+def _engine(context: RequestContext, name: str | None) -> Any:
+    """Return the engine of a model that transcribes; without a name, the only one that is served."""
+    if name is None:
+        names = [n for n, model in context.service.models.items() if _hears(model)]
+        if not names:
+            raise NotFoundError("no model that can transcribe sound is served")
+        if len(names) > 1:
+            raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
+        name = names[0]
+    engine = find_model(context, name)
+    if not _hears(engine):
+        raise InputError(
+            f"{name} is a {engine.predictor.task} model and can't transcribe sound", where="model"
+        )
+    return engine
+
+
+def _hears(engine: TensorEngine | LLMEngine) -> bool:
+    media: MediaModel | None = engine.media
+    return media is not None and (isinstance(engine, LLMEngine) or engine.predictor.task == TASK)
 
 
 def _request(form: Form) -> TranscriptionRequest:
@@ -106,13 +147,7 @@ def _request(form: Form) -> TranscriptionRequest:
         raise InputError(said, where=where.rstrip("`")) from error
 
 
-def _refuse_unknown(request: TranscriptionRequest) -> None:
-    if request.temperature:
-        raise InputError(
-            "this model takes the best token of each frame and draws none",
-            where="temperature",
-            hint="Leave temperature out, or give 0",
-        )
+def _refuse(request: TranscriptionRequest) -> None:
     if request.prompt is not None:
         raise InputError("this model reads no prompt", where="prompt", hint="Leave prompt out")
     if request.stream:
@@ -125,27 +160,7 @@ def _refuse_unknown(request: TranscriptionRequest) -> None:
         )
 
 
-async def _frames(
-    context: RequestContext, engine: TensorEngine, model: MediaModel, sound: np.ndarray
-) -> Frames:
-    """Run the windows of a sound, a few at a time, and keep the best token of each frame."""
-    found, pending = list[Frames](), list[Window]()
-    windows = list(transcription.windows(model, len(sound)))
-    for index, window in enumerate(windows):
-        pending.append(window)
-        if len(pending) == WINDOWS or index == len(windows) - 1:
-            tensors = await media_request.in_thread(context, _tensors, model, sound, pending)
-            outputs = await media_request.run_tensors(context, engine, tensors)
-            found += [w.kept(model.ctc.frames(o["logits"])) for w, o in zip(pending, outputs, strict=True)]
-            pending = []
-    return transcription.joined(found)
-
-
-def _tensors(model: MediaModel, sound: np.ndarray, windows: list[Window]) -> list[dict[str, np.ndarray]]:
-    return [model.tensors([sound[window.start : window.end]]) for window in windows]
-
-
-def _segment(index: int, part: TimedText) -> TranscribedSegment:
+def _segment(index: int, part: TimedText, request: TranscriptionRequest) -> TranscribedSegment:
     return TranscribedSegment(
         id=index,
         seek=0,
@@ -153,7 +168,7 @@ def _segment(index: int, part: TimedText) -> TranscribedSegment:
         end=part.end,
         text=part.text,
         tokens=[token.id for token in part.tokens],
-        temperature=0.0,
+        temperature=request.temperature,
         avg_logprob=part.logprob,
         compression_ratio=part.compression_ratio,
     )
