@@ -174,7 +174,7 @@ def _preprocessing(
     folder: Path, head: heads.Head, settings: Any
 ) -> tuple[Preprocessor | None, list[Finding]]:
     """Read the preprocessing of images or sound; text has its tokenizer."""
-    if head.reads not in (heads.PIXELS, heads.SOUND):
+    if head.reads not in (heads.PIXELS, heads.SOUND, heads.FEATURES):
         return None, []
     found, why = read_preprocessor(folder, head.reads, heads.num_channels(settings))
     return found, [preprocessing_finding(found, why)]

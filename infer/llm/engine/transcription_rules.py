@@ -1,4 +1,4 @@
-"""Rules of Whisper's decoder (Radford et al., 2022) on the logits of a step: suppressed tokens, and timestamps in order."""
+"""Rules of Whisper's decoder (Radford et al., 2022) on logits: suppressed tokens, and timestamps in order."""
 
 from __future__ import annotations
 

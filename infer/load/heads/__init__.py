@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from .build import attention_findings, build, choose
 from .inputs import input_specs, num_channels, size_bounds, wrap
-from .table import PIXELS, SOUND, Head, architecture, candidates
+from .table import FEATURES, PIXELS, SOUND, Head, architecture, candidates
 
 __all__ = [
+    "FEATURES",
     "PIXELS",
     "SOUND",
     "Head",

@@ -88,7 +88,7 @@ async def by_whisper(
     task: str,
     timed: bool,
 ) -> Transcript:
-    """Transcribe or translate by the decoder, from window to window; a sound of more than one is read with timestamps."""
+    """Transcribe or translate by the decoder; a sound of more than one window is read with timestamps."""
     tokens = model.whisper
     bands = await media_request.in_thread(context, model.spectrogram, sound)
     frames = next(int(spec.shape[2]) for spec in engine.predictor.inputs if spec.name == "input_features")

@@ -127,7 +127,7 @@ def _served(model: TensorEngine | LLMEngine) -> ServedModel:
 
 
 def _files(model: TensorEngine | LLMEngine) -> Literal["image", "sound"] | None:
-    media = model.media if isinstance(model, TensorEngine) else None
+    media = model.media
     if media is None or media.steps is None:
         return None
     return "sound" if media.reads_sound else "image"

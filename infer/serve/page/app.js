@@ -55,8 +55,9 @@ function facts(model) {
 
 function view(model) {
   const live = new LivePanel(model);
-  const title = { chat: "Chat", text: "Continue a text", tensors: "Try it" }[model.kind];
-  const body = model.kind === "tensors" ? tensorForm(model) : chatBox(model);
+  const tried = model.kind === "tensors" || model.files !== null;
+  const title = tried ? "Try it" : { chat: "Chat", text: "Continue a text" }[model.kind];
+  const body = tried ? tensorForm(model) : chatBox(model);
   const panel = h("div", { id: `panel-${model.name}`, class: "panel", role: "tabpanel", "aria-labelledby": `tab-${model.name}` },
     h("div", { class: "title" }, h("h1", {}, model.name), h("ul", { class: "facts-line" }, facts(model).map((fact) => h("li", {}, fact)))),
     h("div", { class: "split" }, card(title, body), card("Live", live.element)),

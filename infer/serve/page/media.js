@@ -58,7 +58,7 @@ export class MediaForm {
   async run() {
     const file = this.file.files[0];
     if (!file) throw new Error(`Choose ${this.sound ? "a sound" : "an image"} file`);
-    const speech = this.model.task === "automatic-speech-recognition";
+    const speech = this.sound && this.model.task !== "audio-classification";
     const form = new FormData();
     form.set("model", this.model.name);
     form.set("file", file);

@@ -1,0 +1,170 @@
+"""Whisper behind /v1/audio: what `generate` of transformers gives, window after window, by the openai client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+from infer import Plan, Predictor, optimize
+from tests.support.fake_media import wav
+from tests.support.fake_predictors import Live, live
+from tests.support.llm_artifacts import bytes_as_tokens
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+TEXTS, END, START, NO_TIMESTAMPS = 320, 320, 321, 326
+RATE, SECONDS = 16000, 2  # of a window
+GENERATION: dict[str, Any] = {
+    "decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": END, "bos_token_id": END,
+    "no_timestamps_token_id": NO_TIMESTAMPS, "lang_to_id": {"<|en|>": 322, "<|de|>": 323},
+    "task_to_id": {"transcribe": 324, "translate": 325}, "suppress_tokens": [5, 6, START, 322, 323, 324, 325],
+    "begin_suppress_tokens": [7, END], "max_initial_timestamp_index": 50, "is_multilingual": True, "max_length": 40,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("whisper") / "tiny"
+    torch.manual_seed(0)
+    ids = {
+        name: GENERATION[name]
+        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+    }
+    config = transformers.WhisperConfig(
+        vocab_size=430, num_mel_bins=16, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=50 * SECONDS,
+        max_target_positions=40, **ids,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 * 1.5)
+    model.generation_config = transformers.GenerationConfig(**GENERATION)
+    model.save_pretrained(source)
+    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=SECONDS).save_pretrained(source)
+    bytes_as_tokens(source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Live]:
+    given: dict[str, Any] = {"backend": "eager", "batches": (), "data": "random", "kv_dtype": "float32"}
+    path = optimize(Plan(source=str(folder), allow_slower=True, **given), folder.with_suffix(".infer")).path
+    predictor = Predictor.load(path)
+    with live(predictor) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def sound(seconds: float, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(0, 0.1, int(RATE * seconds))
+    return np.round(values.clip(-1, 1) * 32767) / 32768
+
+
+def expected(folder: Path, samples: np.ndarray, **options: Any) -> list[dict[str, Any]]:
+    """Return the segments of transformers' `generate`."""
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
+    long = len(samples) > SECONDS * RATE
+    given = extractor(
+        samples.astype(np.float32), sampling_rate=RATE, return_tensors="pt", return_attention_mask=True,
+        **({"truncation": False, "padding": "longest"} if long else {}),
+    )  # fmt: skip
+    found = model.generate(**given, return_segments=True, num_beams=1, do_sample=False, **options)
+    return [
+        {
+            "start": float(one["start"]),
+            "end": float(one["end"]),
+            "tokens": [int(token) for token in one["tokens"] if token < TEXTS],
+        }
+        for one in found["segments"][0]
+    ]
+
+
+def heard(client: openai.OpenAI, samples: np.ndarray, **options: Any) -> Any:
+    return client.audio.transcriptions.create(
+        model="tiny", file=("a.wav", wav(samples, RATE)), response_format="verbose_json", **options
+    )
+
+
+def assert_same(answer: Any, want: list[dict[str, Any]]) -> None:
+    want = [one for one in want if one["tokens"]]
+    assert [one.tokens for one in answer.segments] == [one["tokens"] for one in want]
+    assert [one.start for one in answer.segments] == pytest.approx([one["start"] for one in want], abs=1e-6)
+    assert [one.end for one in answer.segments] == pytest.approx([one["end"] for one in want], abs=1e-6)
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_a_window_is_transcribed_as_transformers_does(
+    client: openai.OpenAI, folder: Path, language: str
+) -> None:
+    samples = sound(SECONDS)
+    answer = heard(client, samples, language=language)
+    assert_same(
+        answer, expected(folder, samples, language=language, task="transcribe", return_timestamps=True)
+    )
+    assert answer.language == language
+    assert answer.segments
+
+
+def test_text_without_times_is_that_of_transformers(client: openai.OpenAI, folder: Path) -> None:
+    samples = sound(1.5, 1)
+    text = client.audio.transcriptions.create(
+        model="tiny", file=("a.wav", wav(samples, RATE)), language="en"
+    ).text
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
+    given = extractor(samples.astype(np.float32), sampling_rate=RATE, return_tensors="pt")
+    ids = model.generate(**given, language="en", task="transcribe", num_beams=1, do_sample=False)[0]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    assert text == tokenizer.decode([i for i in ids if i < TEXTS], skip_special_tokens=True).strip()
+    assert text
+
+
+def test_the_language_is_detected(client: openai.OpenAI, folder: Path) -> None:
+    samples = sound(SECONDS, 2)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
+    given = extractor(samples.astype(np.float32), sampling_rate=RATE, return_tensors="pt")
+    want = {322: "en", 323: "de"}[int(model.detect_language(**given)[0])]
+    assert heard(client, samples).language == want
+
+
+def test_long_sound_goes_on_at_the_last_timestamp(client: openai.OpenAI, folder: Path) -> None:
+    samples = sound(3.3 * SECONDS, 3)
+    answer = heard(client, samples, language="en")
+    assert_same(answer, expected(folder, samples, language="en", task="transcribe", return_timestamps=True))
+    assert answer.segments[-1].start > SECONDS
+
+
+def test_translation_has_a_route_of_its_own(client: openai.OpenAI, folder: Path) -> None:
+    samples = sound(SECONDS, 4)
+    answer = client.audio.translations.create(
+        model="tiny",
+        file=("a.wav", wav(samples, RATE)),
+        response_format="verbose_json",
+        extra_body={"language": "de"},
+    )
+    assert_same(answer, expected(folder, samples, language="de", task="translate", return_timestamps=True))
+
+
+def test_what_the_model_cannot_do_is_refused(client: openai.OpenAI) -> None:
+    for options, said in (
+        ({"language": "fr"}, "a language code such as en, de"),
+        ({"timestamp_granularities": ["word"]}, "times of segments, not of words"),
+        ({"prompt": "a name"}, "reads no prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            heard(client, sound(1), **options)
