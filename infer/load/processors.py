@@ -6,6 +6,7 @@ carries its settings, and transformers runs it.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,9 @@ def _longest(processor: Any) -> int:
 
 
 def _settings(processor: Any) -> dict[str, Any]:
-    return {"processor": type(processor).__name__, "config": processor.to_json_string()}
+    # On one line: a manifest is read with its line breaks escaped.
+    config = json.dumps(json.loads(processor.to_json_string()), separators=(",", ":"))
+    return {"processor": type(processor).__name__, "config": config}
 
 
 def _difference(theirs: Any, ours: dict[str, np.ndarray]) -> float:

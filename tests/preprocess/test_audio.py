@@ -14,6 +14,7 @@ from infer.errors import InputError, NotUsableError, SourceError
 from infer.load.processors import read_preprocessor
 from infer.preprocess.audio import AudioPreprocessor, open_sound
 from infer.preprocess.transformers_processor import TransformersProcessor
+from infer.sanitize import sanitize_values
 
 
 def tone(rate: int, seconds: float = 0.2, hertz: float = 440.0) -> np.ndarray:
@@ -74,7 +75,7 @@ def test_spectrograms_are_those_of_transformers(tmp_path: Path, name: str, reads
     extractor.save_pretrained(tmp_path)
     found, why = read_preprocessor(tmp_path, reads, 1)
     assert isinstance(found, TransformersProcessor), why
-    stored = msgspec.convert(msgspec.to_builtins(found), TransformersProcessor)
+    stored = msgspec.convert(sanitize_values(msgspec.to_builtins(found)), TransformersProcessor)
     sound = tone(16000, 1.5).astype(np.float32)
     theirs = extractor(sound, sampling_rate=16000, return_tensors="np")
     got = stored.batch([sound])

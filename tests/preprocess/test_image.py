@@ -15,6 +15,7 @@ from infer.errors import ArtifactError, InputError, SourceError
 from infer.load.processors import read_preprocessor
 from infer.preprocess.image import ImagePreprocessor, open_image
 from infer.preprocess.transformers_processor import TransformersProcessor
+from infer.sanitize import sanitize_values
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -79,7 +80,7 @@ def test_other_processors_are_run_by_transformers(tmp_path: Path, name: str, val
     processor.save_pretrained(tmp_path)
     found, why = read_preprocessor(tmp_path, "pixel_values", 3)
     assert isinstance(found, TransformersProcessor), why
-    stored = msgspec.convert(msgspec.to_builtins(found), TransformersProcessor)
+    stored = msgspec.convert(sanitize_values(msgspec.to_builtins(found)), TransformersProcessor)
     assert stored.output_size == (None if "Yolos" in name else (32, 32))
     for size in ((33, 95), (90, 41), (64, 64)):
         image = picture(*size)

@@ -102,3 +102,33 @@ def test_the_prompt_tells_language_task_and_times(tokens: WhisperTokens) -> None
         tokens.prompt("xx", "transcribe", timestamps=False)
     with pytest.raises(ArtifactError, match="no_timestamps_token_id"):
         WhisperTokens({"decoder_start_token_id": 1, "eos_token_id": [2]}, "here")
+
+
+@pytest.mark.parametrize("drafts", [[], [40, 2]])
+def test_the_sampler_applies_the_rules_after_output_and_drafts(
+    tokens: WhisperTokens, drafts: list[int]
+) -> None:
+    from infer.llm.engine.requests import Request
+    from infer.llm.engine.sampler import Sampler, SampleRow
+    from infer.llm.engine.sampling_options import Sampling
+    from infer.llm.engine.sequence import RequestState, Sequence
+
+    rules = tokens.rules(timestamps=True)
+    prompt = tokens.prompt("en", "transcribe", timestamps=True)
+    request = Request(id="a", prompt=prompt, sampling=Sampling(temperature=0.0), transcription=rules)
+    state = RequestState(request, 0, 0.0, 1.0)
+    assert not state.fast_decode
+    sequence = Sequence(state, 0)
+    sequence.tokens += [30, 1, 2]
+    sequence.num_output_tokens = 3
+    sequence.draft_tokens = drafts
+    logits = torch.from_numpy(
+        np.random.default_rng(3).standard_normal((len(drafts) + 1, VOCABULARY)).astype(np.float32)
+    )
+    want = []
+    for count in range(len(drafts) + 1):
+        row = logits[count].numpy().copy()
+        rules.apply(row, [30, 1, 2, *drafts[:count]])
+        want.append(int(row.argmax()))
+    rows = [SampleRow(sequence, count, count) for count in range(len(drafts) + 1)]
+    assert Sampler(VOCABULARY, [END])(logits, rows).tokens == want
