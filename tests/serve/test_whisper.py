@@ -23,7 +23,8 @@ RATE, SECONDS = 16000, 2  # of a window
 GENERATION: dict[str, Any] = {
     "decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": END, "bos_token_id": END,
     "no_timestamps_token_id": NO_TIMESTAMPS, "lang_to_id": {"<|en|>": 322, "<|de|>": 323},
-    "task_to_id": {"transcribe": 324, "translate": 325}, "suppress_tokens": [5, 6, *range(259, 320), *range(START, 326)],
+    "task_to_id": {"transcribe": 324, "translate": 325},
+    "suppress_tokens": [5, 6, *range(259, 320), *range(START, 326)],
     "begin_suppress_tokens": [7, END], "max_initial_timestamp_index": 50, "is_multilingual": True, "max_length": 40,
 }  # fmt: skip
 
