@@ -8,8 +8,8 @@ Attention: our split-KV kernels over pages against torch's SDPA on a dense cache
 over the layers of a cache of more bytes than the L2 cache holds. Step: random weights of the shape in bfloat16, one
 token for each sequence, under our CUDA graphs, against transformers' own forward with a static cache and SDPA; or the
 step of an artifact. The share is the bytes that must be read (cache, or weights and cache) over the time, against the
-bytes that a copy on the device moves. Writes bench/results/gpu-lm-DATE.json and .md; exits 1 when a result is wrong,
-2 without a GPU.
+bytes that a copy on the device moves. Writes bench/results/gpu-lm-DATE.json and .md after each row; a row that does not
+fit into memory says so. Exits 1 when a result is wrong, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from dataclasses import replace
 from bench.gpu.copy_bandwidth import copy_bandwidth
 from infer.attention import KV_DTYPES, AttentionArgs, PageLayout, reference
 from infer.attention import triton as ours
+from infer.graph import devices
 from infer.graph.program import flatten
 from infer.kernels.gpu.crossover import graph_seconds
 from infer.llm import FullSequenceRunner, StepShape, capture_step, probe
@@ -195,9 +197,20 @@ def cache_bytes(shape: StepShape, batch: int, context: int) -> float:
     return shape.layers * shape.page_bytes / shape.page * batch * context
 
 
-def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) -> list[dict[str, object]]:
-    """Measure random bfloat16 weights: our step under CUDA graphs, transformers' forward with a static cache."""
-    from torch.export.passes import move_to_device_pass
+def room_missing(needed: float) -> str:
+    """Return `needs 154 GB, 139 GB are free`, or "" where it fits."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    return "" if needed < 0.95 * free else f"needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+
+
+def model_rows(
+    name: str, batches: list[int], contexts: list[int], copy: float
+) -> Iterator[dict[str, object]]:
+    """Measure random bfloat16 weights: our step under CUDA graphs, then transformers' forward with a static cache.
+
+    One after the other, because the two caches together do not fit where one does.
+    """
     from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
     layers, hidden, inner, heads, kv_heads, width, vocabulary = SHAPES[name]
@@ -214,7 +227,7 @@ def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) 
     shape = probe(model, kv_dtype="bfloat16")
     graph = capture_step(model, shape)
     model.cuda()
-    run = move_to_device_pass(graph.exported, "cuda").module()
+    run = devices.moved(graph.exported, "cuda").module()
 
     class Step:
         def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -223,11 +236,18 @@ def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) 
 
         def close(self) -> None: ...
 
-    rows = []
     for batch in batches:
         for context in contexts:
+            row: dict[str, object] = {"model": name, "batch": batch, "context": context}
+            needed = weights + cache_bytes(shape, batch, context)
+            if reason := room_missing(cache_bytes(shape, batch, context + ROUNDS + 8)):
+                yield row | {"skipped": reason}
+                continue
             step = cuda_graphs.wrap(Step(), "cuda")
             ours_ = median_seconds(FullSequenceRunner(step, shape, "cuda").decoding(batch, context))
+            graphs = [f"{f.what}: {f.value} {f.why}" for f in step.findings]
+            del step
+            torch.cuda.empty_cache()
             cache = StaticCache(config=config, max_cache_len=context + ROUNDS + 8)
             ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
 
@@ -237,43 +257,32 @@ def model_rows(name: str, batches: list[int], contexts: list[int], copy: float) 
                     return model(input_ids=ids, past_key_values=cache, position_ids=position)
 
             rival = median_seconds(theirs)
-            needed = weights + cache_bytes(shape, batch, context)
-            rows.append(
-                {
-                    "model": name, "batch": batch, "context": context, "ms": ours_ * 1e3,
-                    "share": needed / ours_ / copy, "transformers_ms": rival * 1e3, "speedup": rival / ours_,
-                    "graphs": [f"{f.what}: {f.value} {f.why}" for f in step.findings],
-                }
-            )  # fmt: skip
-            print(rows[-1], flush=True)
-    return rows
+            yield row | {
+                "ms": ours_ * 1e3, "share": needed / ours_ / copy, "transformers_ms": rival * 1e3,
+                "speedup": rival / ours_, "graphs": graphs,
+            }  # fmt: skip
 
 
 def artifact_rows(
     path: Path, batches: list[int], contexts: list[int], copy: float
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     from infer.predict import Predictor, generation_shape
     from infer.report import memory
 
     weights = sum(memory.stored_weights(path).values())
-    rows = []
     with Predictor.load(path, device="cuda") as predictor:
         shape = generation_shape(predictor.manifest)
         for batch in batches:
             for context in contexts:
                 seconds = median_seconds(predictor._runner.decoding(batch, context))
                 share = (weights + cache_bytes(shape, batch, context)) / seconds / copy
-                rows.append(
-                    {
-                        "model": predictor.name,
-                        "batch": batch,
-                        "context": context,
-                        "ms": seconds * 1e3,
-                        "share": share,
-                    }
-                )
-                print(rows[-1], flush=True)
-    return rows
+                yield {
+                    "model": predictor.name,
+                    "batch": batch,
+                    "context": context,
+                    "ms": seconds * 1e3,
+                    "share": share,
+                }
 
 
 def table(rows: list[dict[str, object]]) -> list[str]:
@@ -305,34 +314,41 @@ def main() -> int:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
-    attention, steps = [], []
+    found: dict[str, Any] = {**head, "copy": copy, "wrong": wrong, "attention": [], "steps": []}
+    for part, row in measured(given, copy):
+        print(row, flush=True)
+        found[part].append(row)
+        page = write(found)
+    print(page)
+    return 1 if wrong else 0
+
+
+def measured(given: argparse.Namespace, copy: float) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield ("attention" or "steps", row) of everything that was asked for."""
     for shape in given.shapes:
         for batch in given.batches:
             for context in given.contexts:
-                attention.append(attention_row(shape, batch, context, copy))
-                print(attention[-1], flush=True)
+                yield "attention", attention_row(shape, batch, context, copy)
     if given.artifact:
-        steps += artifact_rows(given.artifact, given.batches, given.contexts, copy)
+        for row in artifact_rows(given.artifact, given.batches, given.contexts, copy):
+            yield "steps", row
     elif not given.no_step:
         for shape in given.shapes:
-            steps += model_rows(shape, given.batches, given.contexts, copy)
-    out = RESULTS / f"gpu-lm-{head['date']}"
-    found = {**head, "copy": copy, "wrong": wrong, "attention": attention, "steps": steps}
+            for row in model_rows(shape, given.batches, given.contexts, copy):
+                yield "steps", row
+
+
+def write(found: dict[str, Any]) -> str:
+    """Write both result files of today; return the Markdown."""
+    out = RESULTS / f"gpu-lm-{found['date']}"
     out.with_suffix(".json").write_text(json.dumps(found, indent=1))
-    title = f"# Language models on {head['gpu']}, {head['date']}, torch {head['torch']}"
-    note = f"Copy on the device: {copy / 1e12:.2f} TB/s."
-    parts = [
-        title,
-        "",
-        note,
-        *([""] + wrong if wrong else []),
-        "",
-        *table(attention),
-        *(table(steps) if steps else []),
-    ]
-    out.with_suffix(".md").write_text("\n".join(parts) + "\n")
-    print("\n".join(parts))
-    return 1 if wrong else 0
+    title = f"# Language models on {found['gpu']}, {found['date']}, torch {found['torch']}"
+    parts = [title, "", f"Copy on the device: {found['copy'] / 1e12:.2f} TB/s.", *found["wrong"], ""]
+    for rows in (found["attention"], found["steps"]):
+        parts += table(rows) if rows else []
+    page = "\n".join(parts) + "\n"
+    out.with_suffix(".md").write_text(page)
+    return page
 
 
 if __name__ == "__main__":
