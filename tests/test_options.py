@@ -117,7 +117,7 @@ def test_a_plan_file_never_brings_trust(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text("trust_code = true\n")
     assert not asked(["optimize", "m.pt", "--plan", str(file)], monkeypatch).trust_code
     assert asked(["optimize", "m.pt", "--plan", str(file), "--trust-code"], monkeypatch).trust_code
-    assert "--trust-code" in formatting.again(PLANS[1], "m.infer")
+    assert "--trust-code" in formatting.repeat_command(PLANS[1], "m.infer")
 
 
 @pytest.mark.parametrize(

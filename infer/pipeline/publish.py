@@ -51,7 +51,7 @@ def publish(
     for part in ("compiled", f"{storage.ENCODER}/compiled"):
         if (best.folder / part).exists():
             shutil.move(best.folder / part, folder / part)
-    _adopt(best.folder, folder)
+    _stage_chosen_graph(best.folder, folder)
     (folder / "golden").mkdir()
     for name, tensors in best.golden.items():
         save_file(tensors, folder / "golden" / f"{name}.safetensors")
@@ -92,7 +92,7 @@ def _cache_size(shape: StepShape | None) -> document.CacheSize | None:
     return document.CacheSize(shape.kv_dtype, shape.bytes_per_token, shape.page, shape.state_bytes)
 
 
-def _adopt(chosen: Path, folder: Path) -> None:
+def _stage_chosen_graph(chosen: Path, folder: Path) -> None:
     """Stage the graph that the chosen trial lowered, where it is another form than the staged one."""
     for name in (storage.SIGNATURE, storage.PROGRAM, "weights"):
         source, target = (chosen / name).resolve(), folder / name

@@ -208,7 +208,7 @@ def _command(manifest: Manifest) -> str:
     )
     pins = {row.name: row.format for row in manifest.layers if row.by == "pin"}
     if measured or moved or len(pins) > MOST_PINS:
-        return formatting.again(manifest.plan, output)
+        return formatting.repeat_command(manifest.plan, output)
     return formatting.command(manifest.plan.with_(layers=pins), output)
 
 

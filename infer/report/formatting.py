@@ -128,7 +128,7 @@ def command(plan: Plan, output: str) -> str:
     return shlex.join(["infer", "optimize", source, "--output", output, *options])
 
 
-def again(plan: Plan, output: str) -> str:
+def repeat_command(plan: Plan, output: str) -> str:
     """Return the command line that repeats every decision of the manifest, except trust in code."""
     trust = ["--trust-code"] if plan.trust_code else []
     words = [plan.source, "--plan", f"{output}/manifest.json", *trust, "--output", output]

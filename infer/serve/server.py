@@ -167,7 +167,7 @@ def serve(
     server = Server(config)
     server.secure = tls is not None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_live(service, server, listener, say or _print, notes))
+        return runner.run(_run_until_drained(service, server, listener, say or _print, notes))
 
 
 class Server(uvicorn.Server):
@@ -180,7 +180,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def _live(
+async def _run_until_drained(
     service: Service,
     server: Server,
     listener: socket.socket,

@@ -47,7 +47,7 @@ class Timings:
             for i in range(len(self.uses[id(layers[0])]) if layers else 0)
         ]
 
-    def lost(self, weight: Weight, format: str) -> str | None:
+    def slowness(self, weight: Weight, format: str) -> str | None:
         """Describe where a format is slower than float, at the worst batch size; None when nowhere."""
         found = [(t.ratio, i, t) for i, t in enumerate(self.of(weight, format)) if t.loses]
         if not found:
@@ -74,20 +74,20 @@ def drop_slow(assignment: Assignment, free: Sequence[Weight]) -> None:
         assignment, layer_timing.LayerTimer(plan, assignment.time), _layer_calls(assignment, free)
     )
     whole = not assignment.budgeted and is_weight_only(plan)
-    lost, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
+    slowness, total = _together(timings, free) if whole else (_one_by_one(timings, free), [])
     clock = timings.clock
     clock.save()
     use = f", {WORKLOAD}" if assignment.calibration_set.steps else ""
     why = f"{clock.summary()}; on {clock.backend}, at batch {', '.join(map(str, plan.batches))}{use}"
-    left = {name: assignment.decisions[name] for name in lost}
+    left = {name: assignment.decisions[name] for name in slowness}
     each = [Finding("dispatch", name, decision.format, why=decision.why) for name, decision in left.items()]
     assignment.reporter.found(
         [Finding("dispatch", "layer timings", len(clock.used), "timings", why), *total, *each]
     )
-    if lost and set(assignment.now().values()) <= {FLOAT}:
+    if slowness and set(assignment.now().values()) <= {FLOAT}:
         raise GateError(
-            f"refused, slower: no layer of this model is faster than float on this machine: {lost[0]}: "
-            f"{left[lost[0]].why}",
+            f"refused, slower: no layer of this model is faster than float on this machine: {slowness[0]}: "
+            f"{left[slowness[0]].why}",
             hint="Nothing was published. --allow-slower keeps the smaller model, --quant none the float one",
         )
 
@@ -109,7 +109,7 @@ def _layer_calls(assignment: Assignment, free: Sequence[Weight]) -> LayerCalls:
 
 def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
     """Move each slow weight to the next larger format that is not slow, else float; return their names."""
-    assignment, plan, lost = timings.assignment, timings.assignment.plan, list[str]()
+    assignment, plan, slowness = timings.assignment, timings.assignment.plan, list[str]()
     wanted = dict.fromkeys(
         [*larger_formats(plan), *fallback_formats(plan)]
         if assignment.budgeted
@@ -124,15 +124,15 @@ def _one_by_one(timings: Timings, free: Sequence[Weight]) -> list[str]:
         )
         if weight.name in assignment.slow and not assignment.budgeted:
             _keep_first(assignment, weight, kept)
-            lost.append(weight.name)
-    return lost
+            slowness.append(weight.name)
+    return slowness
 
 
 def _not_slower(timings: Timings, weight: Weight, formats: Sequence[str]) -> list[str]:
     """Filter the formats that are not slower than float, noting the others; the first suffices without a budget."""
     kept = []
     for format in formats:
-        if reason := timings.lost(weight, format):
+        if reason := timings.slowness(weight, format):
             timings.assignment.slow.setdefault(weight.name, {})[format] = reason
             continue
         kept.append(format)
@@ -151,7 +151,7 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
 
     Returns the names of those that left it, and what the layers take together.
     """
-    assignment, plan, lost = timings.assignment, timings.assignment.plan, list[str]()
+    assignment, plan, slowness = timings.assignment, timings.assignment.plan, list[str]()
     now: dict[str, list[LayerTime]] = {}
     weights = {w.name: w for w in free if plan.quant in assignment.candidates.accepted(w)}
     for done, (name, weight) in enumerate(weights.items()):
@@ -170,8 +170,8 @@ def _together(timings: Timings, free: Sequence[Weight]) -> tuple[list[str], list
         kept = _not_slower(timings, weight, rest)
         now[worst] = timings.of(weight, kept[0]) if kept else [_float_time(t) for t in now[worst]]
         _keep_first(assignment, weight, kept)
-        lost.append(worst)
-    return lost, _summary(assignment, now)
+        slowness.append(worst)
+    return slowness, _summary(assignment, now)
 
 
 def _slowest_batch(now: Mapping[str, Sequence[LayerTime]]) -> int | None:

@@ -138,19 +138,19 @@ class Children:
             return
         code = 1
         try:
-            _be_a_child(server)
+            _set_up_child(server)
             self._control.close()
             sock = socket.socket(fileno=descriptor)
             if asked.job == "text":
                 self._text.run(sock)
             elif self._compiler is not None:
-                _try_out(sock, self._compiler)
+                _compile_trial(sock, self._compiler)
             code = 0
         finally:
             os._exit(code)
 
 
-def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
+def _compile_trial(sock: socket.socket, compiler: GrammarCompiler) -> None:
     channel: Channel[Any] = Channel(sock, CompileTrial)
     asked: Any = channel.receive()
     try:
@@ -163,7 +163,7 @@ def _try_out(sock: socket.socket, compiler: GrammarCompiler) -> None:
     channel.send(answer)
 
 
-def _be_a_child(server: int) -> None:
+def _set_up_child(server: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write their panics
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -90,7 +90,7 @@ async def _collect(
     began = asyncio.get_running_loop().time()
     body: bytes | bytearray = b""
     try:
-        async with asyncio.timeout_at(_due(began, 0, limits)) as alarm:
+        async with asyncio.timeout_at(_body_deadline(began, 0, limits)) as alarm:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -108,13 +108,13 @@ async def _collect(
                     raise _too_large(limits)
                 if not more:
                     return body
-                alarm.reschedule(_due(began, len(body), limits))
+                alarm.reschedule(_body_deadline(began, len(body), limits))
     except TimeoutError as error:
         slow = f"or came at less than {limits.min_bytes_per_second} bytes a second"
         raise SlowBodyError(f"the body did not arrive within {limits.body_seconds:g} s, {slow}") from error
 
 
-def _due(began: float, size: int, limits: ServeLimits) -> float:
+def _body_deadline(began: float, size: int, limits: ServeLimits) -> float:
     """Return the loop time at which a body with `size` bytes received is too late or too slow."""
     rate = limits.min_bytes_per_second
     enough = max(limits.grace_seconds, size / rate) if rate else limits.body_seconds
@@ -221,11 +221,11 @@ class _WriteTimeout:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
         self.time, self.gone = self.loop.time, False
         self.since: float | None = None
-        self.timer = self.loop.call_later(READ_SECONDS / 4, self._look)
+        self.timer = self.loop.call_later(READ_SECONDS / 4, self._check_timeout)
 
-    def _look(self) -> None:
+    def _check_timeout(self) -> None:
         if self.since is not None and self.time() - self.since > READ_SECONDS and self.task is not None:
             self.gone = True
             self.task.cancel()
         else:
-            self.timer = self.loop.call_later(READ_SECONDS / 4, self._look)
+            self.timer = self.loop.call_later(READ_SECONDS / 4, self._check_timeout)

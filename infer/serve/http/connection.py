@@ -71,9 +71,9 @@ class SlowReaderTimeout:
 
     def _wait(self) -> None:
         self._gone = self._meter.written - self._meter.waiting
-        self._timer = self._loop.call_later(self._seconds, self._look)
+        self._timer = self._loop.call_later(self._seconds, self._check_progress)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         self._timer = None
         waiting = self._meter.waiting
         if waiting and self._meter.written - waiting - self._gone < self._least:
@@ -90,8 +90,8 @@ class Connection(HttpToolsProtocol):
     """Base of `HttpProtocol`: timers and refusals of one connection.
 
     `_body`: rest of the current body, None in a head; `_head`: bytes of the head so far; `_held`: bytes received after
-    a request that is not answered yet; `_rested`: loop time since which the connection is idle, infinite while it is
-    not.
+    a request that is not answered yet; `_idle_since`: loop time since which the connection is idle, infinite while
+    it is not.
     """
 
     limits = ServeLimits()
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
         self.flow = ConnectionFlowControl(transport)
         self._reader = SlowReaderTimeout(self.loop, meter, self.limits)
         self._body: SizedBody | ChunkedBody | None = None
-        self._head, self._held, self._rested = 0, b"", math.inf
+        self._head, self._held, self._idle_since = 0, b"", math.inf
         self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.limits.header_seconds)
@@ -125,8 +125,8 @@ class Connection(HttpToolsProtocol):
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _rest(self) -> None:
-        self._rested = self.loop.time()
+    def _start_idle(self) -> None:
+        self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._wait_for_more(self.timeout_keep_alive)
 
@@ -136,9 +136,9 @@ class Connection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it was idle long enough, else set the timer again: one timer serves many requests."""
         self.timeout_keep_alive_task = None
-        left = self._rested + self.timeout_keep_alive - self.loop.time()
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if math.isinf(left):
-            return  # busy: `_rest` sets the timer
+            return  # busy: `_start_idle` sets the timer
         if left > 0.001:
             self._wait_for_more(left)
             return
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
         self._reader.begin()
 
-    def _give_up(self, status: HTTPStatus) -> None:
+    def _fail_and_close(self, status: HTTPStatus) -> None:
         """Send an error if the current request has no response yet, and close the connection."""
         if self._lingering or self.transport.is_closing():
             return
@@ -175,16 +175,16 @@ class Connection(HttpToolsProtocol):
         raise RefusedError(status.phrase)
 
     def _arm(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._late)
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         if self._head or self._body is not None:
-            self._give_up(HTTPStatus.REQUEST_TIMEOUT)
+            self._fail_and_close(HTTPStatus.REQUEST_TIMEOUT)
         else:
             self.transport.close()

@@ -62,7 +62,7 @@ class HttpProtocol(Connection):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
             return
-        self._rested = math.inf
+        self._idle_since = math.inf
         if self._held:
             self._held += data
         else:
@@ -85,11 +85,13 @@ class HttpProtocol(Connection):
                 try:
                     end = body.end(data, at)
                 except FramingError:
-                    self._give_up(HTTPStatus.BAD_REQUEST)
+                    self._fail_and_close(HTTPStatus.BAD_REQUEST)
                     return
                 self._feed(data[at:end])
                 if body.done != (self._body is not body):
-                    self._give_up(HTTPStatus.BAD_REQUEST)  # the parser disagrees about the end of the body
+                    self._fail_and_close(
+                        HTTPStatus.BAD_REQUEST
+                    )  # the parser disagrees about the end of the body
             elif self._busy:
                 self._held, self.flow.blocked = data[at:], True
                 self.flow.pause_reading()
@@ -109,17 +111,17 @@ class HttpProtocol(Connection):
                 self._feed(UPGRADE.sub(rb"\1X-grade", head))
                 self._whole = b""
                 if self._head > self.limits.max_header_bytes:
-                    self._give_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                    self._fail_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             at = end
 
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._give_up(self._refusal)
+            self._fail_and_close(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
-        self._give_up(self._refusal)
+        self._fail_and_close(self._refusal)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -165,7 +167,7 @@ class HttpProtocol(Connection):
         self._body, self._head = None, 0
         self._disarm()
         if not self._busy:  # answered before it was complete
-            self._rest()
+            self._start_idle()
 
     def on_response_complete(self) -> None:
         """Continue with held-back bytes, or go idle. Replaces uvicorn's, which sets a timer for each response."""
@@ -180,7 +182,7 @@ class HttpProtocol(Connection):
             held, self._held = self._held, b""
             self._consume(held, self.fast)
         else:
-            self._rest()
+            self._start_idle()
 
 
 def limited_protocol(

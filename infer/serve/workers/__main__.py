@@ -43,9 +43,9 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 0 when told to end, 3 when the model could not be opened."""
     parent, descriptor, *buffers = map(int, arguments)
     phases = {"python": process_age()}
-    _die_with(parent)
+    _tie_to_parent(parent)
     channel: Channel[Any] = Channel(socket.socket(fileno=descriptor), ToWorker)
-    threading.Thread(target=_watch, args=(descriptor,), name="watch", daemon=True).start()
+    threading.Thread(target=_exit_on_hangup, args=(descriptor,), name="watch", daemon=True).start()
     try:
         return _serve(channel, [SharedBuffer(number, index) for index, number in enumerate(buffers)], phases)
     except ClosedError:
@@ -60,7 +60,7 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
     if not isinstance(asked, LoadModel):
         return 3
     try:
-        with _beating(channel):
+        with _heartbeats(channel):
             predictor, speeds = _open(asked, phases)
         info = model_info_of(predictor)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
@@ -92,14 +92,14 @@ def _open(asked: LoadModel, phases: dict[str, float]) -> tuple[Any, list[tuple[f
         speeds += predictor.warmup() or ()
     if generates_text(predictor.manifest):
         speeds = list(warm_up(predictor.language_model.engine_client, predictor.language_model.context))
-    _settle()
+    _freeze_objects()
     parts: dict[str, float] = getattr(predictor, "phases", {})
     phases |= {"import": imported - began, **parts, "open": opened - imported - sum(parts.values())}
     phases["warmup"] = time.perf_counter() - opened
     return predictor, speeds
 
 
-def _settle() -> None:
+def _freeze_objects() -> None:
     """Freeze the objects that exist after loading.
 
     A full garbage collection that walked all of torch's objects would stall a step by 0.4 s.
@@ -136,7 +136,7 @@ def model_info_of(predictor: Any) -> ModelInfo:
 
 
 @contextlib.contextmanager
-def _beating(channel: Channel[Any]) -> Iterator[None]:
+def _heartbeats(channel: Channel[Any]) -> Iterator[None]:
     """Send heartbeats from a thread while the model is opened, which may take minutes."""
     over = threading.Event()
 
@@ -154,7 +154,7 @@ def _beating(channel: Channel[Any]) -> Iterator[None]:
         thread.join()
 
 
-def _die_with(parent: int) -> None:
+def _tie_to_parent(parent: int) -> None:
     """Ignore stop signals, which the server handles, and end this process when the server dies."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -164,7 +164,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _watch(descriptor: int) -> None:
+def _exit_on_hangup(descriptor: int) -> None:
     """End the process when the server closes the channel, whatever the main thread is doing."""
     poll = select.poll()
     poll.register(descriptor, 0)  # the end of the other side is reported in any case

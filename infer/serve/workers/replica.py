@@ -72,7 +72,7 @@ class Replica(SupervisedWorker):
             try:
                 self.channel.send(RunBatch(buffer.number, buffer.used, placed))
             except (ClosedError, WorkerLostError):
-                self._over()
+                self._end_batch()
                 raise
         self.last_message_at, self.busy = time.monotonic(), True
 
@@ -80,11 +80,13 @@ class Replica(SupervisedWorker):
         """Wait for the result of the batch that `begin` sent."""
         with self.channel_lock:
             try:
-                while not isinstance(message := self.receive(None, self._patience), BatchDone | ErrorMessage):
+                while not isinstance(
+                    message := self.receive(None, self._reply_timeout), BatchDone | ErrorMessage
+                ):
                     pass
-                return self._answer(message)
+                return self._read_outputs(message)
             finally:
-                self._over()
+                self._end_batch()
 
     def poll(self) -> tuple[Arrays, float] | None:
         """Return the result like `finish`, or None while there is none; never blocks or kills the worker.
@@ -94,20 +96,20 @@ class Replica(SupervisedWorker):
         """
         with self.channel_lock:
             message = self.receive_nowait()
-            if message is None and time.monotonic() - self.last_message_at >= self._patience:
+            if message is None and time.monotonic() - self.last_message_at >= self._reply_timeout:
                 raise WorkerSilentError
             if not isinstance(message, BatchDone | ErrorMessage):
                 return None
             try:
-                return self._answer(message)
+                return self._read_outputs(message)
             finally:
-                self._over()
+                self._end_batch()
 
     @property
-    def _patience(self) -> float:
+    def _reply_timeout(self) -> float:
         return max(self.watch.batch, 10 * self._slowest) if self.busy else self.watch.idle
 
-    def _answer(self, message: BatchDone | ErrorMessage) -> tuple[Arrays, float]:
+    def _read_outputs(self, message: BatchDone | ErrorMessage) -> tuple[Arrays, float]:
         buffer = self._running
         assert buffer is not None  # noqa: S101 - a batch runs
         if isinstance(message, ErrorMessage):
@@ -120,7 +122,7 @@ class Replica(SupervisedWorker):
         self.began = message.began
         return outputs, message.seconds
 
-    def _over(self) -> None:
+    def _end_batch(self) -> None:
         """Mark the batch as ended; from now on only its outputs keep the memory alive."""
         self.busy = False
         if self._running is not None:
