@@ -175,7 +175,7 @@ class BatchQueue(WaitingItems):
         return BatchFill(enough=max(self.latency.useful_work, self.ahead()[1] * LARGEST_SHARE))
 
     def _filled(self, fill: BatchFill) -> bool:
-        return fill.rows >= self.max_batch or fill.work >= fill.enough
+        return fill.rows >= self.max_batch or (fill.rows > 0 and fill.work >= fill.enough)
 
     def _reason(self, fill: BatchFill, *, short: bool) -> str:
         if fill.rows >= self.max_batch or (self.requests and self._filled(fill)):
