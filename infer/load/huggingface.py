@@ -41,6 +41,11 @@ CARRIED = (
     "config.json",
     "preprocessor_config.json",
 )
+# Of generation_config.json, and of config.json in older checkpoints.
+UNUSED_SETTINGS = (
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"),
+    *("begin_suppress_tokens", "forced_eos_token_id"),
+)
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
@@ -101,6 +106,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
         preprocessor=preprocessor,
         weight_bytes=num_bytes(reader),
         findings=findings,
+        limitations=unused_generation_settings(config, folder),
         rebuild=lambda: split_experts(wrap(build()[0])),
     )
 
@@ -189,6 +195,21 @@ def _of_frames(settings: Any) -> dict[str, Any]:
     """Return the samples of sound that a frame of CTC outputs stands for, where the architecture tells."""
     found = getattr(settings, "inputs_to_logits_ratio", None)
     return {"samples_per_frame": int(found)} if found else {}
+
+
+def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the limitation that generation settings of an encoder-decoder are not applied, [] without any.
+
+    Such checkpoints are often published with beam search; the engine takes one token after the other.
+    """
+    path = folder / "generation_config.json"
+    given = {**config, **(read_json(path) if path.is_file() else {})}
+    beams = given.get("num_beams")
+    found = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
+    found += [name for name in UNUSED_SETTINGS if given.get(name) not in (None, 0, [], False)]
+    if not config.get("is_encoder_decoder") or not found:
+        return []
+    return [f"the checkpoint asks for {', '.join(found)}, which generation here does not apply"]
 
 
 def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:

@@ -157,13 +157,17 @@ def test_onnx_runtime_refuses_a_source_by_name(made: Any) -> None:
     )
 
 
-def test_a_forced_first_token_begins_the_answer(tmp_path: Path) -> None:
+def test_generation_settings_are_applied_or_named(tmp_path: Path) -> None:
     from infer import Plan, load
 
     source = folder_of(tmp_path, "bart")
-    config = json.loads((source / "generation_config.json").read_text()) | {"forced_bos_token_id": 7}
+    config = json.loads((source / "generation_config.json").read_text())
+    config |= {"forced_bos_token_id": 7, "num_beams": 4, "no_repeat_ngram_size": 3}
     (source / "generation_config.json").write_text(json.dumps(config))
-    assert load.load(Plan(source=str(source), data="random")).meta["decoder_start_ids"] == [START, 7]
+    loaded = load.load(Plan(source=str(source), data="random"))
+    assert loaded.meta["decoder_start_ids"] == [START, 7]
+    asked = "the checkpoint asks for num_beams 4, no_repeat_ngram_size, which generation here does not apply"
+    assert loaded.limitations == [asked]
 
 
 def test_each_graph_holds_its_own_weights(made: Any) -> None:
