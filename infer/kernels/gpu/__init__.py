@@ -5,6 +5,7 @@
     linear_fp8                      `fp8`, through `torch._scaled_mm`
     embedding_lut, embedding_int8   `embedding`
     linear_experts and its forms    `experts`: grouped, only the experts asked for
+    gated_delta, ssd_scan, …        `state`: layers over a state cache
 
 conv2d_int8 has no kernel here: the reference, in torch, computes it on GPUs too. Nothing imports Triton before the
 first CUDA tensor arrives. Compilers build the kernels into their programs: see `embed`.
@@ -25,6 +26,7 @@ from torch._ops import OpOverload
 from ..ops.library import NAMESPACE, decompositions, library
 
 OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
+_STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")
 _WHERE = {
     "linear_lut": "lut",
     "linear_int8": "int8",
@@ -37,6 +39,7 @@ _WHERE = {
     "linear_experts_int8": "experts",
     "linear_experts_int8_weight": "experts",
     "linear_experts_lut": "experts",
+    **dict.fromkeys(_STATE_LAYERS, "state"),
 }
 
 
@@ -73,7 +76,8 @@ def register() -> None:
         library().impl(name, functools.partial(_run, name), "CUDA")
     from .compile_inline import embed
 
-    embed(_WHERE, function)
+    # Layers over a state cache write an operand: in compiled programs they stay operators.
+    embed(_WHERE.keys() - set(_STATE_LAYERS), function)
 
 
 def _run(name: str, x: Tensor, *rest: Any) -> Tensor:

@@ -1,0 +1,75 @@
+"""The Triton kernels over a state cache against their slow twins: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from infer.kernels.ops.state_cache import STATE_LAYERS
+from tests.support.state_cases import state_operands
+from tests.support.triton_compile import assembly, run_in_interpreter
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from infer.kernels.gpu import state  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_in_the_interpreter")
+on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
+ROWS = 5
+# Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
+SEGMENTS = [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]]
+CROSSED = [
+    [0, 3, -1, 0],
+    [3, 5, -1, 1],
+    [5, 6, 0, 2],
+    [6, 9, 1, 3],
+]  # two sequences whose segments take turns
+
+
+@on_device
+@pytest.mark.parametrize("segments", [SEGMENTS, CROSSED, [[0, 9, 1, 1]]], ids=["apart", "crossed", "one"])
+@pytest.mark.parametrize("width", [1, 19, 40])
+@pytest.mark.parametrize("name", STATE_LAYERS)
+def test_triton_equals_the_twin(name: str, width: int, segments: list[list[int]]) -> None:
+    generator = torch.Generator().manual_seed(width)
+    first, last, floats = state_operands(name, width, generator)
+    cache = torch.randn((ROWS, floats + 3), generator=generator)
+    twin, own, tail = cache.clone(), cache.to(DEVICE), (torch.tensor(segments), 2)
+    wanted = getattr(torch.ops.infer, name)(*first, twin, *tail, *last)
+    there = [part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in first]
+    got = getattr(state, name)(*there, own, tail[0].to(DEVICE), 2, *last)
+    torch.testing.assert_close(got.cpu(), wanted, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(own.cpu(), twin, atol=2e-5, rtol=1e-5)
+    assert torch.equal(own[:, :2].cpu(), cache[:, :2])
+    assert torch.equal(own[:, floats + 2 :].cpu(), cache[:, floats + 2 :])
+
+
+def test_segments_that_share_no_row_run_side_by_side() -> None:
+    assert state.runs(torch.tensor(SEGMENTS), ROWS).tolist() == [2, 1, 3, 5, 4]
+    assert state.runs(torch.tensor(CROSSED), ROWS).tolist() == [4, 1, 2, 3]
+    assert state.runs(torch.tensor([[0, 1, 0, 0], [1, 2, 1, 1]]), ROWS).tolist() == [1, 2]
+    assert state.runs(torch.tensor([[0, 1, 0, 1], [1, 2, 2, 0]]), ROWS).tolist() == [2, 1]
+    with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
+        state.runs(torch.tensor([[0, 1, -1, ROWS]]), ROWS)
+
+
+@pytest.mark.skipif(INTERPRETED or CUDA, reason="the process without a GPU starts the interpreter")
+def test_in_the_interpreter() -> None:
+    run_in_interpreter(__file__)
+
+
+@on_host
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_state_kernels_compile(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
+    captured: list[tuple] = []
+    monkeypatch.setattr(state, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
+    for name in STATE_LAYERS:
+        first, last, floats = state_operands(name, 32, torch.Generator().manual_seed(0))
+        getattr(state, name)(*first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS), 0, *last)
+    texts = assembly(captured, capability)
+    assert len(texts) == len(STATE_LAYERS)
+    assert not any("atom." in text for text in texts)
