@@ -60,6 +60,9 @@ BART: Sizes = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 96),
     **{"forced_eos_token_id": None, "forced_bos_token_id": None},
 }
+SECTIONS: Sizes = {
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+}
 
 
 def tower(text: Sizes, sight: Sizes | None = None) -> Sizes:
@@ -242,7 +245,35 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
     "llama4 (tower)": ("llama4", tower({"moe_layers": [], "attention_chunk_size": 8}), IMAGES),
     "llava (tower)": ("llava", tower({"model_type": "llama"}, {"model_type": "clip_vision_model"}), IMAGES),
     "mistral3 (tower)": ("mistral3", tower({"model_type": "mistral"}, {"model_type": "pixtral"}), IMAGES),
-    "qwen2_5_vl (tower)": ("qwen2_5_vl", tower({}), IMAGES),
+    "llava_onevision (tower)": (
+        "llava_onevision",
+        tower({"model_type": "qwen2"}, {"model_type": "siglip_vision_model"}),
+        IMAGES,
+    ),
+    "smolvlm (tower)": ("smolvlm", tower({"model_type": "llama"}), IMAGES),
+    "idefics3 (tower)": ("idefics3", tower({"model_type": "llama"}), IMAGES),
+    "internvl (tower)": (
+        "internvl",
+        tower({"model_type": "qwen2"}, {"image_size": [28, 28], "patch_size": [14, 14]}),
+        IMAGES,
+    ),
+    "qwen2_vl (tower)": (
+        "qwen2_vl",
+        tower(SECTIONS, {"depth": 1, "embed_dim": 32, "hidden_size": 64}),
+        IMAGES,
+    ),
+    "qwen2_5_vl (tower)": ("qwen2_5_vl", tower(SECTIONS, {"depth": 1, "out_hidden_size": 64}), IMAGES),
+    "qwen3_vl (tower)": (
+        "qwen3_vl",
+        tower(SECTIONS, {"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}),
+        IMAGES,
+    ),
+    "paligemma (tower)": (
+        "paligemma",
+        tower({"model_type": "gemma"}, {"model_type": "siglip_vision_model"}),
+        IMAGES,
+    ),
+    "glm4v (tower)": ("glm4v", tower({}, {"depth": 1, "out_hidden_size": 64}), IMAGES),
     "qwen3_5 (tower)": ("qwen3_5", tower({"layer_types": ["full_attention"] * 2}), IMAGES),
     # Mixtures of experts; projections of 64 columns, which formats of 4 bits take.
     **{name: (name, MIXTURE) for name in ("mixtral", "qwen2_moe", "olmoe", "phimoe", "granitemoe")},
