@@ -66,7 +66,6 @@ def test_the_tower_answers_text_as_the_whole_model_does(name: str, tmp_path: Pat
 
 
 def test_a_folder_with_the_sizes_of_its_tower_beside_the_images_opens(tmp_path: Path) -> None:
-    """As the Hub's Qwen2-VL is stored: no text_config, names without language_model."""
     model = saved("qwen2_vl", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     text = config.pop("text_config")
