@@ -21,6 +21,9 @@ STUB = Path(__file__).parent / "trt_stub" / "stub.cpp"
 PACKAGES = ["tensorrt-cu13-bindings==11.4.0.106", "tensorrt-cu12-bindings==10.16.1.11"]
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 
+# Names of TensorRT-RTX, which are used with it alone; tests/backends/test_trt_builder.py runs them.
+RTX_ONLY = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
+
 # Which class each of our variables holds; a method called on any other variable is not TensorRT's.
 HOLDS = {
     "builder": "Builder",
@@ -86,7 +89,8 @@ def used() -> tuple[list[str], list[tuple[str, str, int | None, list[str]]]]:
                 if owner:
                     keywords = tuple(str(keyword.arg) for keyword in node.keywords)
                     methods.add((owner, node.func.attr, len(node.args), keywords))
-    return sorted(names), [(a, b, c, list(d)) for a, b, c, d in sorted(methods, key=str)]
+    kept = [(a, b, c, list(d)) for a, b, c, d in sorted(methods, key=str) if b not in RTX_ONLY]
+    return sorted(names - RTX_ONLY), kept
 
 
 def _owner(node: ast.expr) -> str | None:
