@@ -51,7 +51,7 @@ SSM: Sizes = {
 IMAGES, SEQ2SEQ = "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM"
 T5: Sizes = {
     **{**TOKENS, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
-    **{"decoder_start_token_id": 0, "relative_attention_max_distance": 16},
+    **{"decoder_start_token_id": 0, "relative_attention_max_distance": 24},
 }
 BART: Sizes = {
     **{**TOKENS, "d_model": 64, "max_position_embeddings": 256, "decoder_start_token_id": 2},
