@@ -129,7 +129,9 @@ async def by_whisper(
                     )
                 )
         begin += max(round(next_begin * rate), 1) if next_begin > 0 else frames
-    return Transcript("".join(part.text for part in parts).strip(), language or "en", parts)
+    whole = [token.id for part in parts for token in part.tokens]  # characters may span two segments
+    text = await engine.tokenizers.decode(whole, True) if whole else ""
+    return Transcript(text.strip(), language or "en", parts)
 
 
 async def _generated(
