@@ -302,7 +302,7 @@ CONFIGS: dict[str, tuple[str, Sizes] | tuple[str, Sizes, str]] = {
         for name in ("ctrl", "fuyu", "gpt-sw3", "granite_swa", "hyperclovax", "iquestcoder", "jais2")
     },
     **{name: (name, GROUPED) for name in ("lfm3", "modernbert-decoder", "aria_text", "cohere2_moe")},
-    **{name: (name, GROUPED) for name in ("flex_olmo", "granitemoe_swa", "granitemoeshared")},
+    **{name: (name, GROUPED) for name in ("flex_olmo", "granitemoe_swa", "granitemoeshared", "jetmoe")},
     **{name: (name, WIDE) for name in ("ministral", "hunyuan_v1_moe")},
     **{
         name: (name, {**MIXTURE, **SPARSE, "head_dim": 16})

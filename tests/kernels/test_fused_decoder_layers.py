@@ -50,7 +50,7 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
 # Some of their operators have no form in a fused program yet and run one by one.
 PARTLY_FUSED = {
     *("gpt_oss", "mixtral", "llama4_text", "deepseek_v3", "gemma4_text", "bloom", "codegen", "falcon"),
-    *("falcon (new decoder)", "falcon (alibi)", "gpt_neox_japanese", "gptj", "mpt", "xglm"),
+    *("falcon (new decoder)", "falcon (alibi)", "gpt_neox_japanese", "gptj", "mpt", "xglm", "doge"),
 }
 BATCHES = [(1,), (3,), (17,), (1, 1, 1), (5, 1, 2)]  # new tokens of each sequence
 

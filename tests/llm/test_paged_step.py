@@ -10,7 +10,7 @@ from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence import attention_inputs
-from tests.support.tiny_decoders import SIZES, VOCABULARY, build
+from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
 # Of two sequences, tokens per step: prefill beside decode, one token alone, nothing for one of them.
@@ -38,6 +38,15 @@ def in_steps(model: torch.nn.Module, shape: llm.StepShape, ids: torch.Tensor) ->
 @pytest.mark.parametrize("name", SIZES)
 def test_a_step_gives_the_logits_of_transformers(name: str) -> None:
     model = build(name)
+    ids = torch.randint(3, VOCABULARY, (2, 21))
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+    shape = llm.probe(model, page=4, kv_dtype="float32")
+    torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_model_may_view_what_attention_returns() -> None:
+    model = build("jetmoe", sizes=GROUPED)
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits

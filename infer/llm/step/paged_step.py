@@ -67,7 +67,8 @@ class AttentionCall(NamedTuple):
         """
         times = self.query.shape[1] // self.key.shape[1]
         key, value = (x.repeat_interleave(times, 1) for x in (self.key, self.value))
-        return (value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)).transpose(1, 2)
+        mixed = value + key.mean(-1, keepdim=True) + self.query.mean(-1, keepdim=True)
+        return mixed.transpose(1, 2).contiguous()  # as transformers gives it: some models view it
 
 
 class StepCall:
