@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..regular_files import MAX_JSON, read_regular
+from .diffusers_pipeline import describe_pipeline
 from .protobuf import foreign_protobuf
 
 ForeignKind = tuple[str, str]  # "an OpenVINO model (IR XML)", hint
@@ -26,10 +26,6 @@ ADAPTER: ForeignKind = (
     "a LoRA adapter (PEFT), not a model",
     "Give its base model (--adapters makes room in the artifact), and the adapter to infer serve --lora, or merge it "
     "with merge_and_unload() of PEFT and save the model",
-)
-DIFFUSERS: ForeignKind = (
-    "a diffusers pipeline of several models",
-    "Optimize one of them: --model file.py:build that makes it, with its .safetensors as the source",
 )
 ORBAX: ForeignKind = (
     "a JAX checkpoint (Orbax)",
@@ -168,7 +164,6 @@ ZIPS: tuple[tuple[str, str, str], ...] = (
 # What a folder holds, name, hint.
 FOLDERS: tuple[tuple[str, str, str], ...] = (
     ("saved_model.pb", "a TensorFlow SavedModel", "Convert it to ONNX with tf2onnx"),
-    ("model_index.json", *DIFFUSERS),
     ("adapter_config.json", *ADAPTER),
     ("Data/com.apple.CoreML", "a Core ML package (.mlpackage)", "Give the PyTorch model it was converted from"),
     ("coremldata.bin", "a compiled Core ML model (.mlmodelc)", "Give the PyTorch model it was converted from"),
@@ -222,19 +217,17 @@ def foreign_zip(names: Iterable[str]) -> ForeignKind | None:
 
 def foreign_folder(path: Path) -> ForeignKind | None:
     """Recognise another tool's model folder by the files in it."""
+    if (path / "model_index.json").is_file():
+        return describe_pipeline(path)
     return next(((what, hint) for name, what, hint in FOLDERS if any(path.glob(name))), None)
 
 
 def foreign_weights(folder: Path) -> ForeignKind | None:
-    """Recognise safetensors of a folder that are no transformers model: an adapter's alone, or a part of diffusers'."""
+    """Recognise safetensors of a folder that are no model: an adapter's alone."""
     names = {path.name for path in folder.glob("*.safetensors")}
     if (folder / "adapter_config.json").is_file() and names <= {"adapter_model.safetensors"}:
         return ADAPTER
-    config = folder / "config.json"
-    if not config.is_file():
-        return None
-    named = re.search(r'"_class_name"\s*:\s*"(\w+)"', read_regular(config, MAX_JSON).decode(errors="replace"))
-    return (f"a model of diffusers ({named[1]})", DIFFUSERS[1]) if named else None
+    return None
 
 
 def foreign_pickle(head: bytes) -> ForeignKind | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import SourceError, UsageError
 from ..regular_files import MAX_JSON, read_regular
+from .diffusers_pipeline import diffusers_class
 from .foreign_archives import foreign_archive
 from .foreign_formats import (
     ForeignKind,
@@ -92,6 +93,10 @@ def _folder(path: Path) -> Identified:
     if weights and (foreign := foreign_weights(inner)):
         raise _wrong(path, foreign)
     pickled = any((inner / name).is_file() for name in PICKLED_WEIGHTS)
+    if config and (weights or pickled or any(inner.glob("*.bin"))):
+        named = diffusers_class(inner / "config.json")
+        if named is not None:
+            return Identified("diffusers", f"a model of a diffusers pipeline, {named}")
     if config and (weights or pickled) and _is_timm(inner / "config.json"):
         return Identified("timm", "a folder of timm: config.json and weights")
     if config and weights:

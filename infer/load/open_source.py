@@ -9,6 +9,7 @@ from ..plan import Plan
 from ..spec import Finding
 from . import data
 from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
+from .diffusers_models import load_diffusers_part
 from .fill_weights import resolve_strategy
 from .huggingface import load_huggingface
 from .identify import STATE_DICTS, Identified, identify, is_library_name, is_user_module, whole_source
@@ -56,6 +57,8 @@ def load(plan: Plan) -> LoadedModel:
 def _open(plan: Plan, found: Identified) -> tuple[LoadedModel, UserModule | None]:
     if found.kind == "library":
         return load_library_model(plan, plan.source, plan.weights), None
+    if found.kind == "diffusers" and not plan.ignore_keys:
+        return load_diffusers_part(plan), None
     if found.kind in STATE_DICTS:
         if plan.model and is_library_name(plan.model):
             return load_library_model(plan, plan.model, plan.source), None

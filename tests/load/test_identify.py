@@ -82,15 +82,6 @@ def test_pickled_modules_list_what_makes_them_code(tmp_path: Path, kind: str) ->
     assert "torch.nn.modules.linear.Linear" in identify(tmp_path / "a.pt").globals
 
 
-def test_a_part_of_diffusers_is_named_by_its_class(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
-    save_file({"a": torch.ones(2)}, tmp_path / "diffusion_pytorch_model.safetensors")
-    with pytest.raises(
-        SourceError, match=r"a model of diffusers \(UNet2DConditionModel\).*--model file.py:build"
-    ):
-        identify(tmp_path)
-
-
 def test_a_folder_and_a_recipe_are_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")

@@ -1,0 +1,166 @@
+"""A model of a diffusers pipeline joined with its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import NotUsableError, SourceError, UsageError
+from ...plan import Plan
+from ...regular_files import MAX_JSON, read_regular
+from ...silence_logs import quiet
+from ...spec import Finding, TensorSpec
+from ..code_sources import KeywordModule
+from ..converted_names import convert_names
+from ..diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
+from ..identify import STATE_DICTS, identify
+from ..loaded_model import LoadedModel
+from ..meta_model import build_on_meta, match_checkpoint
+from ..state_dict import open_checkpoint
+from ..weights import FiniteReader, WeightReader, num_bytes
+from .part_inputs import Part, part_of
+from .text_encoder import build_text_encoder, wrap_text_encoder
+
+STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+ENDS = (".safetensors.index.json", ".safetensors", ".fp16.safetensors", ".bin")
+LARGEST_BATCH = 63  # from 64 on diffusers' upsampling takes another way, and a graph holds one
+# Attention of autoencoders in checkpoints of diffusers before 0.17.
+OLD_NAMES = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
+
+
+class PartModule(nn.Module):
+    """A model of diffusers, called by the names of its inputs."""
+
+    def __init__(self, model: nn.Module, part: Part) -> None:
+        super().__init__()
+        self.model = model
+        called = KeywordModule(_Call(model, part), (), tuple(spec.name for spec in part.inputs))
+        self.forward = called.forward
+
+
+class _Call(nn.Module):
+    """The call of a part; it owns no parameters, which `PartModule` has."""
+
+    def __init__(self, model: nn.Module, part: Part) -> None:
+        super().__init__()
+        self.run: Callable[..., Any] = lambda **inputs: part.call(model, inputs)
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.run(**inputs)
+
+
+def load_diffusers_part(plan: Plan) -> LoadedModel:
+    """Open the folder of one model of a pipeline; raise `SourceError` for a class that is not known here.
+
+    An autoencoder opens as its decoder, or as its encoder by `--key encoder`.
+    """
+    folder = Path(plan.source)
+    kind = diffusers_class(folder / "config.json")
+    if kind not in OPENED:
+        raise SourceError(
+            f"a model of diffusers ({kind}); of its models {', '.join((*DENOISERS, AUTOENCODER))} are opened",
+            where=str(folder),
+            hint="Give --model file.py:build that makes it, with its .safetensors as the source",
+        )
+    _check_key(plan, kind)
+    config: dict[str, Any] = json.loads(read_regular(folder / "config.json", MAX_JSON))
+    text = kind in TEXT_ENCODERS
+    _require("transformers" if text else "diffusers", kind)
+    part = None if text else part_of(kind, config, plan.key)
+
+    def build() -> nn.Module:
+        with quiet():
+            made, _ = build_on_meta(lambda: _built(kind, folder, config, plan.key), kind)
+        return made
+
+    def wrapped(model: nn.Module) -> nn.Module:
+        return wrap_text_encoder(kind, model)[0] if part is None else PartModule(model, part).eval()
+
+    model = build()
+    module, reader = wrapped(model), _reader(folder)
+    if text:
+        reader = convert_names(reader, model, str(folder))
+    fit = match_checkpoint(module, reader, _other_names)
+    fit.check(str(folder), strict=False)
+    _, inputs, outputs = wrap_text_encoder(kind, model) if part is None else (None, part.inputs, part.outputs)
+    findings = [Finding("load", "model of diffusers", kind, why=part.remark if part else "")]
+    findings.append(Finding("load", "weights", num_bytes(reader) / 1e6, "MB"))
+    positions = config.get("max_position_embeddings")
+    longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
+    return LoadedModel(
+        kind="diffusers",
+        module=module,
+        reader=FiniteReader(reader, str(folder)),
+        inputs=inputs,
+        samples={},
+        samples_from="",
+        outputs=outputs,
+        sizes=_sizes(plan, inputs, longest),
+        renames=fit.renames,
+        weight_bytes=num_bytes(reader, set(fit.found.values())),
+        meta={"architecture": kind},
+        findings=findings,
+        rebuild=lambda: wrapped(build()),
+    )
+
+
+def _sizes(plan: Plan, inputs: tuple[TensorSpec, ...], longest: int) -> dict[str, tuple[int, int]]:
+    """Return (smallest, largest) of the symbolic sizes of the inputs."""
+    known = {"batch": (1, min(plan.max_batch, LARGEST_BATCH)), "seq": (1, longest)}
+    return {name: bounds for name, bounds in known.items() if any(name in spec.shape for spec in inputs)}
+
+
+def _check_key(plan: Plan, kind: str) -> None:
+    allowed = ("encoder", "decoder") if kind == AUTOENCODER else ()
+    if plan.key is not None and plan.key not in allowed:
+        raise UsageError(
+            f"{kind} has no part {plan.key!r}",
+            where="--key",
+            hint="An AutoencoderKL has encoder and decoder",
+        )
+
+
+def _require(library: str, kind: str) -> None:
+    if find_spec(library) is None:
+        extra = "hf" if library == "transformers" else "diffusers"
+        raise NotUsableError(f"a {kind} needs the package {library}", hint=f"pip install 'infer[{extra}]'")
+
+
+def _built(kind: str, folder: Path, config: dict[str, Any], key: str | None) -> nn.Module:
+    if kind in TEXT_ENCODERS:
+        return build_text_encoder(kind, folder)
+    import diffusers
+
+    made: Any = getattr(diffusers, kind).from_config(config)
+    if kind == AUTOENCODER:
+        # Half of an autoencoder is never called.
+        for name in ("decoder", "post_quant_conv") if key == "encoder" else ("encoder", "quant_conv"):
+            setattr(made, name, None)
+    found: nn.Module = made.eval()
+    return found
+
+
+def _reader(folder: Path) -> WeightReader:
+    path = next(
+        (folder / f"{stem}{end}" for stem in STEMS for end in ENDS if (folder / f"{stem}{end}").is_file()),
+        None,
+    )
+    if path is None:
+        raise SourceError(
+            f"the folder has no {STEMS[0]}.safetensors", where=str(folder), hint="Download it whole"
+        )
+    found = identify(path)
+    if found.code or found.kind not in STATE_DICTS:
+        raise SourceError(f"expected weights, got {found.says}", where=str(path))
+    return open_checkpoint(path, found.kind)[0]
+
+
+def _other_names(name: str) -> list[str]:
+    inner = name.removeprefix("model.")
+    old = next((inner.replace(new, was) for new, was in OLD_NAMES.items() if new in inner), inner)
+    return [inner, f"text_model.{inner}", inner.removeprefix("text_model."), old]
