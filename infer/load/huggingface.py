@@ -46,6 +46,7 @@ UNUSED_SETTINGS = (
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"),
     *("begin_suppress_tokens", "forced_eos_token_id"),
 )
+TRANSCRIPT_SETTINGS = ("suppress_tokens", "begin_suppress_tokens")  # applied where sound is transcribed
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
@@ -206,7 +207,9 @@ def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[
     given = {**config, **(read_json(path) if path.is_file() else {})}
     beams = given.get("num_beams")
     found = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
-    found += [name for name in UNUSED_SETTINGS if given.get(name) not in (None, 0, [], False)]
+    applied = TRANSCRIPT_SETTINGS if "no_timestamps_token_id" in given else ()
+    unused = (name for name in UNUSED_SETTINGS if name not in applied)
+    found += [name for name in unused if given.get(name) not in (None, 0, [], False)]
     if not config.get("is_encoder_decoder") or not found:
         return []
     return [f"the checkpoint asks for {', '.join(found)}, which generation here does not apply"]

@@ -1,4 +1,4 @@
-"""Sound files as samples of a model with `input_values`."""
+"""Sound files as samples of a model that hears."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from torch import Tensor
 from ..errors import UsageError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.transformers_processor import TransformersProcessor
+from .decoder_tokens import DECODER_IDS, decode_greedily
 from .images import spread
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
 
 MOST_SOUNDS = 64
+MOST_DECODED = 16  # of a model whose decoder needs tokens too
 SECONDS = 10  # of each file
 
 
 def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dict[str, Tensor], list[Path]]:
-    """Read the first ten seconds of sound files as the model's inputs; also return the files used.
+    """Read the first ten seconds of sound files, or what fits, as the model's inputs; also return the files used.
+
+    A decoder gets the tokens that the float model writes.
 
     Raises `UsageError` for a model without preprocessing of sound. Without a mask all are cut to the shortest file,
     since the padding would be judged.
@@ -33,9 +37,15 @@ def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dic
             f"sound files need a model with a preprocessor_config.json for sound; this one takes {takes}",
             where=where,
         )
-    used = spread(paths, MOST_SOUNDS)
-    sounds = [steps.open(path)[: SECONDS * steps.sampling_rate] for path in used]
+    decodes = any(spec.name == DECODER_IDS for spec in loaded.inputs)
+    used = spread(paths, MOST_DECODED if decodes else MOST_SOUNDS)
+    longest = SECONDS * steps.sampling_rate
+    longest = min(longest, getattr(steps, "longest", 0) or longest)
+    sounds = [steps.open(path)[:longest] for path in used]
     if not steps.masks:
         shortest = min(map(len, sounds))
         sounds = [sound[:shortest] for sound in sounds]
-    return {name: torch.from_numpy(value) for name, value in steps.batch(sounds).items()}, used
+    found = {name: torch.from_numpy(value) for name, value in steps.batch(sounds).items()}
+    if decodes:
+        found[DECODER_IDS] = decode_greedily(loaded, found[loaded.inputs[0].name])
+    return found, used

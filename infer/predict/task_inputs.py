@@ -17,6 +17,7 @@ from ..tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel, Preprocess
 from .text_inputs import TextInputs
 
 TEXT_TASKS = ("classification", "token-classification", "question-answering", "fill-mask", "embedding")
+GENERATION = "text-generation"
 STRIDE = 64  # tokens that two pieces of a long context share
 
 
@@ -49,6 +50,7 @@ class TaskInputs(TextInputs):
         - question-answering, of a pair (question, context): the span of the context; fill-mask: tokens of each mask.
         - image-classification, audio-classification: labels; object-detection: boxes in pixels; image-segmentation:
           classes with their share of the area; automatic-speech-recognition: the text.
+        - text-generation from sound (Whisper): the text, its language and its segments with times.
         - embedding, image-embedding: the vector.
 
         Raises `UsageError` for a model whose task has no answer, `InputError` and `SourceError` for a bad input.
@@ -58,6 +60,9 @@ class TaskInputs(TextInputs):
         rows = inputs if isinstance(inputs, list) else [inputs]
         if not rows:
             return []
+        if self.task == GENERATION:
+            found = [self._transcript(self._open(row, i)) for i, row in enumerate(rows)]
+            return found if isinstance(inputs, list) else found[0]
         kinds = {**dict.fromkeys(IMAGE_TASKS, self._of_images), **dict.fromkeys(SOUND_TASKS, self._of_sounds)}
         found = kinds.get(self.task, self._of_texts)(rows)
         return found if isinstance(inputs, list) else found[0]
@@ -84,7 +89,7 @@ class TaskInputs(TextInputs):
         return self.media.labels
 
     def _why_no_answer(self) -> str | None:
-        if self.task in IMAGE_TASKS + SOUND_TASKS:
+        if self.task in IMAGE_TASKS + SOUND_TASKS or (self.task == GENERATION and self.media.reads_sound):
             return None if self.preprocessor is not None else "its folder had no preprocessing that infer has"
         if self.task not in TEXT_TASKS:
             return f"its task is {self.task}"
@@ -154,6 +159,9 @@ class TaskInputs(TextInputs):
             logits = super().predict(self.media.tensors([sound[window.start : window.end]]))["logits"][0]
             frames.append(window.kept(self.media.ctc.frames(logits)))
         return self.media.ctc.text(self.media.ctc.tokens(transcription.joined(frames)))
+
+    def _transcript(self, sound: np.ndarray) -> Answer:
+        raise UsageError(f"{self.name} generates no text")
 
     def _open(self, row: Any, index: int) -> Any:
         kind = "sounds" if self.media.reads_sound else "images"

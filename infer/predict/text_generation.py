@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import msgspec
+import numpy as np
 from torch import Tensor
 
 from ..errors import InputError, UsageError, unknown
@@ -23,6 +24,8 @@ from ..llm.llm import LanguageModel, parse_size
 from ..llm.step.cuda_graphs import Bucket, GraphedStep
 from ..llm.step.full_sequence import FullSequenceRunner
 from ..llm.text.tools import check_tools, parse, style_of
+from ..tasks.answers import Answer
+from .speech import transcribe
 from .task_inputs import TaskInputs
 
 Prompt = str | Sequence[int]
@@ -199,6 +202,9 @@ class TextGeneration(TaskInputs):
                 Score(token_ids=row, logprobs=merge_logprobs(row, parts), windows=len(cut), text_bytes=size)
             )
         return scores if many else scores[0]
+
+    def _transcript(self, sound: np.ndarray) -> Answer:
+        return transcribe(self, sound)
 
     def _request(self, prompt: list[int], options: Options) -> Request:
         for name, value in options.items():

@@ -75,7 +75,10 @@ def _next(report: Report, path: Path) -> Iterator[tuple[str, str]]:
     """List the commands to run next, with the path quoted for a shell."""
     quoted = shlex.quote(str(path))
     yield "report", f"infer report {quoted} (every layer, limit and backend), {path / 'report.html'}"
-    run = f'infer generate {quoted} "Once upon a time"' if report.decodes else f"infer predict {quoted} INPUT"
+    hears = any(spec.name == "input_features" for spec in report.inputs)
+    run = f"infer predict {quoted} {'SOUND.wav' if hears else 'INPUT'}"
+    if report.decodes and not hears:
+        run = f'infer generate {quoted} "Once upon a time"'
     yield "run", run
     yield "serve", f"infer serve {quoted}"
 

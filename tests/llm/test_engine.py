@@ -15,7 +15,8 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling_options import Sampling
-from infer.llm.step.paged_step import Step, use_paged_attention
+from infer.llm.step.paged_attention import use_paged_attention
+from infer.llm.step.paged_step import Step
 from infer.llm.step.probe import probe
 from infer.plan import Plan
 from tests.support.llm_artifacts import PYDOC

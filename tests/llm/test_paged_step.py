@@ -8,7 +8,7 @@ import torch
 from infer import llm
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
-from infer.llm.step import paged_step
+from infer.llm.step import paged_attention, paged_step
 from infer.llm.step.full_sequence import attention_inputs
 from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 
@@ -61,13 +61,13 @@ def test_layers_are_distinguished_by_their_order() -> None:
     )
     cache = shape.new_cache(2)
     named = {**paged_step.example(cache), "slot_mapping": torch.arange(5)}
-    token = paged_step._CALL.set(
-        paged_step._StepCall(named, shape.page, KV_DTYPES.index(shape.kv_dtype), records_attention=False)
+    token = paged_attention.CALL.set(
+        paged_attention.StepCall(named, shape.page, KV_DTYPES.index(shape.kv_dtype), records_attention=False)
     )
     query, key = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 5, 16)
     for _ in range(shape.layers):
-        paged_step._attention(torch.nn.Identity(), query, key, key, None)
-    paged_step._CALL.reset(token)
+        paged_attention.attend(torch.nn.Identity(), query, key, key, None)
+    paged_attention.CALL.reset(token)
     assert [bool(layer.any()) for layer in cache] == [True, True, True]
 
 

@@ -19,7 +19,8 @@ from infer.fidelity import excess, judge
 from infer.fidelity.thresholds import LIMITS, Limits, limits
 from infer.fidelity.token_errors import token_errors
 from infer.llm.step.full_sequence import FullSequenceRunner
-from infer.llm.step.paged_step import Step, use_paged_attention
+from infer.llm.step.paged_attention import use_paged_attention
+from infer.llm.step.paged_step import Step
 from infer.llm.step.schedule_consistency import compare_schedules, judged_windows, require_float_step
 from infer.llm.step.schedules import SCHEDULES
 from infer.llm.step.step_shape import StepShape

@@ -14,7 +14,8 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.limits import EngineLimits
 from infer.llm.engine.requests import Output, Request, Sampling
 from infer.llm.engine.speculation import PromptLookup
-from infer.llm.step.paged_step import Step, use_paged_attention
+from infer.llm.step.paged_attention import use_paged_attention
+from infer.llm.step.paged_step import Step
 from infer.llm.step.probe import probe
 from tests.support.tiny_decoders import VOCABULARY, build
 from tests.support.tiny_hybrids import STATEFUL

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from infer import Plan, Predictor, optimize
+from infer.load import load
+from infer.load.decoder_tokens import MAX_TOKENS
 from tests.support.fake_media import wav
 from tests.support.fake_predictors import Live, live
 from tests.support.llm_artifacts import bytes_as_tokens
@@ -55,10 +57,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Live]:
-    given: dict[str, Any] = {"backend": "eager", "batches": (), "data": "random", "kv_dtype": "float32"}
+def sounds(folder: Path) -> Path:
+    found = folder.with_name("sounds")
+    found.mkdir()
+    for seed, seconds in enumerate((1.0, 1.4, 3.0)):
+        (found / f"{seed}.wav").write_bytes(wav(sound(seconds, seed), RATE))
+    return found
+
+
+@pytest.fixture(scope="module")
+def predictor(folder: Path, sounds: Path) -> Iterator[Predictor]:
+    given: dict[str, Any] = {"backend": "eager", "batches": (), "data": str(sounds), "kv_dtype": "float32"}
     path = optimize(Plan(source=str(folder), allow_slower=True, **given), folder.with_suffix(".infer")).path
-    predictor = Predictor.load(path)
+    with Predictor.load(path) as predictor:
+        yield predictor
+
+
+@pytest.fixture(scope="module")
+def server(predictor: Predictor) -> Iterator[Live]:
     with live(predictor) as server:
         yield server
 
@@ -105,6 +121,31 @@ def assert_same(answer: Any, want: list[dict[str, Any]]) -> None:
     assert [one.tokens for one in answer.segments] == [one["tokens"] for one in want]
     assert [one.start for one in answer.segments] == pytest.approx([one["start"] for one in want], abs=1e-6)
     assert [one.end for one in answer.segments] == pytest.approx([one["end"] for one in want], abs=1e-6)
+
+
+def test_sounds_as_data_get_the_tokens_that_the_model_writes(folder: Path, sounds: Path) -> None:
+    samples = load(Plan(source=str(folder), data=str(sounds))).samples
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    tokens = samples["decoder_input_ids"]
+    assert tokens.shape == (3, 1 + MAX_TOKENS)
+    with torch.inference_mode():
+        logits = model(input_features=samples["input_features"], decoder_input_ids=tokens).logits
+    following = torch.cat([torch.full((3, 1), START), logits.argmax(-1)[:, :-1]], 1)
+    ended = torch.cumsum(tokens == END, 1) > 0
+    assert torch.equal(torch.where(ended, tokens, following), tokens)
+
+
+def test_predictor_answers_a_recording_with_its_transcript(
+    predictor: Predictor, folder: Path, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    samples = sound(3.1, seed=5)
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(samples, RATE))
+    answer, want = predictor.predict(path), heard(client, samples)
+    assert answer["text"] == want.text
+    assert [one["start"] for one in answer["segments"]] == pytest.approx([one.start for one in want.segments])
+    assert answer["language"] == want.language
+    assert predictor.predict([path, path]) == [answer, answer]
 
 
 @pytest.mark.parametrize("language", ["en", "de"])

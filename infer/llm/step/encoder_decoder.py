@@ -29,16 +29,8 @@ from ...kernels.passes.graph_pass import without_unused
 from ...spec import TensorSpec
 from ..engine.limits import MAX_SEQUENCES, MAX_TOKENS
 from .cross_attention import cross_attentions, use_source_pages
-from .paged_step import (
-    CALL,
-    MAX_BLOCKS,
-    MAX_PAGES,
-    StepCall,
-    attend_replaced,
-    capture_step,
-    example,
-    use_paged_attention,
-)
+from .paged_attention import CALL, StepCall, attend_replaced, use_paged_attention
+from .paged_step import MAX_BLOCKS, MAX_PAGES, capture_step, example
 from .paged_step import inputs as decoder_inputs
 from .source_pages import LENGTHS, TABLE
 from .step_shape import SourceShape, StepShape

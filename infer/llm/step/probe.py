@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ...errors import NotUsableError
 from .attention_masks import recorded_masks, wrong_mask
 from .full_sequence import attention_inputs, state_inputs
-from .paged_step import INTERFACE, AttentionCall, Step, example, use_paged_attention
+from .paged_attention import INTERFACE, AttentionCall, use_paged_attention
+from .paged_step import Step, example
 from .state_layers import state_layers
 from .step_shape import PAGE, StepShape
 from .token_mixing import mixes, mixing_module, sample_tokens

@@ -8,12 +8,11 @@ import numpy as np
 
 from ...errors import InputError
 from ...llm.engine.requests import Request
-from ...llm.engine.sampling_options import Sampling
-from ...llm.engine.transcription_rules import TranscriptionRules
-from ...tasks import transcription
+from ...tasks import transcription, whisper_windows
 from ...tasks.ctc import Frames, Token
 from ...tasks.media_model import MediaModel
 from ...tasks.transcription import TimedText, Window
+from ...tasks.whisper_windows import Decoded, FeatureWindow, TranscriptOptions
 from ..batching.tensor_engine import TensorEngine
 from ..http.request_context import RequestContext, assign_tenant
 from ..llm.llm_engine import LLMEngine
@@ -32,8 +31,8 @@ class Transcript(NamedTuple):
     words: list[TimedText] | None = None
 
 
-def by_ctc_refused(request: TranscriptionRequest, model: MediaModel, *, timed: bool) -> None:
-    """Raise `InputError` for what a CTC model can't do."""
+def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed: bool) -> None:
+    """Raise `InputError` for what a CTC model can't do, `UsageError` if the artifact has no vocabulary."""
     if request.temperature:
         raise InputError(
             "this model takes the best token of each frame and draws none",
@@ -46,6 +45,7 @@ def by_ctc_refused(request: TranscriptionRequest, model: MediaModel, *, timed: b
             where="response_format",
             hint="Make it again with this version of infer, or ask for json or text",
         )
+    _ = model.ctc  # opened here, before the request is queued
 
 
 async def by_ctc(
@@ -89,67 +89,44 @@ async def by_whisper(
     timed: bool,
 ) -> Transcript:
     """Transcribe or translate by the decoder; a sound of more than one window is read with timestamps."""
-    tokens = model.whisper
     bands = await media_request.in_thread(context, model.spectrogram, sound)
-    frames = next(int(spec.shape[2]) for spec in engine.predictor.inputs if spec.name == "input_features")
-    rate = frames / model.window_seconds  # frames a second
-    seconds = len(sound) / model.sampling_rate
-    timed = timed or bands.shape[1] > frames
-    language = request.language
-    if language is None and tokens.languages:
-        (token, *_), _ = await _generated(
-            context,
-            engine,
-            bands[:, :frames],
-            [tokens.start],
-            tokens.detection,
-            Sampling(max_tokens=1, temperature=0.0),
+    shape = whisper_windows.WindowShape(
+        frames=next(int(spec.shape[2]) for spec in engine.predictor.inputs if spec.name == "input_features"),
+        seconds=model.window_seconds,
+        context=engine.context,
+    )
+    options = TranscriptOptions(request.language, task, timed, request.temperature)
+    windows = whisper_windows.transcript(
+        model.whisper, bands, len(sound) / model.sampling_rate, shape, options
+    )
+    try:
+        window = next(windows)
+        while True:
+            window = windows.send(await _decoded(context, engine, window))
+    except StopIteration as done:
+        language, segments = done.value
+    parts = [
+        TimedText(
+            await engine.tokenizers.decode(list(one.tokens), True),
+            one.start,
+            one.end,
+            tuple(Token(token, 0, 0, one.logprob) for token in one.tokens),
         )
-        language = tokens.language_name(token)
-    prompt = tokens.prompt(language, task, timestamps=timed)
-    sampling = Sampling(max_tokens=engine.context - len(prompt), temperature=request.temperature, logprobs=0)
-    rules, parts, begin = tokens.rules(timestamps=timed), list[TimedText](), 0
-    while begin < min(bands.shape[1], round(seconds * rate)):
-        window = bands[:, begin : begin + frames]
-        window = np.pad(window, ((0, 0), (0, frames - window.shape[1])))
-        ids, logprobs = await _generated(context, engine, window, prompt, rules, sampling)
-        heard = min(frames, round(seconds * rate) - begin) / rate
-        spoken, next_begin = tokens.segments(ids, heard)
-        mean = float(np.mean(logprobs)) if logprobs else 0.0
-        for one in spoken:
-            if one.tokens:
-                said = await engine.tokenizers.decode(list(one.tokens), True)
-                start = begin / rate
-                parts.append(
-                    TimedText(
-                        said,
-                        start + one.start,
-                        start + one.end,
-                        tuple(Token(i, 0, 0, mean) for i in one.tokens),
-                    )
-                )
-        begin += max(round(next_begin * rate), 1) if next_begin > 0 else frames
-    whole = [token.id for part in parts for token in part.tokens]  # characters may span two segments
+        for one in segments
+    ]
+    whole = [token for one in segments for token in one.tokens]  # characters may span two segments
     text = await engine.tokenizers.decode(whole, True) if whole else ""
-    return Transcript(text.strip(), language or "en", parts)
+    return Transcript(text.strip(), language, parts)
 
 
-async def _generated(
-    context: RequestContext,
-    engine: LLMEngine,
-    features: np.ndarray,
-    prompt: list[int],
-    rules: TranscriptionRules,
-    sampling: Sampling,
-) -> tuple[list[int], list[float]]:
-    """Return the tokens after `prompt`, and their log probabilities where `sampling` asks for them."""
-    data = np.ascontiguousarray(features, dtype=np.float32).tobytes()
+async def _decoded(context: RequestContext, engine: LLMEngine, window: FeatureWindow) -> Decoded:
+    """Run the decoder on a window of a sound."""
     request = Request(
         id=text_request.new_id("transcribe"),
-        prompt=prompt,
-        sampling=sampling,
-        features=data,
-        transcription=rules,
+        prompt=window.prompt,
+        sampling=window.sampling,
+        features=np.ascontiguousarray(window.features, dtype=np.float32).tobytes(),
+        transcription=window.rules,
     )
     stream = engine.open(assign_tenant(context, [request]), timeout=context.timeout(), stepwise=False)
     context.measure = stream.timings
@@ -158,4 +135,4 @@ async def _generated(
     finally:
         stream.close()
     ids = [token for output in outputs for token in output.token_ids]
-    return ids, [one.logprob for output in outputs for one in output.logprobs]
+    return Decoded(ids, [one.logprob for output in outputs for one in output.logprobs])

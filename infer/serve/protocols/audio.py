@@ -70,8 +70,7 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
     if isinstance(engine, TensorEngine):
         if task == "translate":
             raise InputError(f"{model.name} writes what it hears and does not translate", where="model")
-        transcripts.by_ctc_refused(request, model, timed=timed)
-        _ = model.ctc
+        transcripts.check_ctc_request(request, model, timed=timed)
     elif "word" in request.timestamp_granularities:
         why = "this model gives times of segments, not of words"
         raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
