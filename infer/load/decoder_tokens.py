@@ -13,7 +13,6 @@ from .fill_weights import fill
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
 
-DECODER_IDS = "decoder_input_ids"
 MAX_TOKENS = 32  # of each sound, after those that the decoder begins with
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ..errors import UnsafeSourceError, UsageError
@@ -9,6 +10,7 @@ from ..plan import Plan
 from ..spec import Finding
 from . import data
 from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
+from .decoder_tokens import decode_greedily
 from .diffusers_models import load_diffusers_part
 from .fill_weights import resolve_strategy
 from .huggingface import load_huggingface
@@ -18,6 +20,7 @@ from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
+from .text_data import DECODER_IDS
 from .user_module import UserModule
 
 HINTS = {
@@ -50,6 +53,8 @@ def load(plan: Plan) -> LoadedModel:
     choice = resolve_strategy(plan, loaded)
     loaded.load = choice.value
     loaded.findings.append(Finding("load", "strategy", choice.value, why=choice.reason))
+    if loaded.preprocessor is not None and any(spec.name == DECODER_IDS for spec in loaded.inputs):
+        loaded.decode_greedily = partial(decode_greedily, loaded)
     data.attach_samples(plan, loaded, user_module)
     return loaded
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..errors import UsageError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.transformers_processor import TransformersProcessor
-from .decoder_tokens import DECODER_IDS, decode_greedily
 from .images import spread
+from .text_data import DECODER_IDS
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
@@ -37,8 +37,8 @@ def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dic
             f"sound files need a model with a preprocessor_config.json for sound; this one takes {takes}",
             where=where,
         )
-    decodes = any(spec.name == DECODER_IDS for spec in loaded.inputs)
-    used = spread(paths, MOST_DECODED if decodes else MOST_SOUNDS)
+    decode = loaded.decode_greedily
+    used = spread(paths, MOST_SOUNDS if decode is None else MOST_DECODED)
     longest = SECONDS * steps.sampling_rate
     longest = min(longest, getattr(steps, "longest", 0) or longest)
     sounds = [steps.open(path)[:longest] for path in used]
@@ -46,6 +46,6 @@ def read_sounds(paths: list[Path], loaded: LoadedModel, where: str) -> tuple[dic
         shortest = min(map(len, sounds))
         sounds = [sound[:shortest] for sound in sounds]
     found = {name: torch.from_numpy(value) for name, value in steps.batch(sounds).items()}
-    if decodes:
-        found[DECODER_IDS] = decode_greedily(loaded, found[loaded.inputs[0].name])
+    if decode is not None:
+        found[DECODER_IDS] = decode(found[loaded.inputs[0].name])
     return found, used

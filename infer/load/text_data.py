@@ -19,7 +19,8 @@ from ..regular_files import MAX_JSON, read_regular
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
 
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "decoder_input_ids")
+DECODER_IDS = "decoder_input_ids"
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", DECODER_IDS)
 WINDOW = 128
 MAX_ROWS = 128
 T = TypeVar("T")
@@ -63,7 +64,7 @@ def tokenize(texts: list[str], loaded: LoadedModel) -> dict[str, Tensor]:
     found["position_ids"] = torch.arange(shape[1]).expand(shape).contiguous()
     # An encoder-decoder is judged on texts that it repeats.
     start = torch.tensor(loaded.meta.get("decoder_start_ids") or [0])[:1].expand(shape[0], 1)
-    found["decoder_input_ids"] = torch.cat([start, found["input_ids"][:, :-1]], 1)
+    found[DECODER_IDS] = torch.cat([start, found["input_ids"][:, :-1]], 1)
     return {spec.name: found[spec.name] for spec in loaded.inputs}
 
 

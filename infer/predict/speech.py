@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..llm.engine.requests import Request
 from ..llm.handles import complete, new_id
+from ..llm.llm import LanguageModel
 from ..tasks import whisper_windows
 from ..tasks.answers import Answer
+from ..tasks.media_model import MediaModel
 from ..tasks.whisper_windows import Decoded, FeatureWindow, TranscriptOptions, WindowShape
 
-if TYPE_CHECKING:
-    from .text_generation import TextGeneration
 
-
-def transcribe(predictor: TextGeneration, sound: np.ndarray) -> Answer:
+def transcribe(sound: np.ndarray, media: MediaModel, language_model: LanguageModel, frames: int) -> Answer:
     """Return {"text", "language", "segments"} of float32 [samples] at the model's rate; each segment has times.
 
-    The language is detected where the model knows several. Raises `UsageError` for a model that can't generate.
+    `frames`: of a window, as the encoder reads it. The language is detected where the model knows several.
     """
-    media, language_model = predictor.media, predictor.language_model
-    shape = WindowShape(
-        frames=next(int(spec.shape[2]) for spec in predictor.inputs if spec.name == "input_features"),
-        seconds=media.window_seconds,
-        context=language_model.context,
-    )
+    shape = WindowShape(frames=frames, seconds=media.window_seconds, context=language_model.context)
     windows = whisper_windows.transcript(
         media.whisper,
         media.spectrogram(sound),
@@ -37,7 +29,7 @@ def transcribe(predictor: TextGeneration, sound: np.ndarray) -> Answer:
     try:
         window = next(windows)
         while True:
-            window = windows.send(_decoded(predictor, window))
+            window = windows.send(_decoded(language_model, window))
     except StopIteration as done:
         language, segments = done.value
     whole = [token for one in segments for token in one.tokens]  # characters may span two segments
@@ -55,7 +47,7 @@ def transcribe(predictor: TextGeneration, sound: np.ndarray) -> Answer:
     }
 
 
-def _decoded(predictor: TextGeneration, window: FeatureWindow) -> Decoded:
+def _decoded(language_model: LanguageModel, window: FeatureWindow) -> Decoded:
     request = Request(
         id=new_id(),
         prompt=window.prompt,
@@ -63,5 +55,5 @@ def _decoded(predictor: TextGeneration, window: FeatureWindow) -> Decoded:
         features=np.ascontiguousarray(window.features, dtype=np.float32).tobytes(),
         transcription=window.rules,
     )
-    [[found]] = complete(predictor.engine_client, [request])
+    [[found]] = complete(language_model.engine_client, [request])
     return Decoded(found.token_ids, [one.logprob for one in found.logprobs or ()])

@@ -204,7 +204,8 @@ class TextGeneration(TaskInputs):
         return scores if many else scores[0]
 
     def _transcript(self, sound: np.ndarray) -> Answer:
-        return transcribe(self, sound)
+        frames = next(int(spec.shape[2]) for spec in self.inputs if spec.name == "input_features")
+        return transcribe(sound, self.media, self.language_model, frames)
 
     def _request(self, prompt: list[int], options: Options) -> Request:
         for name, value in options.items():
