@@ -75,6 +75,7 @@ class LanguageStub:
     config = GenerationConfig()
     context = 1 << 31
     vocab_size = VOCABULARY
+    start_tokens = 0
     sampling = LanguageModel.sampling
 
     def check_grammar(self, _: Any) -> None: ...

@@ -29,7 +29,7 @@ from bench.serve.client_tools_commands import (
     PERF_ANALYZER,
     PERF_OPENAI,
     TRITON,
-    Place,
+    Environment,
     Tool,
 )
 from bench.serve.reporting import progress, write_results
@@ -39,7 +39,7 @@ from bench.shared.repository import ROOT
 LINES = 14  # of what a tool printed that are kept
 
 
-def run(tool: Tool, place: Place) -> dict[str, Any]:
+def run(tool: Tool, place: Environment) -> dict[str, Any]:
     """Run one tool: its version, exit status, and the lines of its output that matter."""
     reason = tool.missing(place)
     if reason:
@@ -117,7 +117,7 @@ def main() -> int:
         for tool in wanted:
             progress(tool.name)
             work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            place = Place(
+            place = Environment(
                 address, names[0], names[1], Path(made[0]), Path(asked.tools), Path(asked.comply), work
             )
             rows.append(run(tool, place))

@@ -29,7 +29,7 @@ from bench.serve.mixed_traffic import (
     OPENINGS,
     TOKENS,
     Client,
-    Known,
+    ExpectedAnswers,
     command_line,
     completion,
     concluded,
@@ -47,7 +47,7 @@ EMPTY = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "body_b
 
 
 class Leaks:
-    def __init__(self, client: Client, pid: int, known: Known, seed: int) -> None:
+    def __init__(self, client: Client, pid: int, known: ExpectedAnswers, seed: int) -> None:
         self.client, self.known, self.rng = client, known, random.Random(seed)
         self.front = psutil.Process(pid)
         (self.worker,) = self.front.children()
@@ -127,7 +127,7 @@ def _sum(scraped: dict[str, float], name: str) -> float:
     return sum(value for key, value in scraped.items() if key.partition("{")[0] == name)
 
 
-async def run(arguments: argparse.Namespace, port: int, pid: int, known: Known) -> dict[str, Any]:
+async def run(arguments: argparse.Namespace, port: int, pid: int, known: ExpectedAnswers) -> dict[str, Any]:
     leaks = Leaks(Client(port), pid, known, arguments.seed)
     broken = await leaks.check()
     await leaks.fill()

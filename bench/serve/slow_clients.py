@@ -29,7 +29,7 @@ import uvloop
 
 from bench.serve.mixed_traffic import (
     Client,
-    Known,
+    ExpectedAnswers,
     command_line,
     concluded,
     prepared,
@@ -115,7 +115,9 @@ def swallow(connection_seconds: float) -> None:
     uvloop.run(listen())
 
 
-async def good(port: int, known: Known, rate: float, seconds: float, rng: random.Random) -> dict[str, Any]:
+async def good(
+    port: int, known: ExpectedAnswers, rate: float, seconds: float, rng: random.Random
+) -> dict[str, Any]:
     """Return p50 and p99 of the good requests, in ms, and how many got no answer."""
     client, took, bad = Client(port), list[float](), list[str]()
 
@@ -142,7 +144,7 @@ async def good(port: int, known: Known, rate: float, seconds: float, rng: random
 
 
 async def beside(
-    attacked: int, port: int, known: Known, arguments: argparse.Namespace, rng: random.Random
+    attacked: int, port: int, known: ExpectedAnswers, arguments: argparse.Namespace, rng: random.Random
 ) -> Any:
     """Send good requests to `port` while `attacked` has slow ones; return also how long those lasted."""
     command = module_command("bench.serve.slow_clients", "attack", str(attacked), str(arguments.slow))
@@ -152,7 +154,9 @@ async def beside(
     return found, json.loads((await process.communicate())[0])
 
 
-async def measure(arguments: argparse.Namespace, port: int, elsewhere: int, known: Known) -> dict[str, Any]:
+async def measure(
+    arguments: argparse.Namespace, port: int, elsewhere: int, known: ExpectedAnswers
+) -> dict[str, Any]:
     rng, rounds = random.Random(0), list[dict[str, Any]]()
     await good(port, known, arguments.rate, 3, rng)
     for number in range(arguments.rounds):

@@ -32,7 +32,7 @@ from bench.serve.mixed_traffic import (
     TOKENS,
     Answer,
     Client,
-    Known,
+    ExpectedAnswers,
     command_line,
     completion,
     concluded,
@@ -67,7 +67,7 @@ BAD: dict[str, tuple[int, bytes]] = {
 
 
 class Soak:
-    def __init__(self, client: Client, known: Known, watcher: Watcher, seed: int) -> None:
+    def __init__(self, client: Client, known: ExpectedAnswers, watcher: Watcher, seed: int) -> None:
         self.client, self.known, self.watcher = client, known, watcher
         self.rng = random.Random(seed)
         self.outcomes: Counter[tuple[str, str]] = Counter()
@@ -173,7 +173,7 @@ class Soak:
         await asyncio.gather(*self.running)
 
 
-async def soak(arguments: argparse.Namespace, port: int, pid: int, known: Known) -> dict[str, Any]:
+async def soak(arguments: argparse.Namespace, port: int, pid: int, known: ExpectedAnswers) -> dict[str, Any]:
     client = Client(port)
     watcher = Watcher(pid, client, minutes=arguments.minutes, kill_minutes=arguments.kill, say=progress)
     run = Soak(client, known, watcher, arguments.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         monkeypatch.setattr(select, "candidates", lambda plan, steps: [*by_name])
         monkeypatch.setattr(select.plugins, "why_not", lambda *_: None)
         monkeypatch.setattr(select.plugins, "get", lambda *_: Anything)
-        graph: Any = None
+        graph: Any = SimpleNamespace(encoder=None)
         floats = FloatForms(graph, tmp_path)
         return order, try_backends(plan, graph, Compressed(graph, None), tmp_path, floats).trials
 

@@ -23,6 +23,9 @@ ALLOWED = {
     ],
     "infer/load/processors.py": [("trust_remote_code=False", "said, so that no default can change it")],
     "infer/load/huggingface.py": [("trust_remote_code=False", "said, so that no default can change it")],
+    "infer/load/diffusers_models/text_encoder.py": [
+        ("trust_remote_code=False", "said, so that no default can change it")
+    ],
     "infer/load/code_sources.py": [("weights_only=False", "behind --trust-code alone")],
 }
 

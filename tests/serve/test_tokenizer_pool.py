@@ -20,7 +20,7 @@ from infer.llm.text.chat_template import ChatTemplate  # noqa: E402
 from infer.llm.text.tokenizer import LLMTokenizer, Tokenizer  # noqa: E402
 from infer.serve.fork_server.client import ForkServer  # noqa: E402
 from infer.serve.fork_server.messages import ForkServerConfig  # noqa: E402
-from infer.serve.llm import tokenizer_pool  # noqa: E402
+from infer.serve.llm import llm_engine, tokenizer_pool  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
@@ -139,7 +139,7 @@ def test_cancelled_request_does_not_mix_up_the_next_reply(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("short_limits")
 def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)  # as if the model ran in a worker
+    monkeypatch.setattr(llm_engine, "runs_in_worker", lambda _: True)
     fake_llm = FakeLLMPredictor(model(tmp_path, ON_WORD))
     fake_llm.language_model.eos_ids = ()
     with live(fake_llm) as server:
@@ -167,7 +167,7 @@ def test_health_responds_during_an_endless_template(tmp_path: Path, monkeypatch:
 def test_model_with_endless_template_is_unready_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_pool, "RemoteEngine", object)
+    monkeypatch.setattr(llm_engine, "runs_in_worker", lambda _: True)
     fake_llm = FakeLLMPredictor(model(tmp_path, ENDLESS))
     fake_llm.language_model.eos_ids = ()
     with live(fake_llm) as server:

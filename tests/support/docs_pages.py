@@ -79,7 +79,7 @@ def errors() -> list[type[InferError]]:
     known, queue = list[type[InferError]](), [InferError]
     while queue:
         kind = queue.pop(0)
-        if kind.__module__.startswith("infer."):
+        if kind.__module__.startswith(("infer.errors", "infer.serve.")):
             known.append(kind)
             queue += kind.__subclasses__()
     return sorted(set(known), key=lambda kind: (kind.status, kind.code, kind.__name__))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import torch
 
 from ...errors import UsageError
 
@@ -59,6 +58,8 @@ def default_limits(device: str) -> EngineLimits:
     """
     if not device.startswith("cuda"):
         return EngineLimits()
+    import torch
+
     found = torch.cuda.get_device_properties(torch.device(device))
     tokens, mixed, running = _GPU
     if found.multi_processor_count < FEW_SMS:

@@ -47,8 +47,10 @@ def _attend(
     bias = torch.zeros((), device=query.device).masked_fill(hidden, -torch.inf)
     if slopes is not None:
         bias = bias + alibi(slopes, length)[:, None]
+    times = query.shape[1] // key.shape[1]
+    key, value = (x if times == 1 else x.repeat_interleave(times, 1) for x in (key, value))
     mixed = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias.to(query.dtype), scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=bias.to(query.dtype), scale=scaling
     )
     return mixed.transpose(1, 2)
 

@@ -26,6 +26,11 @@ log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
 
 
+def runs_in_worker(engine_client: object) -> bool:
+    """Tell if the model runs in a process of its own, so that this one needs a tokenizer that can be killed."""
+    return isinstance(engine_client, RemoteEngine)
+
+
 class LLMEngine:
     """Event-loop front end of one engine; every method but `_deliver` runs on the event loop's thread.
 
@@ -59,7 +64,7 @@ class LLMEngine:
         self.fork_server = fork_server_of(language_model, predictor.name)
         self.grammar_trials = grammar_trials_of(self.fork_server)
         self.tokenizers: TokenizerPool = LocalTokenizer(language_model)
-        if self.fork_server is not None and isinstance(self.engine_client, RemoteEngine):
+        if self.fork_server is not None and runs_in_worker(self.engine_client):
             self.tokenizers = ForkedTokenizer(self.fork_server)
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
