@@ -148,7 +148,7 @@ def started(engine: str, model: Prepared, batch_tokens: int) -> Iterator[tuple[i
             "--served-model-name",
             model.name,
         ]
-        options += ["--url-prefix", "/v1", "--dtype", "float32", "--no-model-warmup", "--batch-size", "32"]
+        options += ["--url-prefix", "/v1", "--dtype", "float32", "--batch-size", "32"]
         command = module_command("infinity_emb.cli", "v2", "--model-id", folder, *options, *listen)
     else:
         parts = [engine, folder, str(model.openvino), str(batch_tokens), str(port)]
