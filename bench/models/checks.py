@@ -66,7 +66,9 @@ def randomize(model: nn.Module, *, trained: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.is_floating_point():
+            if (
+                not parameter.is_floating_point() or not parameter.requires_grad
+            ):  # computed tables are not stored
                 continue
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:

@@ -22,6 +22,7 @@ from .language_tower import TowerReader, has_tower, tower_config, tower_settings
 from .length_rope import FixedFrequencies, fix_frequencies
 from .loaded_model import LoadedModel
 from .meta_model import CheckpointMatch, build_on_meta, match_checkpoint
+from .position_tables import compute_position_tables
 from .processors import Preprocessor, preprocessing_finding, read_preprocessor
 from .sentence_transformers import SentenceFolder, read_sentence_folder, score_activation
 from .weight_files import open_weights
@@ -71,7 +72,7 @@ def load_huggingface(plan: Plan) -> LoadedModel:
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
-        return made, found, fix_frequencies(made)
+        return compute_position_tables(made, reader.names()), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
         return heads.wrap(model, head, sentence, preprocessor)
