@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from ..spec import DECODER_IDS
 from .thresholds import TOP1_TASKS
 
 CHUNK = 1 << 20  # values widened to float32 at a time: 4 MiB, a dozen of them alive
@@ -216,7 +217,7 @@ def next_tokens(logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
 
     Of an encoder-decoder they are the decoder's tokens.
     """
-    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    ids = inputs.get(DECODER_IDS, inputs.get("input_ids"))
     if ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         return None
     ids = ids.to(logits.device)

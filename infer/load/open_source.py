@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UnsafeSourceError, UsageError
 from ..plan import Plan
-from ..spec import Finding
+from ..spec import DECODER_IDS, Finding
 from . import data
 from .code_sources import load_exported, load_pickled, load_torchscript, load_user_module
 from .decoder_tokens import decode_greedily
@@ -20,7 +20,6 @@ from .loaded_model import LoadedModel
 from .model_libraries import load_library_model, load_timm_folder
 from .onnx_file import load_onnx
 from .state_dict import load_state_dict
-from .text_data import DECODER_IDS
 from .user_module import UserModule
 
 HINTS = {

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..errors import UsageError
 from ..preprocess.audio import AudioPreprocessor
 from ..preprocess.transformers_processor import TransformersProcessor
+from ..spec import DECODER_IDS
 from .images import spread
-from .text_data import DECODER_IDS
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..errors import InputError, NotUsableError, SourceError, UsageError
 from ..regular_files import MAX_JSON, read_regular
+from ..spec import DECODER_IDS
 
 if TYPE_CHECKING:
     from .loaded_model import LoadedModel
 
-DECODER_IDS = "decoder_input_ids"
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", DECODER_IDS)
 WINDOW = 128
 MAX_ROWS = 128

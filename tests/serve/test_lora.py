@@ -43,12 +43,6 @@ def server(predictor: Predictor) -> Iterator[Live]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 @pytest.mark.parametrize("adapter", [None, "pirate", "poet"])
 def test_adapter_requested_as_model_matches_python(
     client: openai.OpenAI, predictor: Predictor, adapter: str | None

@@ -32,18 +32,6 @@ def server(folder: Path) -> Iterator[Live]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def raw(server: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
-        yield client
-
-
 def ask(raw: httpx.Client, **fields: Any) -> JSON:
     answer = raw.post("/v1/completions", json={"model": "fake_llm", **fields})
     assert answer.status_code == 200, answer.text

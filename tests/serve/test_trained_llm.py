@@ -43,12 +43,6 @@ def model(predictor: Predictor) -> str:
     return predictor.name
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def settled(predictor: Predictor, seconds: float = 10) -> bool:
     """Return True once nothing runs and every page is free or only cached as a prefix."""
     deadline = time.monotonic() + seconds

@@ -33,18 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def raw(server: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as client:
-        yield client
-
-
 def post(raw: httpx.Client, data: dict[str, Any] | None = None, file: bytes = b"") -> httpx.Response:
     return raw.post(URL, data=data or {}, files={"file": ("a.wav", file or wav(speech(WORDS)))})
 

@@ -79,12 +79,6 @@ def server(predictor: Predictor) -> Iterator[Live]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def sound(seconds: float, seed: int = 0) -> np.ndarray:
     values = np.random.default_rng(seed).normal(0, 0.1, int(RATE * seconds))
     return np.round(values.clip(-1, 1) * 32767) / 32768

@@ -95,7 +95,7 @@ class Engine:
         )
         sources = None
         if shape.source is not None:
-            sources = SourceEncoder(step, shape.source, self.cache, shape.page)
+            sources = SourceEncoder(step, shape, shape.source, self.cache)
         blocks = -(-self.context // shape.page)
         self._model_runner = ModelRunner(
             step,

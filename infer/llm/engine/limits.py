@@ -8,8 +8,7 @@ from ...errors import UsageError
 
 MAX_TOKENS, MAX_SEQUENCES = 16384, 1024  # of one step, in every captured graph
 
-
-_GPU = (2048, 512, 256)  # step_tokens, mixed_tokens, max_running
+GPU_LIMITS = (2048, 512, 256)  # step_tokens, mixed_tokens, max_running
 LARGE_GPU = 24 << 30  # bytes; with less the pages of 256 sequences leave little for each
 FEW_SMS = 64  # streaming multiprocessors; fewer are filled by fewer tokens
 
@@ -61,7 +60,7 @@ def default_limits(device: str) -> EngineLimits:
     import torch
 
     found = torch.cuda.get_device_properties(torch.device(device))
-    tokens, mixed, running = _GPU
+    tokens, mixed, running = GPU_LIMITS
     if found.multi_processor_count < FEW_SMS:
         tokens, mixed = tokens // 2, mixed // 2
     if found.total_memory < LARGE_GPU:

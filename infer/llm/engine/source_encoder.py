@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..step.source_pages import LENGTHS, TABLE, source_length, source_slots
+from ..step.source_pages import encode, source_inputs
 
 if TYPE_CHECKING:
-    from ..step.step_shape import SourceShape
+    from ..step.step_shape import SourceShape, StepShape
     from .requests import Request
     from .scheduler import ScheduledSequence
 
@@ -40,8 +39,8 @@ def source_tensor(source: SourceShape, request: Request) -> Tensor:
 class SourceEncoder:
     """Runs the encoder of `step` on the sources of sequences and builds the inputs about them."""
 
-    def __init__(self, step: EncoderRunner, source: SourceShape, cache: Tensor, page: int) -> None:
-        self._step, self._source, self._cache, self._page = step, source, cache, page
+    def __init__(self, step: EncoderRunner, shape: StepShape, source: SourceShape, cache: Tensor) -> None:
+        self._step, self._shape, self._source, self._cache = step, shape, source, cache
 
     def encode(self, work: Many[ScheduledSequence]) -> int:
         """Encode the sources of those sequences whose pages do not hold them yet; returns the rows computed."""
@@ -50,21 +49,11 @@ class SourceEncoder:
             if sequence.source_ready:
                 continue
             given = source_tensor(self._source, sequence.state.request)
-            length = source_length(self._source, given)
-            slots = source_slots(sequence.source_pages, length, self._page)
-            self._step.run({self._source.name: given, "slot_mapping": slots, "kv_cache": self._cache})
+            rows += encode(self._step, self._shape, given, sequence.source_pages, self._cache)
             sequence.source_ready = True
-            rows += length
         return rows
 
     def inputs(self, work: Many[ScheduledSequence]) -> dict[str, Tensor]:
         """Return pages and length of the source of each token of a step."""
-        pages = [sequence.source_pages for sequence, _ in work]
-        table = np.zeros((len(work), max(map(len, pages))), dtype=np.int32)
-        for row, own in zip(table, pages, strict=True):
-            row[: len(own)] = own
-        lengths = np.array([sequence.state.source_rows for sequence, _ in work], dtype=np.int32)
-        counts = [count for _, count in work]
-        if max(counts) > 1:
-            table, lengths = table.repeat(counts, 0), lengths.repeat(counts)
-        return {TABLE: torch.from_numpy(table), LENGTHS: torch.from_numpy(lengths)}
+        sources = [(sequence.source_pages, sequence.state.source_rows) for sequence, _ in work]
+        return source_inputs(sources, [count for _, count in work])

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NotUsableError
+from ...spec import DECODER_IDS
 from ..engine.limits import MAX_TOKENS
 from .cross_attention import cross_attentions
 from .encoder_decoder import hidden_size, source_of
 from .schedule_consistency import Uncaptured
-from .source_pages import DECODER_IDS
 from .source_sequences import SourceSequenceRunner
 from .step_shape import PAGE, SourceShape, StepShape
 from .token_mixing import sample_tokens

@@ -16,12 +16,11 @@ from ...fidelity.thresholds import Limits
 from ...fidelity.token_errors import token_errors
 from ...graph.program import Graph
 from ...results import Metric
-from ...spec import Finding
+from ...spec import DECODER_IDS, Finding
 from .encoder_decoder import HIDDEN, DecoderStep, EncoderStep, use_paged_decoder
 from .paged_attention import use_paged_attention
 from .paged_step import Step
 from .schedules import SCHEDULES, SHORTER, TOKENS, Schedule, ScheduleRun, StepCaller, WrongShape, prefill
-from .source_pages import DECODER_IDS
 from .source_sequences import sequence_runner
 from .step_shape import SourceShape, StepShape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from .step_shape import SourceShape, StepShape
 
 TABLE, LENGTHS = "source_table", "source_lens"  # inputs of the decoder's step
-DECODER_IDS = "decoder_input_ids"
 
 
 def source_length(source: SourceShape, given: Tensor) -> int:
@@ -42,12 +42,10 @@ def encode(step: Any, shape: StepShape, given: Tensor, pages: Sequence[int], cac
 
 def source_inputs(sources: Sequence[tuple[Sequence[int], int]], new: Sequence[int]) -> dict[str, Tensor]:
     """Build the inputs of the step about sources: (pages, rows) of each sequence, and how many tokens it gets."""
-    widest = max(len(pages) for pages, _ in sources)
-    table = torch.zeros((len(sources), widest), dtype=torch.int32)
-    for row, (pages, _) in enumerate(sources):
-        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    lengths = torch.tensor([rows for _, rows in sources], dtype=torch.int32)
+    table = np.zeros((len(sources), max(len(pages) for pages, _ in sources)), dtype=np.int32)
+    for row, (pages, _) in zip(table, sources, strict=True):
+        row[: len(pages)] = pages
+    lengths = np.array([rows for _, rows in sources], dtype=np.int32)
     if max(new) > 1:
-        counts = torch.tensor(list(new))
-        table, lengths = table.repeat_interleave(counts, 0), lengths.repeat_interleave(counts)
-    return {TABLE: table, LENGTHS: lengths}
+        table, lengths = table.repeat(new, 0), lengths.repeat(new)
+    return {TABLE: torch.from_numpy(table), LENGTHS: torch.from_numpy(lengths)}

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spec import TensorSpec
+from ...spec import DECODER_IDS, TensorSpec
 from .encoder_decoder import source_of
 from .full_sequence import CONTEXT, FullSequenceRunner, attention_inputs
-from .source_pages import DECODER_IDS, encode, source_inputs, source_length
+from .source_pages import encode, source_inputs, source_length
 from .step_shape import SourceShape, StepShape
 
 
